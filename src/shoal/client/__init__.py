@@ -1,0 +1,1 @@
+"""What clients run: programs made of pure steps."""

@@ -1,0 +1,53 @@
+"""Evaluation of exactly what a client is served: the method's `models_for` and `predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from shoal.types import Batch, Method, Phase, Predict, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Counts per class and the summed loss over one split. The only program that opens "test"."""
+
+    predict: Predict
+    classes: int
+    batchable: bool = True
+    split: str = "test"
+    batch_size: int = 256
+    name: str = "evaluate"
+
+    @classmethod
+    def of(cls, method: Method) -> Evaluate:
+        return cls(method.predict, method.classes, method.batchable)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.split, 1, self.batch_size, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        counts = {k: torch.zeros(self.classes) for k in ("hits", "predicted", "actual")}
+        return {"models": dict(task.models), "private": private, "counts": counts, "loss": torch.zeros(2)}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        logits = self.predict(s["models"], s["private"], b.x)
+        each = torch.arange(self.classes, device=b.y.device)
+        chosen = (logits.argmax(-1)[:, None] == each) * b.w[:, None]  # [rows, classes]
+        actual = (b.y[:, None] == each) * b.w[:, None]
+        seen = {"hits": (chosen * actual).sum(0), "predicted": chosen.sum(0), "actual": actual.sum(0)}
+        loss = (F.cross_entropy(logits, b.y, reduction="none") * b.w).sum()
+        return s | {
+            "counts": {k: v.to(seen[k].device) + seen[k] for k, v in s["counts"].items()},
+            "loss": s["loss"].to(loss.device) + torch.stack([loss, b.w.sum()]),
+        }
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        rows = float(s["counts"]["actual"].sum())
+        total, _ = s["loss"].tolist()
+        metrics = {"accuracy": (float(s["counts"]["hits"].sum()), rows), "loss": (total, rows)}
+        return Report({"classes": s["counts"]}, metrics, counts), None

@@ -1,0 +1,104 @@
+"""Local training: the program behind FedAvg, FedProx, fine-tuning and local-only learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.nn import functional as F
+
+from shoal.client.sgd import Sgd, squared_norm
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+
+
+def mean_cross_entropy(logits: Tensor, b: Batch) -> Tensor:
+    """Over the real rows of a batch."""
+    return (F.cross_entropy(logits, b.y, reduction="none") * b.w).sum() / b.w.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Some epochs of SGD on a client's own training data.
+
+    `start` says from which model: the received one, or the client's own (its first weights follow from
+    the task's config, so that nothing needs to be sent). `send` and `keep` say what becomes of the
+    result: up to the server, or into the client's private tree. `mu` pulls towards the model received:
+    mu/2 * |w - w_received|^2 (FedProx).
+    """
+
+    model: Model
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    mu: float = 0.0
+    start: Literal["received", "own"] = field(default="received", metadata=FIXED)
+    send: bool = field(default=True, metadata=FIXED)
+    keep: bool = field(default=False, metadata=FIXED)
+    name: str = "train"
+
+    def __post_init__(self) -> None:
+        for field, least in (("epochs", 0), ("batch_size", 1)):
+            if getattr(self, field) < least:
+                raise UserError(f"{self.name}.{field} is {getattr(self, field)}; it must be {least} or more")
+        for field in ("lr", "momentum", "weight_decay", "clip", "mu"):
+            if getattr(self, field) < 0:
+                raise UserError(f"{self.name}.{field} is {getattr(self, field)}; it must not be negative")
+
+    @property
+    def optimiser(self) -> Sgd:
+        return Sgd(self.momentum, self.weight_decay, self.clip)
+
+    @property
+    def batchable(self) -> bool:
+        return self.model.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", self.epochs, self.batch_size, self.step),)
+
+    def first(self, task: Task, private: Tree) -> Params:
+        if self.start == "received":
+            return next(iter(task.models.values()))
+        return private["model"] if "model" in private else self.model.init(int(task.config["first"]))
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        model = self.first(task, private)
+        params = {k: model[k] for k in self.model.trainable}
+        s: Tree = {
+            "params": params,
+            "buffers": {k: v for k, v in model.items() if k not in params},
+            "velocity": self.optimiser.init(params),
+            "lr": torch.tensor(task.config.get("lr", self.lr), device=params[self.model.trainable[0]].device),
+            "loss": torch.zeros(2, device=params[self.model.trainable[0]].device),
+        }
+        return s | ({"anchor": params} if self.mu else {})
+
+    def objective(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
+        logits, buffers = self.model.forward(params | s["buffers"], b.x, b.key)
+        loss = mean_cross_entropy(logits, b)
+        if not self.mu:
+            return loss, (loss, buffers)
+        drift = squared_norm({k: p - s["anchor"][k] for k, p in params.items()})
+        return loss + self.mu / 2 * drift, (loss, buffers)
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        slopes, (loss, buffers) = grad(self.objective, has_aux=True)(s["params"], s, b)
+        params, velocity = self.optimiser.update(s["params"], slopes, s["velocity"], s["lr"])
+        rows = b.w.sum()
+        seen = s["loss"] + torch.stack([loss * rows, rows])
+        return s | {"params": params, "velocity": velocity, "buffers": buffers, "loss": seen}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        model = {k: s["params"].get(k, s["buffers"].get(k)) for k in sorted(s["params"] | s["buffers"])}
+        total, rows = s["loss"].tolist()
+        report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, counts)
+        return report, {"model": model} if self.keep else None

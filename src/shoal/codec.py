@@ -1,0 +1,108 @@
+"""One format for the wire and for the disk: safetensors, with names in its header. Never pickle.
+
+All numbers (config, metrics, counts, seeds) travel as tensors, so that the size of a message depends
+only on its shape. `task_bytes` and `report_bytes` therefore know it without encoding anything, and a
+simulation counts to the byte what a deployment sends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from shoal import tree
+from shoal.types import Report, Task, Tree
+
+
+def pack(t: Mapping[str, Any], meta: object = None) -> bytes:
+    flat: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, x in sorted(tree.flatten(t).items()):
+        x = x.detach().cpu().contiguous()
+        where = x.untyped_storage().data_ptr()
+        flat[name] = x.clone() if where in seen else x  # the format refuses aliases
+        seen.add(where)
+    return save(flat, {"shoal": _text(meta)})
+
+
+def unpack(data: bytes) -> tuple[Tree, Any]:
+    header_bytes = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + header_bytes])
+    flat = load(data)
+    return tree.unflatten({k: flat[k] for k in sorted(flat)}), json.loads(header["__metadata__"]["shoal"])
+
+
+def _text(meta: object) -> str:
+    return json.dumps(meta, sort_keys=True, separators=(",", ":"))
+
+
+def packed_bytes(t: Mapping[str, Any], meta: object = None) -> int:
+    """len(pack(t, meta)), without packing more than one tree of each shape."""
+    return _packed_bytes(tree.signature(t), _text(meta))
+
+
+@lru_cache(maxsize=4096)
+def _packed_bytes(signature: tuple[Any, ...], text: str) -> int:
+    def blank(part: tuple[Any, ...]) -> Tree:
+        return {
+            p[0]: blank(p[1]) if len(p) == 2 else torch.empty(p[1], dtype=p[2]) for p in part
+        }
+
+    return len(pack(blank(signature), json.loads(text)))
+
+
+def _numbers(values: Mapping[str, float]) -> Tensor:
+    return torch.tensor([float(values[k]) for k in sorted(values)], dtype=torch.float64)
+
+
+def _task_tree(task: Task) -> tuple[Tree, object]:
+    t: Tree = {"models": dict(task.models), "config": _numbers(task.config), "seed": torch.tensor(task.seed)}
+    return t, sorted(task.config)
+
+
+def encode_task(task: Task) -> bytes:
+    return pack(*_task_tree(task))
+
+
+def decode_task(data: bytes) -> Task:
+    t, names = unpack(data)
+    return Task(t.get("models", {}), dict(zip(names, t["config"].tolist(), strict=True)), int(t["seed"]))
+
+
+def task_bytes(task: Task) -> int:
+    return packed_bytes(*_task_tree(task))
+
+
+def _report_tree(report: Report) -> tuple[Tree, object]:
+    pairs = [report.metrics[k] for k in sorted(report.metrics)]
+    counts = [int(report.counts[k]) for k in sorted(report.counts)]
+    t: Tree = {
+        "tensors": dict(report.tensors),
+        "metrics": torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2),
+        "counts": torch.tensor(counts, dtype=torch.int64),
+    }
+    return t, [sorted(report.metrics), sorted(report.counts)]
+
+
+def encode_report(report: Report) -> bytes:
+    return pack(*_report_tree(report))
+
+
+def decode_report(data: bytes) -> Report:
+    t, (metrics, counts) = unpack(data)
+    pairs = [(float(s), float(n)) for s, n in t["metrics"].tolist()]
+    return Report(
+        t.get("tensors", {}),
+        dict(zip(metrics, pairs, strict=True)),
+        dict(zip(counts, t["counts"].tolist(), strict=True)),
+    )
+
+
+def report_bytes(report: Report) -> int:
+    return packed_bytes(*_report_tree(report))

@@ -1,0 +1,140 @@
+"""Many clients' data, laid out once: every client's split is a view of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.errors import UserError
+from shoal.types import POOL, ClientData, ClientId, Examples
+
+SPLITS = ("train", "val", "test")
+
+
+class Federation(Mapping[ClientId, ClientData]):
+    """Rows lie split by split, and within a split client by client.
+
+    `bounds[split]` has one entry more than there are clients: client i holds rows bounds[i] to bounds[i + 1].
+    `POOL` is a key too, the union of all clients, but is neither counted nor iterated.
+    """
+
+    def __init__(
+        self,
+        rows: Examples,
+        bounds: Mapping[str, NDArray[np.int64]],
+        clients: tuple[ClientId, ...],
+        *,
+        central: Examples,
+        classes: tuple[str, ...],
+        name: str = "",
+        spec: str = "",
+        note: str = "",
+        shifts: Mapping[ClientId, str] | None = None,
+        groups: Mapping[ClientId, int] | None = None,
+    ) -> None:
+        self.central = central
+        self.classes = classes
+        self.name = name
+        self.spec = spec
+        self.note = note
+        self.shifts: dict[ClientId, str] = dict(shifts or {})
+        self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
+        self._rows = rows
+        self._bounds = {split: bounds[split].tolist() for split in SPLITS}
+        self._clients = clients
+        self._position = {client: i for i, client in enumerate(clients)}
+        if POOL in self._position or len(self._position) != len(clients):
+            raise UserError(f"client names must differ from each other and from {POOL!r}")
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Mapping[ClientId, Mapping[str, Examples]],
+        central: Examples,
+        classes: tuple[str, ...],
+        *,
+        name: str = "own",
+        note: str = "",
+    ) -> Self:
+        """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row."""
+        for client, splits in clients.items():
+            _check_client(client, splits, central, len(classes))
+        none = Examples(central.x[:0], central.y[:0])
+        parts = [data.get(split, none) for split in SPLITS for data in clients.values()]
+        ends = [0, *accumulate(len(part.y) for part in parts)]
+        rows = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        n = len(clients)
+        bounds = {split: np.array(ends[s * n : (s + 1) * n + 1]) for s, split in enumerate(SPLITS)}
+        return cls(rows, bounds, tuple(clients), central=central, classes=classes, name=name, note=note)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self._rows.x.shape[1:])
+
+    def __getitem__(self, client: ClientId) -> ClientData:
+        if client == POOL:
+            first, last = 0, len(self._clients)
+        else:
+            first = self._position[client]
+            last = first + 1
+        spans = {split: slice(bounds[first], bounds[last]) for split, bounds in self._bounds.items()}
+        return {split: Examples(self._rows.x[span], self._rows.y[span]) for split, span in spans.items()}
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._position
+
+    def sizes(self, split: str) -> Tensor:
+        """Rows per client."""
+        return torch.tensor(self._bounds[split]).diff()
+
+    def counts(self) -> Tensor:
+        """Rows per client and class, over all splits."""
+        every = torch.arange(len(self._clients))
+        client = torch.cat([every.repeat_interleave(self.sizes(split)) for split in SPLITS])
+        cell = client * len(self.classes) + self._rows.y.cpu()
+        return cell.bincount(minlength=len(self._clients) * len(self.classes)).view(-1, len(self.classes))
+
+    def to(self, device: torch.device | str) -> Federation:
+        return Federation(
+            Examples(*(part.to(device) for part in self._rows)),
+            {split: np.array(bounds) for split, bounds in self._bounds.items()},
+            self._clients,
+            central=Examples(*(part.to(device) for part in self.central)),
+            classes=self.classes,
+            name=self.name,
+            spec=self.spec,
+            note=self.note,
+            shifts=self.shifts,
+            groups=self.groups,
+        )
+
+
+def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Examples, classes: int) -> None:
+    unknown = set(splits) - set(SPLITS)
+    if unknown:
+        raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(SPLITS)}")
+    if "train" not in splits or len(splits["train"].y) == 0:
+        raise UserError(f"client {client}: the split 'train' must hold at least one row")
+    for split, (x, y) in splits.items():
+        where = f"client {client}: the split {split!r}"
+        if len(x) != len(y):
+            raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")
+        if x.shape[1:] != central.x.shape[1:] or x.dtype != central.x.dtype:
+            raise UserError(
+                f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, but the central test part has "
+                f"{tuple(central.x.shape[1:])} and {central.x.dtype}"
+            )
+        if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= classes)):
+            raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{classes - 1}")

@@ -1,0 +1,85 @@
+"""From raw arrays to what a model is given: numbered labels, standardised features, a test part."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.errors import UserError
+
+_BLOCK_ROWS = 4096
+
+
+def stratified(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
+    """A mask over `count` rows in which every class keeps its share.
+
+    Not scikit-learn's: that one refuses a class of a single row, which users' files do have.
+    """
+    order = np.lexsort((np.random.default_rng(seed).random(len(y)), y))
+    sizes = np.bincount(y)
+    rank = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    depth = np.empty(len(y))
+    depth[order] = (rank + 0.5) / np.repeat(sizes, sizes)
+    mask = np.zeros(len(y), dtype=bool)
+    mask[np.argsort(depth, kind="stable")[:count]] = True
+    return mask
+
+
+def held_out(y: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """A mask over the rows to test on: at least one, and at least one is left to train on."""
+    if not 0 < share < 1:
+        raise UserError(f"test_share is {share}, but it must lie between 0 and 1")
+    if len(y) < 2:
+        raise UserError(
+            f"{len(y)} row(s) cannot be cut into a training and a test part: at least 2 are needed"
+        )
+    return stratified(y, min(max(1, round(share * len(y))), len(y) - 1), seed)
+
+
+def as_classes(labels: NDArray, where: str) -> NDArray:
+    """Labels of one sortable type; whole numbers may come as floats."""
+    if labels.ndim != 1:
+        raise UserError(f"{where}: labels have shape {labels.shape}, but there must be one label per row")
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise UserError(f"{where}: {int((~np.isfinite(labels)).sum())} labels are missing or NaN")
+        if (labels != np.round(labels)).any():
+            first = labels[labels != np.round(labels)][0]
+            raise UserError(f"{where}: label {first} is not a class: labels must be whole numbers or text")
+        return labels.astype(np.int64)
+    if labels.dtype.kind not in "iubUS":
+        raise UserError(f"{where}: labels are of type {labels.dtype}, but must be whole numbers or text")
+    return labels.astype(np.str_) if labels.dtype.kind == "S" else labels
+
+
+def encode(labels: NDArray, classes: NDArray, where: str) -> NDArray[np.int64]:
+    """The position of each label in the sorted `classes`."""
+    unknown = np.setdiff1d(labels, classes)
+    if len(unknown):
+        raise UserError(f"{where}: label {str(unknown[0])!r} does not occur in the training part")
+    return np.searchsorted(classes, labels).astype(np.int64)
+
+
+def channel_moments(x: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation of each column of a table, or of each channel of images [N, C, H, W]."""
+    axes = (0, *range(2, x.ndim))
+    mean = x.mean(axis=axes, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    shape = (-1, *[1] * (x.ndim - 2))
+    for start in range(0, len(x), _BLOCK_ROWS):
+        squares += ((x[start : start + _BLOCK_ROWS] - mean.reshape(shape)) ** 2).sum(axis=axes)
+    std = np.sqrt(squares / (x.size / len(mean)))
+    constant = x.min(axis=axes) == x.max(axis=axes)
+    return mean, np.where(constant, 1.0, std)
+
+
+def standardise(x: NDArray, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
+    """In double precision, since large offsets (a time stamp) have no digits left in float32."""
+    shape = (-1, *[1] * (x.ndim - 2))
+    result = np.empty(x.shape, dtype=np.float32)
+    for start in range(0, len(x), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        result[block] = (x[block] - mean.reshape(shape)) / std.reshape(shape)
+    return torch.from_numpy(result)

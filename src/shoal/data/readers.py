@@ -1,0 +1,116 @@
+"""The official file formats of image data sets: idx, CIFAR binary, SVHN .mat. Pixels stay bytes."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
+
+from shoal.errors import UserError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_CIFAR_PIXELS = 3 * 32 * 32
+
+
+def read_idx(path: Path) -> NDArray:
+    """An idx file of any shape and number type, gzipped or not."""
+    content = _content(path)
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
+        raise UserError(
+            f"{path}: not an idx file: it begins with {content[:4].hex() or 'nothing'}, not 0000TTDD"
+        )
+    dtype, axes = np.dtype(_IDX_TYPES[content[2]]), content[3]
+    header = 4 + 4 * axes
+    if len(content) < header:
+        raise UserError(f"{path}: truncated: {len(content)} bytes, but its header alone has {header}")
+    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", axes, offset=4))
+    expected = header + math.prod(shape) * dtype.itemsize
+    if len(content) != expected:
+        state = "truncated" if len(content) < expected else "too long"
+        raise UserError(f"{path}: {state}: {len(content)} bytes, but its header announces {expected}")
+    return np.frombuffer(content, dtype, offset=header).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def read_idx_images(path: Path) -> NDArray[np.uint8]:
+    """[N, 1, H, W]"""
+    images = read_idx(path)
+    if images.ndim != 3 or images.dtype != np.uint8:
+        raise UserError(
+            f"{path}: wrong magic number: {images.ndim} axes of {images.dtype}, but images have 3 of uint8"
+        )
+    return images[:, None]
+
+
+def read_idx_labels(path: Path, classes: int, first: int = 0) -> NDArray[np.int64]:
+    labels = read_idx(path)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise UserError(
+            f"{path}: wrong magic number: {labels.ndim} axes of {labels.dtype}, but labels have 1 of uint8"
+        )
+    return checked_labels(path, labels.astype(np.int64) - first, classes)
+
+
+def read_cifar(
+    paths: Sequence[Path], classes: int, label_bytes: int = 1
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Rows of `label_bytes` labels, of which the last one counts, then 3 planes of 32 x 32 pixels."""
+    row_bytes = label_bytes + _CIFAR_PIXELS
+    parts = []
+    for path in paths:
+        content = np.frombuffer(_content(path), np.uint8)
+        if len(content) == 0 or len(content) % row_bytes:
+            raise UserError(
+                f"{path}: truncated: {len(content)} bytes are not a multiple of {row_bytes}, one row"
+            )
+        rows = content.reshape(-1, row_bytes)
+        checked_labels(path, rows[:, label_bytes - 1].astype(np.int64), classes)
+        parts.append(rows)
+    rows = np.concatenate(parts)
+    return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1].astype(np.int64)
+
+
+def read_svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Cropped digits: X [32, 32, 3, N] and y, in which 10 stands for the digit 0."""
+    try:
+        content = loadmat(path, variable_names=["X", "y"])
+    except (OSError, EOFError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        raise UserError(f"{path}: truncated or not a MATLAB 5 file: {error}") from error
+    except (MatReadError, zlib.error) as error:
+        raise UserError(f"{path}: truncated or empty: {error}") from error
+    if "X" not in content or "y" not in content:
+        raise UserError(f"{path}: truncated or not SVHN: the variables X and y are not both there")
+    images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
+    if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
+        raise UserError(
+            f"{path}: X has shape {images.shape} of {images.dtype}, "
+            f"but must be (32, 32, 3, {len(labels)}) of uint8"
+        )
+    labels = checked_labels(path, np.where(labels == 10, 0, labels), 10)
+    return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
+
+
+def checked_labels(path: Path, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise UserError(
+            f"{path}: {len(outside)} labels lie outside the {classes} classes; the first is {outside[0]}"
+        )
+    return labels
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content[:2] == _GZIP_MAGIC else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: truncated or damaged gzip file: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error

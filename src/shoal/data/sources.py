@@ -1,0 +1,244 @@
+"""The named data sets: made here (digits, synthetic) or published, found on disk, else downloaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from shoal.data.archives import unpack
+from shoal.data.catalogue import SOURCES, Remote, Source, existing
+from shoal.data.dataset import Dataset, validate
+from shoal.data.download import Progress, fetch
+from shoal.data.prepare import channel_moments, held_out
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.types import Examples
+
+_FEATURES, _CLASSES = 60, 10  # of synthetic(α, β)
+_DEFAULT_CLIENTS = 100
+_TEST_SHARE = 0.2
+
+
+def load_named(
+    name: str, *, seed: int, clients: int | None, download: bool, progress: Progress | None
+) -> Dataset | None:
+    """None where no set has this name."""
+    if name == "digits":
+        return validate(digits(seed))
+    if name.partition(":")[0] == "synthetic":
+        return validate(_synthetic_from(name, _DEFAULT_CLIENTS if clients is None else clients, seed))
+    if name in SOURCES:
+        return validate(_published(SOURCES[name], download, progress))
+    return None
+
+
+def names() -> tuple[str, ...]:
+    return ("digits", "synthetic:ALPHA,BETA", *SOURCES)
+
+
+def digits(seed: int) -> Dataset:
+    """8 x 8 grey images from scikit-learn; it has no official test part, so one is held out."""
+    bunch = load_digits()
+    x = bunch.images[:, None].astype(np.float32)
+    y = bunch.target.astype(np.int64)
+    test = held_out(y, _TEST_SHARE, derive_seed(seed, "digits", "test"))
+    moments = channel_moments(x[~test])
+    return Dataset(
+        name="digits",
+        train=Examples(_scaled(x[~test], 1.0, *moments), torch.from_numpy(y[~test])),
+        test=Examples(_scaled(x[test], 1.0, *moments), torch.from_numpy(y[test])),
+        classes=tuple(str(c) for c in range(10)),
+    )
+
+
+def _synthetic_from(name: str, clients: int, seed: int) -> Dataset:
+    """`synthetic:ALPHA,BETA`, or with bounds on a client's rows, `synthetic:ALPHA,BETA,MIN,MAX`."""
+    form = (
+        "synthetic:ALPHA,BETA or synthetic:ALPHA,BETA,MIN,MAX (rows per client), as in synthetic:1,1,20,100"
+    )
+    try:
+        numbers = [float(part) for part in name.partition(":")[2].split(",")]
+    except ValueError as error:
+        raise UserError(f"data {name!r} is not of the form {form}") from error
+    if len(numbers) not in (2, 4) or not all(np.isfinite(numbers)):
+        raise UserError(f"data {name!r} is not of the form {form}")
+    bounds = [int(number) for number in numbers[2:]] or [50, 1000]
+    return synthetic(numbers[0], numbers[1], clients, seed, min_rows=bounds[0], max_rows=bounds[1])
+
+
+def synthetic(
+    alpha: float, beta: float, clients: int, seed: int, *, min_rows: int = 50, max_rows: int = 1000
+) -> Dataset:
+    """synthetic(α, β) of Li et al. (FedProx): α sets how much models differ, β how much features differ.
+
+    For client k: u_k ~ N(0, α), B_k ~ N(0, β), W_k and b_k ~ N(u_k, 1), v_k ~ N(B_k, 1), x ~ N(v_k, Σ) with
+    Σ_jj = j^-1.2, and y = argmax(x W_k + b_k). α and β are standard deviations, as in the authors' program.
+    Features are left as they are drawn: rescaled, the set would no longer be the published one.
+    """
+    if alpha < 0 or beta < 0:
+        raise UserError(
+            f"synthetic:{alpha:g},{beta:g}: ALPHA and BETA must not be below 0, as in synthetic:1,1"
+        )
+    if clients < 1:
+        raise UserError(f"clients is {clients}, but must be at least 1")
+    if not 1 <= min_rows <= max_rows:
+        raise UserError(f"rows per client {min_rows}..{max_rows}: MIN must be at least 1 and at most MAX")
+    rng = np.random.default_rng(derive_seed(seed, "synthetic"))
+    sizes = np.minimum(rng.lognormal(4.0, 2.0, clients), max_rows - min_rows).astype(np.int64) + min_rows
+    models = _SyntheticModels(alpha, beta, clients, rng)
+    train = models.examples(sizes, rng)
+    width = len(str(clients - 1))
+    owners = np.array([f"c{k:0{width}d}" for k in range(clients)], dtype=object)
+    return Dataset(
+        name=f"synthetic:{alpha:g},{beta:g}",
+        train=train,
+        test=models.examples(np.maximum(1, sizes // 10), rng),
+        classes=tuple(str(c) for c in range(_CLASSES)),
+        owner=tuple(owners[np.repeat(np.arange(clients), sizes)].tolist()),
+    )
+
+
+class _SyntheticModels:
+    """What each client's features and labels are drawn from."""
+
+    def __init__(self, alpha: float, beta: float, clients: int, rng: np.random.Generator) -> None:
+        def normal(*shape: int) -> NDArray[np.float32]:
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        u = normal(clients, 1) * np.float32(alpha)
+        self.centre = normal(clients, 1) * np.float32(beta) + normal(clients, _FEATURES)
+        self.weights = normal(clients, _FEATURES, _CLASSES) + u[:, :, None]
+        self.bias = normal(clients, _CLASSES) + u
+
+    def examples(self, sizes: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """`sizes[k]` rows of client k, client after client."""
+        x = rng.standard_normal((int(sizes.sum()), _FEATURES), dtype=np.float32)
+        x *= np.arange(1, _FEATURES + 1, dtype=np.float32) ** np.float32(-0.6)  # the square root of Σ
+        y = np.empty(len(x), dtype=np.int64)
+        ends = np.cumsum(sizes).tolist()
+        for k, (start, end) in enumerate(pairwise([0, *ends])):
+            x[start:end] += self.centre[k]
+            y[start:end] = (x[start:end] @ self.weights[k] + self.bias[k]).argmax(axis=1)
+        return Examples(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _published(source: Source, download: bool, progress: Progress | None) -> Dataset:
+    folder = find(source)
+    if folder is None:
+        if not download:
+            raise UserError(f"{source.name} is not on this machine: {_remedy(source)}")
+        folder = _download(source, progress)
+    pixels = source.read(folder)
+    scale = 255.0
+    if source.moments is None:
+        mean, std = channel_moments(pixels.train_x)
+        moments = (mean / scale, std / scale)
+    else:
+        moments = (np.array(source.moments[0]), np.array(source.moments[1]))
+    return Dataset(
+        name=source.name,
+        train=Examples(_scaled(pixels.train_x, scale, *moments), torch.from_numpy(pixels.train_y)),
+        test=Examples(_scaled(pixels.test_x, scale, *moments), torch.from_numpy(pixels.test_y)),
+        classes=source.classes,
+        owner=pixels.owner,
+        note=_missing_rows(source, len(pixels.train_y), len(pixels.test_y)),
+    )
+
+
+def _scaled(images: NDArray, scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
+    shape = (1, -1, 1, 1)
+    x = torch.from_numpy(images.astype(np.float32)).div_(scale)
+    return x.sub_(torch.from_numpy(mean).float().view(shape)).div_(torch.from_numpy(std).float().view(shape))
+
+
+def _missing_rows(source: Source, train: int, test: int) -> str:
+    pairs = ((train, source.rows[0], "training"), (test, source.rows[1], "test"))
+    return "; ".join(f"{have:,} of {all_:,} {part} rows" for have, all_, part in pairs if have != all_)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
+
+
+def find(source: Source) -> Path | None:
+    """The first folder that holds all of the set's files: the user's, the system's, the cache's."""
+    own = os.environ.get("SHOAL_DATA")
+    roots = ([Path(own) / source.folder] if own else []) + [*source.system, cache_folder() / source.folder]
+    for root in roots:
+        for folder in (root, root / source.subfolder):
+            if all(existing(folder, file) for file in source.files):
+                return folder
+    return None
+
+
+def get(name: str, progress: Progress | None = None) -> Path:
+    """The folder of a published set, downloaded if it is on this machine nowhere."""
+    if name not in SOURCES:
+        raise UserError(f"data {name!r} cannot be downloaded: what can be is {', '.join(SOURCES)}")
+    return find(SOURCES[name]) or _download(SOURCES[name], progress)
+
+
+def _download(source: Source, progress: Progress | None) -> Path:
+    folder = cache_folder() / source.folder
+    for remote in source.remotes:
+        _download_one(remote, folder, source.subfolder, progress)
+    return folder / source.subfolder
+
+
+def _download_one(remote: Remote, folder: Path, subfolder: str, progress: Progress | None) -> None:
+    path = folder / remote.file
+    if not path.exists():
+        fetch(remote.url, path, remote.sha256, remote.size_bytes, progress)
+    if remote.members:
+        unpack(path, remote.members, folder / subfolder)
+        path.unlink()
+
+
+def _remedy(source: Source) -> str:
+    return (
+        f"run `shoal data get {source.name}` ({source.size_bytes / 1e6:,.0f} MB), or put "
+        f"{', '.join(source.files)} into the folder {source.folder} of the directory that SHOAL_DATA names"
+    )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of `shoal data list`."""
+
+    name: str
+    rows: tuple[int, int] | None  # training and test; None: as many as asked for
+    classes: int
+    shape: tuple[int, ...]
+    where: str
+    licence: str
+    homepage: str
+
+
+def available() -> list[Listing]:
+    built_in = [
+        Listing(
+            *("digits", (1438, 359), 10, (1, 8, 8), "built in"),
+            *("CC BY 4.0", "https://archive.ics.uci.edu/dataset/80"),
+        ),
+        Listing(
+            *("synthetic:ALPHA,BETA", None, _CLASSES, (_FEATURES,), "built in"),
+            *("made here", "https://arxiv.org/abs/1812.06127"),
+        ),
+    ]
+    return built_in + [_listing(source) for source in SOURCES.values()]
+
+
+def _listing(source: Source) -> Listing:
+    folder = find(source)
+    where = str(folder) if folder else f"download, {source.size_bytes / 1e6:,.0f} MB"
+    return Listing(
+        *(source.name, source.rows, len(source.classes), source.shape, where, source.licence, source.homepage)
+    )

@@ -1,0 +1,179 @@
+"""The only round loop. Everything that happens in a run happens in `run`, in this order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from shoal import metrics, tree
+from shoal.client.evaluate import Evaluate
+from shoal.cost.ledger import Ledger
+from shoal.errors import UserError
+from shoal.fleet.plain import run_one
+from shoal.metrics import Score
+from shoal.rng import derive_seed
+from shoal.types import ClientId, Examples, Fleet, Method, Plan, Report, ServerState, Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Clients on their own test data, and an inference-only client on the central test set."""
+
+    clients: Mapping[ClientId, Score]
+    central: Score | None
+
+    def figures(self) -> dict[str, Any]:
+        local = metrics.summarise(list(self.clients.values()))
+        mean_loss = local.loss if local else None
+        return {
+            "accuracy": {
+                **{k: getattr(local, k, None) for k in ("mean", "std", "worst10", "f1")},
+                "central": self.central.accuracy if self.central else None,
+            },
+            "loss": {"mean": mean_loss, "central": self.central.loss if self.central else None},
+        }
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of one finished round. The same seed gives the same record: no clock in it."""
+
+    round: int  # counts from 1
+    cohort: int
+    metrics: Mapping[str, float]  # "stage.metric" -> mean over all examples
+    bytes_down: int
+    bytes_up: int
+    evaluation: Evaluation | None = None
+
+    def line(self) -> dict[str, Any]:
+        figures = self.evaluation.figures() if self.evaluation else {"accuracy": None, "loss": None}
+        return {
+            "round": self.round,
+            "cohort": self.cohort,
+            "train_loss": self.metrics.get("train.loss"),
+            "metrics": dict(self.metrics),
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            **figures,
+        }
+
+
+class Store(Protocol):
+    """Where a run is kept. `append` comes before `checkpoint`: a line too many is easily dropped."""
+
+    def append(self, record: Record, wall_s: float) -> None: ...
+
+    def checkpoint(self, state: ServerState) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    state: ServerState
+    records: Sequence[Record]
+    ledger: Ledger
+    wall_s: float
+
+    @property
+    def evaluation(self) -> Evaluation:
+        last = self.records[-1].evaluation
+        assert last is not None, "the last round is always evaluated"
+        return last
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        figures: dict[str, float] = self.evaluation.figures()["accuracy"]
+        return figures
+
+
+def evaluate(method: Method, fleet: Fleet, state: ServerState, central: Examples | None) -> Evaluation:
+    """Of exactly what is served: `models_for` and `predict`, on the test split that nothing else opens."""
+    program = Evaluate.of(method)
+    tasks = {c: Task(method.models_for(state, c)) for c in fleet.roster()}
+    reports = fleet.execute(Plan(program, tasks)) if tasks else {}
+    unseen = None
+    if central is not None and len(central.y):
+        report, _ = run_one(program, Task(method.models_for(state, None)), {"test": central}, {})
+        unseen = _score(report)
+    return Evaluation({c: _score(r) for c, r in reports.items() if r.metrics["accuracy"][1]}, unseen)
+
+
+def _score(report: Report) -> Score:
+    hits, rows = report.metrics["accuracy"]
+    counts = report.tensors["classes"]
+    f1 = metrics.macro_f1(counts["hits"], counts["predicted"], counts["actual"])
+    assert f1 is not None, "a split with rows has classes"
+    return Score(hits / rows, report.metrics["loss"][0] / rows, f1, int(rows))
+
+
+
+
+def run(
+    method: Method,
+    fleet: Fleet,
+    *,
+    rounds: int,
+    seed: int,
+    central: Examples | None = None,
+    eval_every: int = 1,
+    state: ServerState | None = None,
+    records: Sequence[Record] = (),
+    store: Store | None = None,
+    on_round: Callable[[Record], None] | None = None,
+) -> Result:
+    """Rounds from `state.round` up to `rounds`; `records` are those of the rounds before."""
+    begun = time.perf_counter()
+    state = method.init(seed) if state is None else state
+    ledger, history = Ledger(), list(records)
+    while state.round < rounds:
+        started = time.perf_counter()
+        state, record = play_round(method, fleet, state, seed, ledger)
+        if state.round == rounds or state.round % eval_every == 0:
+            record = replace(record, evaluation=evaluate(method, fleet, state, central))
+        history.append(record)
+        if store is not None:
+            store.append(record, time.perf_counter() - started)
+            store.checkpoint(state)
+        if on_round is not None:
+            on_round(record)
+    return Result(state, history, ledger, time.perf_counter() - begun)
+
+
+def play_round(
+    method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger
+) -> tuple[ServerState, Record]:
+    number = state.round + 1
+    state = replace(state, roster=fleet.roster(), cohort=())
+    seen: dict[str, float] = {}
+    for stage in method.stages:
+        if not stage.due(state.round):
+            continue
+        stage_seed = derive_seed(seed, state.round, stage.name)
+        plan = stage.plan(state, stage_seed)
+        reports = fleet.execute(plan) if plan.tasks else {}
+        ledger.book(number, stage.name, plan, reports)
+        seen |= _means(stage.name, reports)
+        state = stage.fold(state, reports, stage_seed)
+        _refuse_divergence(state, stage.name)
+    down, up = ledger.totals(number)
+    record = Record(number, len(state.cohort), seen, down, up)
+    return replace(state, round=number, roster=(), cohort=()), record
+
+
+def _means(stage: str, reports: Mapping[ClientId, Report]) -> dict[str, float]:
+    names = sorted({name for r in reports.values() for name in r.metrics})
+    means = {f"{stage}.{n}": metrics.collect((r.metrics for r in reports.values()), n) for n in names}
+    return {k: v for k, v in means.items() if v is not None}
+
+
+def _refuse_divergence(state: ServerState, stage: str) -> None:
+    """A model of NaNs never recovers: better to stop at the last good checkpoint than to train on."""
+    for name, model in state.models.items():
+        if not all(bool(torch.isfinite(x).all()) for x in tree.leaves(model) if x.is_floating_point()):
+            raise UserError(
+                f"model {name!r} is no longer finite after stage {stage!r} of round {state.round + 1}: training "
+                "diverged; a smaller --lr, or --set train.clip=1, may help"
+            )

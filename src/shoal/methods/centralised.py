@@ -1,0 +1,16 @@
+"""Centralised: one model trained on everybody's data in one place: the upper bound, not federated learning.
+
+A round is `epochs` passes over the pooled training data of all clients. It runs in simulation only:
+a real fleet has no place where the data meet.
+"""
+
+from __future__ import annotations
+
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.stages.select import Pooled
+from shoal.types import Method
+
+
+def centralised(s: Setting) -> Method:
+    return averaging(s, "centralised", Pooled())

@@ -1,0 +1,21 @@
+"""FedProx: FedAvg with a pull towards the received model in the local objective.
+
+Li et al., Federated optimization in heterogeneous networks, MLSys 2020.
+
+| paper | here |
+|---|---|
+| h_k(w) = F_k(w) + μ/2 |w - w^t|² (Eq. 2) | `train.mu` of `client.train.LocalTraining` |
+
+Deviation: slow clients are not given fewer epochs (the paper's inexact solutions); all do `train.epochs`.
+"""
+
+from __future__ import annotations
+
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.stages.select import Uniform
+from shoal.types import Method
+
+
+def fedprox(s: Setting) -> Method:
+    return averaging(s, "fedprox", s.make("select", Uniform, size=s.cohort), mu=0.1)

@@ -1,0 +1,39 @@
+"""Local: every client for itself, no federation: what a client has without the others.
+
+The cohort of each round trains its own models further, so that a run costs as many client-epochs as
+FedAvg with the same flags; `--cohort 1.0` trains all. Nothing is shared, so an inference-only client
+can be served only the untrained first model: its central accuracy is that of chance.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.client.train import LocalTraining
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_for, own_model_predict
+from shoal.rng import derive_seed
+from shoal.stages.select import Uniform
+from shoal.stages.train import Rate, TrainAlone
+from shoal.types import Method, ServerState
+
+
+def local(s: Setting) -> Method:
+    program = s.training("train", LocalTraining, start="own", send=False, keep=True)
+    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+
+    def init(seed: int) -> ServerState:
+        first = derive_seed(seed, "init")
+        return ServerState(
+            0, {"global": s.model.init(first)}, memory={"train": {"first": torch.tensor(first)}}
+        )
+
+    return Method(
+        name="local",
+        init=init,
+        stages=(s.make("select", Uniform, size=s.cohort), TrainAlone(program, rate)),
+        models_for=one_model_for,
+        predict=own_model_predict(s.model),
+        classes=s.model.classes,
+        batchable=s.model.batchable,
+    )

@@ -1,0 +1,84 @@
+"""What a method is built from: the model, the common numbers, and options by name.
+
+A method makes its pieces with `setting.make("train", LocalTraining, ...)`. Options given by the user
+under that name (`--set train.mu=0.1`) replace the method's defaults if the piece has such a field; what
+no piece takes is refused with the list of what could have been meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from shoal.errors import UserError
+from shoal.models import Model
+
+Piece = TypeVar("Piece")
+_SIMPLE = (int, float, bool, str)
+
+
+@dataclass
+class Setting:
+    model: Model
+    rounds: int
+    cohort: int
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    eval_every: int = 1
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
+    known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
+
+    def make(self, name: str, piece: type[Piece], /, **defaults: Any) -> Piece:
+        """`piece(**defaults)` with the user's options for `name` on top."""
+        wanted = self.options.get(name, {})
+        hints = typing.get_type_hints(piece)
+        values = dict(defaults)
+        for f in dataclasses.fields(piece):  # type: ignore[arg-type]
+            if f.metadata.get("fixed") or f.name == "name" or not _is_simple(hints[f.name]):
+                continue  # part of the composition, not a number to play with
+            self.known.setdefault(name, {})[f.name] = defaults.get(f.name, f.default)
+            if f.name in wanted:
+                values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name])
+        return piece(**values)
+
+    def training(self, name: str, piece: type[Piece], /, **defaults: Any) -> Piece:
+        """`make` for a program that trains, with the setting's common numbers."""
+        common = {
+            "model": self.model,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "momentum": self.momentum,
+        }
+        return self.make(name, piece, **common | defaults)
+
+    def refuse_unused(self, method: str) -> None:
+        for name, keys in self.options.items():
+            for key in keys:
+                if key not in self.known.get(name, {}):
+                    raise UserError(
+                        f"option {name}.{key} is not known to method {method}; it takes {self._choices(name)}"
+                    )
+
+    def _choices(self, name: str) -> str:
+        groups = {name: self.known[name]} if name in self.known else self.known
+        return ", ".join(f"{group}.{key}" for group, keys in groups.items() for key in keys)
+
+
+def _is_simple(hint: Any) -> bool:
+    return hint in _SIMPLE or typing.get_origin(hint) is typing.Literal
+
+
+def _typed(path: str, hint: Any, value: Any) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        what = error.errors()[0]["msg"]
+        raise UserError(f"option {path} is {value!r}: {what[0].lower()}{what[1:]}") from error

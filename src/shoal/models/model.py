@@ -1,0 +1,130 @@
+"""A network as pure functions: `init(seed)`, `predict(params, x)`, `forward(params, x, key)`."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shoal.errors import UserError
+from shoal.models.cnn import CnnCifar, CnnFedAvg
+from shoal.models.mlp import Linear, Mlp
+from shoal.models.resnet import ResNet18
+from shoal.types import Params
+
+Factory = Callable[..., nn.Module]
+
+NETWORKS: dict[str, Factory] = {
+    "mlp": Mlp,
+    "mlp-dropout": partial(Mlp, dropout=0.5),
+    "linear": Linear,
+    "cnn-cifar": CnnCifar,
+    "cnn-fedavg": CnnFedAvg,
+    "resnet18": ResNet18,
+    "resnet18-batchnorm": partial(ResNet18, norm="batch"),
+}
+
+
+def model_names() -> tuple[str, ...]:
+    return tuple(NETWORKS)
+
+
+class Model:
+    """One network for one kind of input. It holds no weights that matter: all functions take them."""
+
+    def __init__(
+        self, name: str, factory: Callable[[], nn.Module], input_shape: tuple[int, ...], classes: int
+    ) -> None:
+        self.name, self.factory, self.input_shape, self.classes = name, factory, input_shape, classes
+        self._training = self._fresh(0).train()
+        self._serving = copy.deepcopy(self._training).eval()  # a copy: the mode is a flag on the module
+        self.trainable = tuple(k for k, p in self._training.named_parameters() if p.requires_grad)
+        self.takes_key = "key" in inspect.signature(self._training.forward).parameters
+        self._check_output()
+
+    def _fresh(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+            torch.random.default_generator.manual_seed(seed)
+            return self.factory()
+
+    def _check_output(self) -> None:
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                shape = tuple(self._serving(torch.zeros(2, *self.input_shape)).shape)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"model {self.name} cannot take inputs of shape {self.input_shape}: {error}"
+            ) from error
+        if shape != (2, self.classes):
+            raise UserError(
+                f"model {self.name} gives outputs of shape {shape} for 2 rows; it must be (2, {self.classes})"
+            )
+
+    def init(self, seed: int) -> Params:
+        """First weights, by sorted names: the order that a stored or received model has."""
+        state = self._fresh(seed).state_dict()
+        return {k: state[k].detach().clone() for k in sorted(state)}
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        """Logits as served: no dropout, running statistics."""
+        return functional_call(self._serving, params, (x,), strict=True)
+
+    def forward(self, params: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
+        """Logits in training, and the buffers (batch norm's running statistics) after this batch."""
+        buffers = {k: v.clone() for k, v in params.items() if k not in self.trainable}  # updated in place
+        call = params | buffers
+        options = {"key": key} if self.takes_key else {}
+        return functional_call(self._training, call, (x,), options, strict=True), buffers
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Names of the last layer's parameters: the personal part where a method splits base and head."""
+        last = self.trainable[-1].rpartition(".")[0]
+        return tuple(k for k in self.trainable if k.rpartition(".")[0] == last)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self._serving.parameters())
+
+    @property
+    def batchable(self) -> bool:
+        """Whether a row's output is its own affair. Batch norm mixes rows, so padding would change it."""
+        mixing = (nn.modules.batchnorm._BatchNorm,)
+        return not any(isinstance(m, mixing) for m in self._training.modules())
+
+
+def load_model(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
+    """A built-in network by name, or the user's own: `package.module:Class`.
+
+    A class of one's own is called with (input_shape, classes) if it takes two arguments, else with none.
+    """
+    factory = _imported(name) if ":" in name else NETWORKS.get(name)
+    if factory is None:
+        near = difflib.get_close_matches(name, NETWORKS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"model {name!r} is not known{hint} (known: {', '.join(NETWORKS)}, or your own package.module:Class)"
+        )
+    takes_shape = len(inspect.signature(factory).parameters) >= 2
+    make = partial(factory, tuple(input_shape), classes) if takes_shape else factory
+    return Model(name, make, tuple(input_shape), classes)
+
+
+def _imported(name: str) -> Factory:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"model {name!r} cannot be imported: {error}; give it as package.module:Class") from error
+    if not callable(found):
+        raise UserError(f"model {name!r} is not a class or function that makes a torch.nn.Module")
+    return found

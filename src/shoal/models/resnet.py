@@ -1,0 +1,53 @@
+"""ResNet-18 for small images: a 3 x 3 stem, four stages of two residual blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.models.cnn import _image
+
+Norm = Callable[[int], nn.Module]
+
+# Group norm looks at one row at a time: clients with different data do not disturb each other's
+# statistics, and batches may be padded. Batch norm does neither, so it is a choice, not the default.
+NORMS: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(min(32, width), width), "batch": nn.BatchNorm2d}
+
+
+class Block(nn.Module):
+    def __init__(self, inside: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
+        self.norm1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = norm(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inside != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), norm(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    def __init__(self, input_shape: tuple[int, ...], classes: int, norm: str = "group", width: int = 64) -> None:
+        super().__init__()
+        channels, _, _ = _image("resnet18", input_shape, 8)
+        make = NORMS[norm]
+        self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.norm = make(width)
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(Block(a, b, 1 if a == b else 2, make), Block(b, b, 1, make))
+                for a, b in zip(widths, widths[1:], strict=False)
+            )
+        )
+        self.head = nn.Linear(8 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stages(F.relu(self.norm(self.stem(x))))
+        return self.head(x.mean((-2, -1)))

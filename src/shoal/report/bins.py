@@ -1,0 +1,36 @@
+"""Counts of a large fleet, added up over neighbouring clients so that they fit a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Bins:
+    rows: list[str]  # one client, or "first … last" of the clients that were added up
+    columns: list[str]
+    counts: np.ndarray  # int64, rows × columns
+    clients_per_row: int
+    classes_per_column: int
+
+
+def bin_counts(partition: Mapping[str, Any], max_rows: int, max_columns: int | None = None) -> Bins:
+    clients = [str(c) for c in partition["clients"]]
+    classes = [str(c) for c in partition["classes"]]
+    counts = np.asarray(partition["counts"], dtype=np.int64).reshape(len(clients), len(classes))
+    tall = max(1, math.ceil(len(clients) / max_rows))
+    wide = max(1, math.ceil(len(classes) / (max_columns or max(1, len(classes)))))
+    if counts.size:
+        counts = np.add.reduceat(counts, range(0, len(clients), tall), axis=0)
+        counts = np.add.reduceat(counts, range(0, len(classes), wide), axis=1)
+    return Bins(_ranges(clients, tall), _ranges(classes, wide), counts, tall, wide)
+
+
+def _ranges(names: Sequence[str], size: int) -> list[str]:
+    groups = [names[i : i + size] for i in range(0, len(names), size)]
+    return [g[0] if len(g) == 1 else f"{g[0]} … {g[-1]}" for g in groups]

@@ -1,0 +1,213 @@
+"""One page about one run or several: a single file that opens offline, in light or dark, on any screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from plotly.graph_objects import Figure
+from plotly.offline import get_plotlyjs
+
+from shoal.errors import UserError
+from shoal.report.figures import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
+from shoal.report.summary import COLUMNS, best_rows, caution, summarise, summarise_seeds
+from shoal.store.reader import RunRecord, differing, labels, require_rounds
+
+FACTS = (
+    "method", "data", "partition", "clients", "rounds", "cohort", "epochs", "batch_size", "lr", "momentum",
+    "model", "seed",
+)  # fmt: skip
+BEST = ' class="best"'
+
+
+def write_page(runs: Sequence[RunRecord], path: Path) -> Path:
+    if not runs:
+        raise UserError("The report needs at least one run directory, but none was given.")
+    for run in runs:
+        require_rounds(run)
+    if path.is_dir():
+        raise UserError(
+            f"The report cannot be written to {path}: it is a folder, where a file name is right."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(_page(runs), encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _page(runs: Sequence[RunRecord]) -> str:
+    heading = _heading(runs)
+    sections = [
+        _settings(runs),
+        _results(runs),
+        *map(_card, _figures(runs)),
+        _partitions(runs),
+        _configs(runs),
+    ]
+    return Template((files("shoal.report") / "page.html").read_text(encoding="utf-8")).substitute(
+        title=escape(f"{heading} – shoal"),
+        heading=escape(heading),
+        origin=_origin(runs),
+        version=escape(str(runs[0].about.get("shoal", ""))),
+        plotly_js=get_plotlyjs(),
+        sections="\n".join(sections),
+    )
+
+
+def _heading(runs: Sequence[RunRecord]) -> str:
+    methods = list(dict.fromkeys(run.label for run in runs))
+    data = list(dict.fromkeys(_plain(run.config.get("data", "")) for run in runs))
+    what = f"{', '.join(methods)} on {', '.join(data)}"
+    return what if len(runs) == 1 else f"{what}: {len(runs)} runs"
+
+
+def _origin(runs: Sequence[RunRecord]) -> str:
+    if len(runs) > 1:
+        unfinished = sum(not run.finished for run in runs)
+        return f'<span class="badge">{unfinished} unfinished</span>' if unfinished else ""
+    (run,) = runs
+    versions = ", ".join(
+        f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about
+    )
+    badge = "" if run.finished else f' <span class="badge">{escape(run.status)}</span>'
+    return f"{escape(str(run.path))}{badge}<br>{escape(versions)}"
+
+
+def _settings(runs: Sequence[RunRecord]) -> str:
+    unlike = differing(runs)
+    shared = {k: runs[0].settings[k] for k in FACTS if k in runs[0].settings and k not in unlike}
+    facts = "".join(
+        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>"
+        for k, v in shared.items()
+    )
+    body = f'<dl class="facts">{facts}</dl>'
+    if unlike:
+        rows = [[_plain(run.settings.get(k)) for k in unlike] for run in runs]
+        differences = _plain_table(runs, unlike, rows)
+        body = f"<h2>In common</h2>{body}{_folded('What differs', differences)}"
+    return _card(body)
+
+
+def _plain_table(runs: Sequence[RunRecord], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in ("run", *heads))
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row)}</tr>'
+        for name, row in zip(labels(runs), rows, strict=True)
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _results(runs: Sequence[RunRecord]) -> str:
+    parts = ["<h2>Results</h2>", _table(summarise(runs))]
+    if len(runs) > 1:
+        parts.append('<p class="quiet">Highlighted: the best finished run of each column.</p>')
+    if warning := caution(runs):
+        parts.append(f'<p class="warn">{escape(warning)}</p>')
+    if seeds := summarise_seeds(runs):
+        parts += ["<h2>Over seeds</h2>", _table(seeds)]
+        parts.append('<p class="quiet">Mean ± sample standard deviation over the seeds of finished runs.</p>')
+    meanings = "".join(f"<li>{escape(c.title)}: {escape(c.meaning)}</li>" for c in COLUMNS)
+    parts.append(_folded("What the columns mean", f"<ul>{meanings}</ul>"))
+    return _card("".join(parts))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in COLUMNS)
+    best = [best_rows(rows, column) for column in COLUMNS]
+    body = ""
+    for i, row in enumerate(rows):
+        cells = "".join(
+            f"<td{BEST if i in winners else ''}>{escape(column.text(row))}</td>"
+            for column, winners in zip(COLUMNS, best, strict=True)
+        )
+        body += f'<tr><th scope="row">{_run_cell(row)}</th>{cells}</tr>'
+    return (
+        f'<div class="scroll"><table><thead><tr><th scope="col">Run</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _run_cell(row: Mapping[str, Any]) -> str:
+    name = escape(row["label"])
+    if "seeds" in row:
+        return f'{name} <span class="quiet">({len(row["seeds"])} seeds)</span>'
+    return name if row["finished"] else f'{name} <span class="badge">{escape(row["status"])}</span>'
+
+
+def _figures(runs: Sequence[RunRecord]) -> list[str]:
+    if not any(run.evaluated for run in runs):
+        return ['<p class="quiet">No round has been evaluated yet, so there are no figures.</p>']
+    return [_figure(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
+
+
+def _partitions(runs: Sequence[RunRecord]) -> str:
+    """The first partition open; those of other seeds or settings, if they differ, folded."""
+    distinct: dict[str, list[str]] = {}
+    partitions: dict[str, Mapping[str, Any]] = {}
+    for run, name in zip(runs, labels(runs), strict=True):
+        key = json.dumps(run.partition, sort_keys=True)
+        distinct.setdefault(key, []).append(name)
+        partitions[key] = run.partition
+    (first, _), *others = distinct.items()
+    body = _partition(partitions[first])
+    for key, names in others:
+        body += _folded(f"Partition of {escape(', '.join(names))}", _partition(partitions[key]))
+    return _card(body)
+
+
+def _partition(partition: Mapping[str, Any]) -> str:
+    facts = "".join(
+        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>"
+        for k, v in partition.get("figures", {}).items()
+    )
+    note = f'<p class="quiet">{escape(str(partition["note"]))}</p>' if partition.get("note") else ""
+    return f'{_figure(partition_heatmap(partition))}<dl class="facts">{facts}</dl>{note}'
+
+
+def _configs(runs: Sequence[RunRecord]) -> str:
+    parts = ["<h2>Configuration</h2>"]
+    for run, name in zip(runs, labels(runs), strict=True):
+        text = json.dumps({"config": run.config, "about": run.about}, indent=2, ensure_ascii=False)
+        summary = f'{escape(name)} <span class="quiet">{escape(str(run.path))}</span>'
+        parts.append(_folded(summary, f"<pre>{escape(text)}</pre>"))
+    return _card("".join(parts))
+
+
+def _figure(figure: Figure) -> str:
+    """The title moves into the page, where it wraps on a narrow screen."""
+    title, reading = figure.layout.title.text, figure.layout.title.subtitle.text
+    height = figure.layout.height or figure.layout.template.layout.height
+    figure.update_layout(title=None, margin_t=32)
+    return (
+        f'<figure><figcaption><h2>{title}</h2><p class="quiet">{reading}</p></figcaption>'
+        f'<div class="plot" role="img" aria-label="{title}" style="min-height:{height}px"></div>'
+        f'<script type="application/json">{_inert(figure.to_json())}</script></figure>'
+    )
+
+
+def _inert(text: str) -> str:
+    """JSON that can neither close its script element nor open a comment."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _folded(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>{body}</details>"
+
+
+def _card(body: str) -> str:
+    return f'<section class="card">{body}</section>'
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,170 @@
+"""The numbers of a run as one row, the mean of such rows over seeds, and the columns that show both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.filesize import decimal
+
+from shoal.store.reader import RunRecord, labels
+
+ACCURACY = ("mean", "std", "worst10", "f1", "central")
+LOSS = ("mean", "central")
+COMMON_GROUND = ("data", "partition", "clients")
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:.2f}"
+
+
+def size(x: float) -> str:
+    return decimal(round(x))
+
+
+def duration(seconds: float) -> str:
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest_s:02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    path: tuple[str, ...]
+    best: Callable[[Sequence[float]], float]
+    show: Callable[[float], str]
+    meaning: str
+
+    def value(self, row: Mapping[str, Any]) -> Any:
+        return _at(row, self.path)
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        """A number; in a row over seeds the mean, and its spread on a second line."""
+        value = self.value(row)
+        if value is None:
+            return "–"
+        if isinstance(value, Mapping):
+            spread = self.show(value["std"]) if value["std"] else "0"
+            return f"{self.show(value['mean'])}\n± {spread}"
+        return self.show(value)
+
+
+COLUMNS = (
+    Column("Mean %", ("accuracy", "mean"), max, percent, "local test accuracy, mean over clients"),
+    Column("Std %", ("accuracy", "std"), min, percent, "its standard deviation across clients"),
+    Column("Worst 10 %", ("accuracy", "worst10"), max, percent, "its mean over the worst tenth of clients"),
+    Column("F1 %", ("accuracy", "f1"), max, percent, "macro F1, mean over clients"),
+    Column("Central %", ("accuracy", "central"), max, percent, "accuracy on the central test set"),
+    Column("Loss", ("loss", "mean"), min, "{:.3f}".format, "local test loss, mean over clients"),
+    Column("Up", ("bytes_up",), min, size, "bytes from the clients to the server, whole run"),
+    Column("Down", ("bytes_down",), min, size, "bytes from the server to the clients, whole run"),
+    Column("Time", ("wall_s",), min, duration, "wall time of the run"),
+)
+
+
+def summarise(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """One row per run. An unfinished run gives its last evaluated round and its traffic so far."""
+    return [_row(r, name) for r, name in zip(records, labels(records), strict=True)]
+
+
+def summarise_seeds(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """One row per job that finished with two seeds or more; each number becomes {"mean", "std"} over seeds.
+
+    The deviation is the sample's (n − 1). A job that was run twice with one seed counts once.
+    """
+    jobs: dict[str, dict[Any, RunRecord]] = {}
+    for record in filter(lambda r: r.finished, records):
+        job = json.dumps(_without_seed(record).settings, sort_keys=True)
+        seeds = jobs.setdefault(job, {})
+        seeds.setdefault(record.config["seed"], record)
+    groups = [list(seeds.values()) for seeds in jobs.values() if len(seeds) > 1]
+    names = labels([_without_seed(group[0]) for group in groups])
+    return [_seeds_row(group, name) for group, name in zip(groups, names, strict=True)]
+
+
+def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
+    """Which finished rows hold the column's best number; none where there is nothing to choose from."""
+    values: dict[int, float] = {}
+    for i, row in enumerate(rows):
+        value = column.value(row)
+        if value is not None and row["finished"]:
+            values[i] = value["mean"] if isinstance(value, Mapping) else value
+    if len(set(values.values())) < 2:
+        return set()
+    best = column.best(list(values.values()))
+    return {i for i, value in values.items() if value == best}
+
+
+def caution(records: Sequence[RunRecord]) -> str:
+    """A sentence for runs whose numbers do not measure the same thing, else nothing."""
+    if unlike := [k for k in COMMON_GROUND if len({repr(r.settings.get(k)) for r in records}) > 1]:
+        return f"These runs differ in {', '.join(unlike)}: their numbers are not directly comparable."
+    return ""
+
+
+def _without_seed(record: RunRecord) -> RunRecord:
+    return replace(record, config={k: v for k, v in record.config.items() if k != "seed"})
+
+
+def _row(record: RunRecord, label: str) -> dict[str, Any]:
+    result = record.result or {}
+    last = record.evaluated[-1] if record.evaluated else {}
+    accuracy = result.get("accuracy") or last.get("accuracy") or {}
+    loss = result.get("loss") or last.get("loss") or {}
+    return {
+        "run_dir": str(record.path),
+        "label": label,
+        "method": record.config["method"],
+        "seed": record.config["seed"],
+        "finished": record.finished,
+        "status": record.status,
+        "rounds": result.get("rounds", record.rounds[-1]["round"] if record.rounds else 0),
+        "accuracy": {k: _finite(accuracy.get(k)) for k in ACCURACY},
+        "loss": {k: _finite(loss.get(k)) for k in LOSS},
+        "bytes_up": result.get("bytes_up", sum(line["bytes_up"] for line in record.rounds)),
+        "bytes_down": result.get("bytes_down", sum(line["bytes_down"] for line in record.rounds)),
+        "wall_s": _finite(result.get("wall_s", sum(line["wall_s"] for line in record.timing))),
+    }
+
+
+def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
+    rows = summarise(group)
+
+    def over_seeds(*path: str) -> dict[str, float] | None:
+        values = [_at(row, path) for row in rows]
+        if any(v is None for v in values):
+            return None
+        return {"mean": fmean(values), "std": stdev(values)}
+
+    return {
+        "label": label,
+        "method": rows[0]["method"],
+        "seeds": [row["seed"] for row in rows],
+        "finished": True,
+        "rounds": rows[0]["rounds"],
+        "accuracy": {k: over_seeds("accuracy", k) for k in ACCURACY},
+        "loss": {k: over_seeds("loss", k) for k in LOSS},
+        "bytes_up": over_seeds("bytes_up"),
+        "bytes_down": over_seeds("bytes_down"),
+        "wall_s": over_seeds("wall_s"),
+    }
+
+
+def _at(row: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = row
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _finite(x: float | None) -> float | None:
+    """JSON knows no NaN and no infinity: a diverged number is shown as missing."""
+    return x if x is not None and math.isfinite(x) else None

@@ -1,0 +1,101 @@
+"""Results and partitions in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal.report.bins import Bins, bin_counts
+from shoal.report.summary import COLUMNS, best_rows, caution, summarise, summarise_seeds
+from shoal.store.reader import RunRecord
+
+MOST_ROWS = 40
+MOST_COLUMNS = 64
+SHADES = " ░▒▓█"  # readable without colour too
+COLOURS = ("", "#3b6fb6", "#2a9d8f", "#c9a227", "#e07a1f")
+
+
+def result_table(records: Sequence[RunRecord]) -> RenderableType:
+    return _table(summarise(records), mark_best=False)
+
+
+def compare_table(records: Sequence[RunRecord]) -> RenderableType:
+    """The runs with the best of each column in bold, then the mean over seeds where there are several."""
+    parts: list[RenderableType] = [_table(summarise(records), mark_best=True)]
+    if seeds := summarise_seeds(records):
+        parts += [Text("\nMean ± standard deviation over seeds"), _table(seeds, mark_best=True)]
+    if warning := caution(records):
+        parts.append(Text(warning, style="yellow"))
+    return Group(*parts)
+
+
+def partition_view(partition: Mapping[str, Any]) -> RenderableType:
+    """Clients down, classes across; the darker a cell, the more examples."""
+    bins = bin_counts(partition, MOST_ROWS, MOST_COLUMNS)
+    parts: list[RenderableType] = [_heat(bins), Text(_reading(bins), style="dim"), _figures(partition)]
+    if note := partition.get("note"):
+        parts.append(Text(str(note), style="yellow"))
+    return Group(*parts)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], mark_best: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Run", no_wrap=True, max_width=24)
+    for column in COLUMNS:
+        table.add_column(column.title, justify="right", overflow="fold")
+    best = [best_rows(rows, column) if mark_best else set() for column in COLUMNS]
+    for i, row in enumerate(rows):
+        cells = [
+            Text(column.text(row), style="bold" if i in winners else "")
+            for column, winners in zip(COLUMNS, best, strict=True)
+        ]
+        table.add_row(_run_cell(row), *cells)
+    return table
+
+
+def _run_cell(row: Mapping[str, Any]) -> Text:
+    """One word per line: the numbers need the width."""
+    cell = Text(row["label"].replace(" ", "\n"))
+    if "seeds" in row:
+        cell.append(f"\n{len(row['seeds'])} seeds", style="dim")
+    elif not row["finished"]:
+        cell.append("\n" + row["status"].replace(" (", "\n(").replace(" of ", "\nof "), style="yellow")
+    return cell
+
+
+def _heat(bins: Bins) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", no_wrap=True, max_width=24, overflow="ellipsis")
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True, style="dim")
+    wide = 2 if len(bins.columns) <= MOST_COLUMNS // 2 else 1
+    top = max(1, int(bins.counts.max(initial=0)))
+    for name, counts in zip(bins.rows, bins.counts.tolist(), strict=True):
+        cells = Text()
+        for count in counts:
+            level = -(-count * (len(SHADES) - 1) // top)  # rounded up: one example is already visible
+            cells.append(SHADES[level] * wide, style=COLOURS[level])
+        grid.add_row(Text(name), cells, f"{sum(counts):,}")
+    return grid
+
+
+def _reading(bins: Bins) -> str:
+    down = "one client" if bins.clients_per_row == 1 else f"{bins.clients_per_row} clients added up"
+    across = "one class" if bins.classes_per_column == 1 else f"{bins.classes_per_column} classes added up"
+    first, last = (bins.columns[0], bins.columns[-1]) if bins.columns else ("–", "–")
+    top = int(bins.counts.max(initial=0))
+    return f"Row: {down}. Column: {across}, {first} to {last}. {SHADES[-1]} = {top:,} examples."
+
+
+def _figures(partition: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in partition.get("figures", {}).items():
+        grid.add_row(
+            Text(name.replace("_", " ")), Text(f"{value:,.4g}" if isinstance(value, float) else str(value))
+        )
+    return grid

@@ -1,0 +1,39 @@
+"""What each client makes of the models it is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.rng import derive_seed
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+
+
+@dataclass(frozen=True)
+class Personalise:
+    """Every client, not only the cohort, adapts what it is served and keeps the result to itself.
+
+    Due whenever the fleet is evaluated: what is measured is what would be served then.
+    """
+
+    program: ClientProgram
+    models_for: ModelsFor
+    rounds: int
+    every: int
+    name: str = "personalise"
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return (self.program,)
+
+    def due(self, round: int) -> bool:
+        return round + 1 == self.rounds or (round + 1) % self.every == 0
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return Plan(
+            self.program,
+            {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in state.roster},
+        )
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        return state

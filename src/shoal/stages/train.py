@@ -1,0 +1,103 @@
+"""Train on the cohort and average what returns into each model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from shoal import tree
+from shoal.client.sgd import SCHEDULES, learning_rate
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of a round, sent with the task."""
+
+    lr: float
+    rounds: int = field(metadata=FIXED)
+    schedule: str = "constant"
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UserError(f"train.schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
+        if not 0 < self.decay <= 1:
+            raise UserError(f"train.decay is {self.decay}; it must be above 0 and at most 1")
+
+    def at(self, round: int) -> float:
+        return learning_rate(self.schedule, self.lr, round, self.rounds, self.decay)
+
+
+@dataclass(frozen=True)
+class Federate:
+    """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
+
+    A client's weight in a model is its membership there (1 where there are no clusters) times its number
+    of training rows, or times 1 with `weighting="uniform"`.
+    """
+
+    program: ClientProgram
+    models_for: ModelsFor
+    rate: Rate
+    weighting: Literal["size", "uniform"] = "size"
+    name: str = "train"
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return (self.program,)
+
+    def due(self, round: int) -> bool:
+        return True
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        config = {"lr": self.rate.at(state.round)}
+        return Plan(
+            self.program,
+            {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.cohort},
+        )
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        names = sorted(state.models)
+        return replace(state, models={k: self._merged(state, i, k, reports) for i, k in enumerate(names)})
+
+    def _merged(
+        self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]
+    ) -> Params:
+        weights = [self._weight(state, place, c, r) for c, r in reports.items()]
+        parts = [(w, r.tensors["model"]) for w, r in zip(weights, reports.values(), strict=True) if w > 0]
+        if not parts:
+            return state.models[name]  # nobody of this cluster replied
+        return tree.weighted_mean([model for _, model in parts], [w for w, _ in parts])
+
+    def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
+        member = float(state.membership[client][place]) if client in state.membership else 1.0
+        return member * (report.counts["train"] if self.weighting == "size" else 1)
+
+
+@dataclass(frozen=True)
+class TrainAlone:
+    """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
+    that init put into this stage's memory, so that all clients start alike without a model being sent."""
+
+    program: ClientProgram
+    rate: Rate
+    name: str = "train"
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return (self.program,)
+
+    def due(self, round: int) -> bool:
+        return True
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        first = float(state.memory[self.name]["first"])
+        config = {"lr": self.rate.at(state.round), "first": first}
+        return Plan(self.program, {c: Task({}, config, derive_seed(seed, c)) for c in state.cohort})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        return state

@@ -1,0 +1,99 @@
+"""The server's state on disk: one folder a round, whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.codec import pack, unpack
+from shoal.types import ClientId, ServerState
+
+log = logging.getLogger(__name__)
+
+KEEP = 3  # checkpoints: the newest, and two to fall back on
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    state: ServerState
+    private: dict[ClientId, int]  # see store.private
+
+
+class Checkpoints:
+    def __init__(self, folder: Path, keep: int = KEEP) -> None:
+        self.folder, self.keep = folder, keep
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}"
+
+    def rounds(self) -> list[int]:
+        return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("round-*"))
+
+    def save(self, state: ServerState, private: dict[ClientId, int]) -> None:
+        tensors = pack(
+            {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
+        )
+        facts = {
+            "format": 1,
+            "private": private,
+            "round": state.round,
+            "sha256": hashlib.sha256(tensors).hexdigest(),
+        }
+        beside, place = self.folder / f".round-{state.round:06d}.tmp", self._path(state.round)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        (beside / "state.safetensors").write_bytes(tensors)
+        (beside / "state.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        shutil.rmtree(place, ignore_errors=True)  # only a damaged one can stand there
+        beside.rename(place)
+
+    def discard_old(self) -> None:
+        for old in self.rounds()[: -self.keep]:
+            shutil.rmtree(self._path(old))
+
+    def discard_after(self, round: int) -> None:
+        """Damaged ones that were passed over: their rounds will be played again."""
+        for newer in [r for r in self.rounds() if r > round]:
+            shutil.rmtree(self._path(newer))
+
+    def load(self, round: int) -> Checkpoint:
+        folder = self._path(round)
+        facts = json.loads((folder / "state.json").read_text())
+        tensors = (folder / "state.safetensors").read_bytes()
+        if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
+            raise ValueError("its tensors do not match their checksum")
+        parts, _ = unpack(tensors)
+        state = ServerState(
+            int(facts["round"]),
+            parts.get("models", {}),
+            membership=parts.get("membership", {}),
+            memory=parts.get("memory", {}),
+        )
+        return Checkpoint(state, {c: int(r) for c, r in facts["private"].items()})
+
+    def latest(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
+        """The newest that is whole; a damaged one is passed over, and said. `check` raises if the private
+        files that belong to it are not whole."""
+        for round in reversed(self.rounds()):
+            try:
+                found = self.load(round)
+                check(found)
+                return found
+            except (OSError, ValueError, KeyError) as error:
+                log.warning(
+                    "the checkpoint of round %d is damaged (%s); going back to the one before it", round, error
+                )
+        return None
+
+    def private_rounds(self) -> set[int]:
+        """Rounds whose private files some kept checkpoint points into."""
+        used: set[int] = set()
+        for round in self.rounds():
+            facts = json.loads((self._path(round) / "state.json").read_text())
+            used |= set(facts["private"].values())
+        return used

@@ -1,0 +1,139 @@
+"""A run directory as one record, whether the run has finished, is still going or was killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import UserError
+
+FORMAT = 1
+NEEDED = {
+    "config.json": ("method", "rounds", "seed"),
+    "about.json": (),
+    "partition.json": ("clients", "classes", "counts"),
+}
+PLACES = {"out", "run_dir"}  # settings that say where a run was written, not what was run
+MOST_IN_LABEL = 4
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    path: Path
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...]
+    clients: tuple[Mapping[str, Any], ...]
+    result: Mapping[str, Any] | None
+    timing: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def evaluated(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(line for line in self.rounds if line.get("accuracy"))
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def status(self) -> str:
+        if self.finished:
+            return "finished"
+        done = self.rounds[-1]["round"] if self.rounds else 0
+        return f"unfinished (round {done} of {self.config['rounds']})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The job on one level: what was asked for, without where it was written."""
+        flat = {**self.config, **(self.config.get("set") or {})}
+        return {k: v for k, v in flat.items() if k != "set" and k not in PLACES}
+
+
+def read_run(path: Path | str, *, need_rounds: bool = False) -> RunRecord:
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"{path} is not a run directory: there is no such folder.")
+    if missing := [name for name in NEEDED if not (path / name).is_file()]:
+        raise UserError(f"{path} is not a run directory: it lacks {' and '.join(missing)}.")
+    config, about, partition = (_read_object(path / name, fields) for name, fields in NEEDED.items())
+    if about.get("format", FORMAT) != FORMAT:
+        raise UserError(
+            f"{path} has format {about['format']!r}, but this version of shoal reads format {FORMAT}."
+        )
+    record = RunRecord(
+        path=path,
+        config=config,
+        about=about,
+        partition=partition,
+        rounds=_read_lines(path / "rounds.jsonl"),
+        clients=_read_lines(path / "clients.jsonl"),
+        result=_read_object(path / "result.json") if (path / "result.json").is_file() else None,
+        timing=_read_lines(path / "timing.jsonl"),
+    )
+    if need_rounds:
+        require_rounds(record)
+    return record
+
+
+def require_rounds(record: RunRecord) -> None:
+    if not record.rounds:
+        raise UserError(f"{record.path} holds no rounds yet: rounds.jsonl needs at least one complete line.")
+
+
+def labels(records: Sequence[RunRecord]) -> list[str]:
+    """One name per run: the method, then what differs among runs of that method, then the folder."""
+    names = [_label_among(r, [other for other in records if other.label == r.label]) for r in records]
+    for part in (lambda r: r.path.name, lambda r: str(r.path)):
+        names = [f"{n} · {part(r)}" if names.count(n) > 1 else n for n, r in zip(names, records, strict=True)]
+    return names
+
+
+def differing(records: Sequence[RunRecord]) -> list[str]:
+    """The settings that are not the same in all records, in the order of the first record."""
+    every = dict.fromkeys(k for r in records for k in r.settings)
+    return [k for k in every if any(r.settings.get(k) != records[0].settings.get(k) for r in records)]
+
+
+def _label_among(record: RunRecord, same_method: Sequence[RunRecord]) -> str:
+    keys = differing(same_method)
+    parts = [f"{k}={record.settings.get(k, '–')}" for k in keys[:MOST_IN_LABEL]]
+    return " ".join((record.label, *parts, *("…" for _ in keys[MOST_IN_LABEL : MOST_IN_LABEL + 1])))
+
+
+def _read_object(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is not readable as JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__} where a JSON object is right.")
+    if missing := [f for f in fields if f not in value]:
+        raise UserError(f"{path} lacks the field {missing[0]!r}: it was not written by a shoal run.")
+    return value
+
+
+def _read_lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """All complete lines. A killed process may leave the last one cut short; any other must be readable."""
+    if not path.is_file():
+        return ()
+    texts = [t for t in path.read_bytes().split(b"\n") if t.strip()]
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            if number == len(texts):
+                break
+            raise UserError(f"{path} is damaged: line {number} is not readable as JSON.") from error
+        if not isinstance(line, dict):
+            raise UserError(f"{path} is damaged: line {number} is not a JSON object.")
+        lines.append(line)
+    return tuple(lines)

@@ -1,0 +1,184 @@
+"""A run directory: config, a line per round, checkpoints, private client state, the result.
+
+rounds.jsonl and clients.jsonl are the same bytes for the same seed; what a clock says is in timing.jsonl
+and result.json only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from shoal.engine import Evaluation, Record
+from shoal.errors import UserError
+from shoal.metrics import Score
+from shoal.store.checkpoint import KEEP, Checkpoints
+from shoal.store.files import append_line, read_lines, rewrite_lines, write_json
+from shoal.store.private import PrivateStore
+from shoal.types import ServerState
+
+FORMAT = 1
+PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+LINES = ("rounds.jsonl", "clients.jsonl", "timing.jsonl")
+
+
+def about() -> dict[str, Any]:
+    return {"format": FORMAT, "python": platform.python_version()} | {p: version(p) for p in PACKAGES}
+
+
+class RunStore:
+    """Open for one process at a time: `create` or `open` it, use it as a context manager."""
+
+    def __init__(self, path: Path, keep: int = KEEP) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.private = PrivateStore(path / "private")
+        self._clients: list[str] = json.loads((path / "partition.json").read_text())["clients"]
+        self._lock: IO[str] = self._locked()
+
+    @classmethod
+    def create(
+        cls, path: Path, config: Mapping[str, Any], partition: Mapping[str, Any], keep: int = KEEP
+    ) -> RunStore:
+        """A new run directory: made beside its place, so that what stands there is always complete."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"--out {path} exists and is not empty; resume it with `shoal resume {path}`, or choose another"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        shutil.rmtree(beside, ignore_errors=True)
+        (beside / "checkpoints").mkdir(parents=True)
+        write_json(beside / "config.json", dict(config))
+        write_json(beside / "about.json", about())
+        write_json(beside / "partition.json", dict(partition))
+        beside.rename(path)
+        return cls(path, keep)
+
+    @classmethod
+    def open(cls, path: Path, keep: int = KEEP) -> RunStore:
+        for name in ("config.json", "about.json", "partition.json", "checkpoints"):
+            if not (path / name).exists():
+                raise UserError(f"{path} is not a run directory: it has no {name}")
+        found = json.loads((path / "about.json").read_text()).get("format")
+        if found != FORMAT:
+            raise UserError(f"{path} was written in format {found}; this version of shoal reads {FORMAT}")
+        return cls(path, keep)
+
+    def _locked(self) -> IO[str]:
+        lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(f"{self.path} is being written by another process; wait for it to end") from None
+        return lock
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None) -> None:
+        self._lock.close()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads((self.path / "config.json").read_text())
+        return config
+
+    def append(self, record: Record, wall_s: float) -> None:
+        append_line(self.path / "rounds.jsonl", _finite(record.line()))
+        if record.evaluation is not None:
+            line = evaluation_line(record.round, record.evaluation, self._clients)
+            append_line(self.path / "clients.jsonl", _finite(line))
+        append_line(self.path / "timing.jsonl", {"round": record.round, "wall_s": round(wall_s, 6)})
+
+    def checkpoint(self, state: ServerState) -> None:
+        self.private.save(state.round)
+        self.checkpoints.save(state, self.private.index)
+        self._discard_old()
+
+    def _discard_old(self) -> None:
+        self.checkpoints.discard_old()
+        if self.private.index:
+            self.private.discard_except(self.checkpoints.private_rounds())
+
+    def restore(self) -> tuple[ServerState | None, list[Record], float]:
+        """The last complete round: its state, the records up to it, the seconds they took.
+
+        Lines of rounds that have no checkpoint are dropped: those rounds will be played again.
+        """
+        self._sweep()
+        latest = self.checkpoints.latest(lambda found: self.private.check(found.private))
+        done = latest.state.round if latest else 0
+        if latest:
+            self.private.restore(latest.private)
+            self.checkpoints.discard_after(done)
+            self._discard_old()
+        kept = {name: [x for x in read_lines(self.path / name) if x["round"] <= done] for name in LINES}
+        for name, lines in kept.items():
+            rewrite_lines(self.path / name, lines)
+        evaluations = {x["round"]: read_evaluation(x, self._clients) for x in kept["clients.jsonl"]}
+        records = [read_record(x, evaluations.get(x["round"])) for x in kept["rounds.jsonl"]]
+        if len(records) != done:
+            raise UserError(f"{self.path}/rounds.jsonl has {len(records)} of {done} rounds; it was altered")
+        return (latest.state if latest else None), records, sum(x["wall_s"] for x in kept["timing.jsonl"])
+
+    def _sweep(self) -> None:
+        """What a killed process left beside its place."""
+        for left in [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")]:
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        write_json(self.path / "result.json", _finite(dict(result)))
+
+
+def evaluation_line(round: int, evaluation: Evaluation, clients: list[str]) -> dict[str, Any]:
+    """Columns in the partition's order of clients; null where a client was silent."""
+    scores = [evaluation.clients.get(c) for c in clients]
+    columns = {k: [None if s is None else getattr(s, k) for s in scores] for k in Score.__dataclass_fields__}
+    central = None if evaluation.central is None else vars(evaluation.central)
+    return {"round": round, "central": central, **columns}
+
+
+def read_evaluation(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
+    columns = zip(line["accuracy"], line["loss"], line["f1"], line["n"], strict=True)
+    scores = {
+        c: Score(a, _number(loss), f1, n)
+        for c, (a, loss, f1, n) in zip(clients, columns, strict=True)
+        if a is not None
+    }
+    central = line["central"]
+    return Evaluation(
+        scores, Score(**central | {"loss": _number(central["loss"])}) if central is not None else None
+    )
+
+
+def read_record(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
+    return Record(
+        line["round"], line["cohort"], line["metrics"], line["bytes_down"], line["bytes_up"], evaluation
+    )
+
+
+def _number(x: float | None) -> float:
+    return math.nan if x is None else x
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: a loss that is none becomes null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,101 @@
+"""Nested dicts with tensors at the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+import torch
+from torch import Tensor
+
+from shoal.types import Tree
+
+
+def map(f: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
+    """Apply `f` to the corresponding leaves of trees of one shape."""
+    head = trees[0]
+    return {
+        k: map(f, *(t[k] for t in trees)) if isinstance(v, Mapping) else f(*(t[k] for t in trees))
+        for k, v in head.items()
+    }
+
+
+def leaves(t: Mapping[str, Any]) -> Iterator[Tensor]:
+    for v in t.values():
+        if isinstance(v, Mapping):
+            yield from leaves(v)
+        else:
+            yield v
+
+
+def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
+    return map(lambda *xs: torch.stack(xs), *trees)
+
+
+def select(t: Mapping[str, Any], i: int) -> Tree:
+    """Row `i` of every leaf, in memory of its own: a view would keep the whole stack alive."""
+    return map(lambda x: x[i].clone(), t)
+
+
+def signature(t: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Names, shapes and types: equal for trees that can be stacked."""
+    return tuple(
+        (k, signature(v)) if isinstance(v, Mapping) else (k, tuple(v.shape), v.dtype)
+        for k, v in sorted(t.items())
+    )
+
+
+def size_bytes(t: Mapping[str, Any]) -> int:
+    return sum(x.numel() * x.element_size() for x in leaves(t))
+
+
+def to(t: Mapping[str, Any], device: torch.device | str) -> Tree:
+    return map(lambda x: x.to(device), t)
+
+
+def flatten(t: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """One level, path parts joined by "/". An empty subtree has no leaves and is not kept."""
+    flat: dict[str, Tensor] = {}
+    for k, v in t.items():
+        path = prefix + quote(k, safe="*")
+        if isinstance(v, Mapping):
+            flat |= flatten(v, path + "/")
+        else:
+            flat[path] = v
+    return flat
+
+
+def unflatten(flat: Mapping[str, Tensor]) -> Tree:
+    t: Tree = {}
+    for path, v in flat.items():
+        *parents, leaf = path.split("/")
+        node = t
+        for k in parents:
+            node = node.setdefault(unquote(k), {})
+        node[unquote(leaf)] = v
+    return t
+
+
+def weighted_mean(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> Tree:
+    """Leaf by leaf, with weights that are scaled to sum to 1. Whole numbers stay whole (batch counters)."""
+    total = float(sum(weights))
+    if total <= 0:
+        raise ValueError("weighted_mean needs a positive total weight")
+    w = torch.tensor([x / total for x in weights], dtype=torch.float64)
+
+    def mean(*xs: Tensor) -> Tensor:
+        if xs[0].is_floating_point():
+            return torch.tensordot(w.to(xs[0]), torch.stack(xs), dims=1)
+        return torch.tensordot(w, torch.stack(xs).double().cpu(), dims=1).round().to(xs[0])
+
+    return map(mean, *trees)
+
+
+def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """The largest absolute difference between two trees of one shape; infinite where the shapes differ."""
+    if signature(a) != signature(b):
+        return float("inf")
+    flat_a, flat_b = flatten(a), flatten(b)
+    gaps = (float((x.double() - flat_b[k].double()).abs().max()) for k, x in flat_a.items() if x.numel())
+    return max(gaps, default=0.0)

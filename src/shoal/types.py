@@ -1,0 +1,156 @@
+"""The words of shoal as types. Read this first: everything else is written in them.
+
+A round is a sequence of stages. A stage plans (who does what), the fleet executes (what a client runs
+is a program), the stage folds the reports into the server's state. A method is a composition of stages,
+plus the two functions that say what a client is served: `models_for` and `predict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+ClientId = str
+Params = dict[str, Tensor]  # a network's parameters and buffers, by name
+Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is sent, stored or vmapped
+
+FIXED = {"fixed": True}  # metadata of a piece's field that a method decides and a user does not
+
+POOL: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster
+
+
+class Examples(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+ClientData = Mapping[str, Examples]  # split ("train", "val", "test") -> examples
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+    w: Tensor  # 1 for a real row, 0 for padding
+    key: Tensor  # int64 scalar: the only source of chance inside a step (dropout, noise)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Down to one client."""
+
+    models: Mapping[str, Params] = field(default_factory=dict)  # none, one or many
+    config: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Up from one client."""
+
+    tensors: Mapping[str, Params] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # name -> (sum, count)
+    counts: Mapping[str, int] = field(default_factory=dict)  # split -> examples held
+
+
+def unchanged(s: Tree) -> Tree:
+    return s
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`epochs` passes over one split of the client's data."""
+
+    split: str
+    epochs: int
+    batch_size: int
+    step: Callable[[Tree, Batch], Tree]  # pure and vmappable; a batch never holds padding only
+    finish: Callable[[Tree], Tree] = unchanged  # after the passes: decide, merge, normalise
+    shuffle: bool = True
+
+
+class ClientProgram(Protocol):
+    """What a client runs. It sees its task, its data and its private tree, nothing else."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def phases(self) -> tuple[Phase, ...]: ...
+
+    @property
+    def batchable(self) -> bool:
+        """Whether clients may be stacked and batches padded (false for batch norm: it mixes rows)."""
+
+    def begin(self, task: Task, private: Tree) -> Tree: ...
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        """The report, and the new private tree (None: unchanged)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who does what. Without tasks the stage has no client work."""
+
+    program: ClientProgram | None = None
+    tasks: Mapping[ClientId, Task] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the server knows between rounds. Never a client's private tree."""
+
+    round: int
+    models: Mapping[str, Params]
+    membership: Mapping[ClientId, Tensor] = field(default_factory=dict)  # weights over sorted(models)
+    roster: tuple[ClientId, ...] = ()  # who is there this round: set by the loop, not stored
+    cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
+    memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
+
+
+class Stage(Protocol):
+    """The server's side of one step of a round."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        """Every program that `plan` may ask clients to run: a real client must know them beforehand."""
+
+    def due(self, round: int) -> bool: ...
+
+    def plan(self, state: ServerState, seed: int) -> Plan: ...
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        """Reports are partial by nature: some clients are silent, sometimes all are."""
+
+
+class Fleet(Protocol):
+    """The clients, and how their work is executed."""
+
+    def roster(self) -> tuple[ClientId, ...]: ...
+
+    def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
+        """The silent are absent."""
+
+
+ModelsFor = Callable[[ServerState, ClientId | None], Mapping[str, Params]]
+Predict = Callable[[Mapping[str, Params], Tree, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    init: Callable[[int], ServerState]
+    stages: tuple[Stage, ...]
+    models_for: ModelsFor  # what a client is sent; None: an inference-only client
+    predict: Predict  # (models, private, x) -> logits
+    classes: int
+    batchable: bool = True  # whether `predict` may run on stacked clients and padded batches
+
+    @property
+    def programs(self) -> dict[str, ClientProgram]:
+        return {p.name: p for stage in self.stages for p in stage.programs}
