@@ -50,9 +50,7 @@ def packed_bytes(t: Mapping[str, Any], meta: object = None) -> int:
 @lru_cache(maxsize=4096)
 def _packed_bytes(signature: tuple[Any, ...], text: str) -> int:
     def blank(part: tuple[Any, ...]) -> Tree:
-        return {
-            p[0]: blank(p[1]) if len(p) == 2 else torch.empty(p[1], dtype=p[2]) for p in part
-        }
+        return {p[0]: blank(p[1]) if len(p) == 2 else torch.empty(p[1], dtype=p[2]) for p in part}
 
     return len(pack(blank(signature), json.loads(text)))
 

@@ -109,8 +109,6 @@ def _score(report: Report) -> Score:
     return Score(hits / rows, report.metrics["loss"][0] / rows, f1, int(rows))
 
 
-
-
 def run(
     method: Method,
     fleet: Fleet,

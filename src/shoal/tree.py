@@ -41,8 +41,7 @@ def select(t: Mapping[str, Any], i: int) -> Tree:
 def signature(t: Mapping[str, Any]) -> tuple[Any, ...]:
     """Names, shapes and types: equal for trees that can be stacked."""
     return tuple(
-        (k, signature(v)) if isinstance(v, Mapping) else (k, tuple(v.shape), v.dtype)
-        for k, v in sorted(t.items())
+        (k, signature(v)) if isinstance(v, Mapping) else (k, tuple(v.shape), v.dtype) for k, v in sorted(t.items())
     )
 
 

@@ -46,12 +46,12 @@ class LocalTraining:
     name: str = "train"
 
     def __post_init__(self) -> None:
-        for field, least in (("epochs", 0), ("batch_size", 1)):
-            if getattr(self, field) < least:
-                raise UserError(f"{self.name}.{field} is {getattr(self, field)}; it must be {least} or more")
-        for field in ("lr", "momentum", "weight_decay", "clip", "mu"):
-            if getattr(self, field) < 0:
-                raise UserError(f"{self.name}.{field} is {getattr(self, field)}; it must not be negative")
+        for key, least in (("epochs", 0), ("batch_size", 1)):
+            if getattr(self, key) < least:
+                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
+        for key in ("lr", "momentum", "weight_decay", "clip", "mu"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must not be negative")
 
     @property
     def optimiser(self) -> Sgd:

@@ -1,0 +1,94 @@
+"""Data: named sets and the user's own files, dealt to clients."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from shoal.data.dataset import Dataset, validate
+from shoal.data.download import Progress
+from shoal.data.federation import SPLITS, Federation
+from shoal.data.files import Options, read
+from shoal.data.heterogeneity import figures
+from shoal.data.partitions import partition
+from shoal.data.prepare import stratified
+from shoal.data.sources import Listing, available, get, load_named, names
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.types import Examples
+
+__all__ = [
+    "SPLITS",
+    "Dataset",
+    "Federation",
+    "Listing",
+    "available",
+    "figures",
+    "get",
+    "load",
+    "partition",
+    "validate",
+]
+
+
+def load(
+    source: str,
+    *,
+    seed: int = 0,
+    clients: int | None = None,
+    label_column: str = "label",
+    client_column: str | None = None,
+    drop_columns: Sequence[str] = (),
+    rows: int | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """A named set, else a path. `rows` keeps a stratified part of the training rows."""
+    options = Options(label_column, client_column, tuple(drop_columns), seed=seed)
+    dataset = load_named(source, seed=seed, clients=clients, download=download, progress=progress)
+    if dataset is None:
+        dataset = _own(source, options)
+    else:
+        _no_columns(source, options)
+    return dataset if rows is None else _subsample(dataset, rows, seed)
+
+
+def _own(source: str, options: Options) -> Dataset:
+    path = Path(source).expanduser()
+    if not path.exists() and not path.suffix and "/" not in source:
+        close = difflib.get_close_matches(source, names(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise UserError(f"data {source!r} is neither a file nor a known set; {hint}Known are {', '.join(names())}")
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        allowed = replace(options, client_column=None) if path.suffix.lower() == ".npz" else options
+        _no_columns(source, allowed)
+    return read(path, options)
+
+
+def _no_columns(source: str, options: Options) -> None:
+    default = Options()
+    for name in ("label_column", "client_column", "drop_columns"):
+        if getattr(options, name) != getattr(default, name):
+            raise UserError(f"{name} is {getattr(options, name)!r}, but {source} is not a table of columns")
+
+
+def _subsample(dataset: Dataset, rows: int, seed: int) -> Dataset:
+    have = len(dataset.train.y)
+    if not 1 <= rows <= have:
+        raise UserError(f"rows is {rows}, but {dataset.name} has {have} training rows: ask for 1 to {have}")
+    if rows == have:
+        return dataset
+    mask = torch.from_numpy(stratified(dataset.train.y.numpy(), rows, derive_seed(seed, "rows")))
+    kept = mask.nonzero().squeeze(1)
+    owner = dataset.owner
+    note = f"a stratified {rows:,} of {have:,} training rows"
+    return replace(
+        dataset,
+        train=Examples(dataset.train.x[kept], dataset.train.y[kept]),
+        owner=None if owner is None else tuple(owner[i] for i in kept.tolist()),
+        note="; ".join(part for part in (dataset.note, note) if part),
+    )

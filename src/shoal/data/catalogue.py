@@ -74,14 +74,14 @@ def _need(folder: Path, file: str) -> Path:
 def _read_idx_set(
     folder: Path, train: str, test: str, classes: int, first: int = 0, transposed: bool = False
 ) -> Pixels:
-    parts = []
-    for prefix in (train, test):
+    def part(prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         images = read_idx_images(_need(folder, f"{prefix}-images-idx3-ubyte.gz"))
         labels = read_idx_labels(_need(folder, f"{prefix}-labels-idx1-ubyte.gz"), classes, first)
         if len(images) != len(labels):
             raise UserError(f"{folder}: {len(images)} images but {len(labels)} labels for {prefix}")
-        parts += [images.transpose(0, 1, 3, 2) if transposed else images, labels]
-    return Pixels(*parts)
+        return images.transpose(0, 1, 3, 2) if transposed else images, labels
+
+    return Pixels(*part(train), *part(test))
 
 
 _QMNIST_TRAIN = "qmnist-train-labels-idx2-int.gz"
@@ -94,9 +94,7 @@ def _read_mnist(folder: Path) -> Pixels:
         return pixels
     table = read_idx(path)
     if table.ndim != 2 or table.shape[1] < 3 or not np.array_equal(table[:, 0], pixels.train_y):
-        raise UserError(
-            f"{path}: column 0 does not repeat the training labels of {folder}, so writers are unknown"
-        )
+        raise UserError(f"{path}: column 0 does not repeat the training labels of {folder}, so writers are unknown")
     return pixels._replace(owner=tuple(f"w{writer:04d}" for writer in table[:, 2].tolist()))
 
 
@@ -106,9 +104,8 @@ def _read_cifar10(folder: Path) -> Pixels:
 
 
 def _read_cifar100(folder: Path) -> Pixels:
-    return Pixels(
-        *(part for name in ("train", "test") for part in read_cifar([folder / f"{name}.bin"], 100, 2))
-    )
+    """Rows have a coarse and a fine label; the fine one counts."""
+    return Pixels(*read_cifar([folder / "train.bin"], 100, 2), *read_cifar([folder / "test.bin"], 100, 2))
 
 
 def _read_svhn_set(folder: Path) -> Pixels:

@@ -32,9 +32,7 @@ def validate(dataset: Dataset) -> Dataset:
         _validate_part(f"{dataset.name}: the {part} part", examples, len(dataset.classes))
     low, high = dataset.train.x.aminmax()
     if low == high:
-        raise UserError(
-            f"{dataset.name}: every feature of the training part is the same number, {low.item():g}"
-        )
+        raise UserError(f"{dataset.name}: every feature of the training part is the same number, {low.item():g}")
     if dataset.test.x.shape[1:] != dataset.train.x.shape[1:]:
         raise UserError(
             f"{dataset.name}: the test part has rows of shape {tuple(dataset.test.x.shape[1:])}, "
@@ -58,6 +56,4 @@ def _validate_part(where: str, examples: Examples, classes: int) -> None:
     if not (low.isfinite() and high.isfinite()):
         raise UserError(f"{where} has {int((~torch.isfinite(x)).sum())} features that are NaN or infinite")
     if y.min() < 0 or y.max() >= classes:
-        raise UserError(
-            f"{where} has labels from {y.min()} to {y.max()}, but they must be in 0..{classes - 1}"
-        )
+        raise UserError(f"{where} has labels from {y.min()} to {y.max()}, but they must be in 0..{classes - 1}")

@@ -16,7 +16,6 @@ from shoal.errors import UserError
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all
 
 _TIMEOUT_S = 30.0
-_CHUNK_BYTES = 1 << 18
 _BUSY = {408, 425, 429}
 
 
@@ -66,8 +65,7 @@ def _attempt_all(
         except (httpx.TransportError, _Transient) as error:
             trouble = str(error) or type(error).__name__
     raise UserError(
-        f"{url} failed {attempts} times, last with: {trouble}; "
-        f"run again to go on from there, or {_by_hand(path)}"
+        f"{url} failed {attempts} times, last with: {trouble}; run again to go on from there, or {_by_hand(path)}"
     )
 
 
@@ -83,7 +81,7 @@ def _stream(url: str, part: Path, name: str, size: int | None, progress: Progres
         done = have if response.status_code == 206 else 0
         total = size or (done + int(response.headers.get("Content-Length", 0))) or None
         with part.open("ab" if done else "wb") as file:
-            for chunk in response.iter_raw(_CHUNK_BYTES):
+            for chunk in response.iter_raw():
                 file.write(chunk)
                 done += len(chunk)
                 if progress is not None:
@@ -100,9 +98,7 @@ def _check_status(response: httpx.Response, url: str, part: Path) -> None:
     if status >= 500 or status in _BUSY:
         raise _Transient(f"HTTP status {status}")
     if status not in (200, 206):
-        raise UserError(
-            f"{url} answered with HTTP status {status} ({response.reason_phrase}), so there is no file"
-        )
+        raise UserError(f"{url} answered with HTTP status {status} ({response.reason_phrase}), so there is no file")
 
 
 def _check(part: Path, path: Path, sha256: str) -> None:

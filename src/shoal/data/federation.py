@@ -133,8 +133,8 @@ def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Exa
             raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")
         if x.shape[1:] != central.x.shape[1:] or x.dtype != central.x.dtype:
             raise UserError(
-                f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, but the central test part has "
-                f"{tuple(central.x.shape[1:])} and {central.x.dtype}"
+                f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, "
+                f"but the central test part has {tuple(central.x.shape[1:])} and {central.x.dtype}"
             )
         if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= classes)):
             raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{classes - 1}")

@@ -14,7 +14,7 @@ _MAX_PAIRED = 2000  # clients that are compared with each other: two million pai
 
 
 def figures(counts: Tensor, seed: int = 0) -> dict[str, float]:
-    """`counts` is [clients, classes]. Above 2,000 clients the distance is that of a seeded sample of 2,000."""
+    """`counts` is [clients, classes]. Above 2,000 clients the distance is that of a seeded sample."""
     table = counts.cpu().numpy().astype(np.float64)
     sizes = table.sum(axis=1)
     shares = table[sizes > 0] / sizes[sizes > 0, None]
@@ -31,7 +31,7 @@ def figures(counts: Tensor, seed: int = 0) -> dict[str, float]:
 
 
 def _js_distance(shares: NDArray[np.float64], seed: int) -> float:
-    """The mean over all pairs of the square root of the Jensen-Shannon divergence in bits: 0 same, 1 disjoint."""
+    """Mean over all pairs; the root of the Jensen-Shannon divergence in bits: 0 the same, 1 disjoint."""
     if len(shares) > _MAX_PAIRED:
         rng = np.random.default_rng(derive_seed(seed, "heterogeneity"))
         shares = shares[rng.choice(len(shares), _MAX_PAIRED, replace=False)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,13 +34,11 @@ def held_out(y: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]
     if not 0 < share < 1:
         raise UserError(f"test_share is {share}, but it must lie between 0 and 1")
     if len(y) < 2:
-        raise UserError(
-            f"{len(y)} row(s) cannot be cut into a training and a test part: at least 2 are needed"
-        )
+        raise UserError(f"{len(y)} row(s) cannot be cut into a training and a test part: at least 2 are needed")
     return stratified(y, min(max(1, round(share * len(y))), len(y) - 1), seed)
 
 
-def as_classes(labels: NDArray, where: str) -> NDArray:
+def as_classes(labels: NDArray[Any], where: str) -> NDArray[Any]:
     """Labels of one sortable type; whole numbers may come as floats."""
     if labels.ndim != 1:
         raise UserError(f"{where}: labels have shape {labels.shape}, but there must be one label per row")
@@ -54,7 +54,7 @@ def as_classes(labels: NDArray, where: str) -> NDArray:
     return labels.astype(np.str_) if labels.dtype.kind == "S" else labels
 
 
-def encode(labels: NDArray, classes: NDArray, where: str) -> NDArray[np.int64]:
+def encode(labels: NDArray[Any], classes: NDArray[Any], where: str) -> NDArray[np.int64]:
     """The position of each label in the sorted `classes`."""
     unknown = np.setdiff1d(labels, classes)
     if len(unknown):
@@ -62,7 +62,7 @@ def encode(labels: NDArray, classes: NDArray, where: str) -> NDArray[np.int64]:
     return np.searchsorted(classes, labels).astype(np.int64)
 
 
-def channel_moments(x: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def channel_moments(x: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean and standard deviation of each column of a table, or of each channel of images [N, C, H, W]."""
     axes = (0, *range(2, x.ndim))
     mean = x.mean(axis=axes, dtype=np.float64)
@@ -75,7 +75,7 @@ def channel_moments(x: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64
     return mean, np.where(constant, 1.0, std)
 
 
-def standardise(x: NDArray, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
+def standardise(x: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
     """In double precision, since large offsets (a time stamp) have no digits left in float32."""
     shape = (-1, *[1] * (x.ndim - 2))
     result = np.empty(x.shape, dtype=np.float32)

@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,11 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 _CIFAR_PIXELS = 3 * 32 * 32
 
 
-def read_idx(path: Path) -> NDArray:
+def read_idx(path: Path) -> NDArray[Any]:
     """An idx file of any shape and number type, gzipped or not."""
     content = _content(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
-        raise UserError(
-            f"{path}: not an idx file: it begins with {content[:4].hex() or 'nothing'}, not 0000TTDD"
-        )
+        raise UserError(f"{path}: not an idx file: it begins with {content[:4].hex() or 'nothing'}, not 0000TTDD")
     dtype, axes = np.dtype(_IDX_TYPES[content[2]]), content[3]
     header = 4 + 4 * axes
     if len(content) < header:
@@ -43,18 +42,14 @@ def read_idx_images(path: Path) -> NDArray[np.uint8]:
     """[N, 1, H, W]"""
     images = read_idx(path)
     if images.ndim != 3 or images.dtype != np.uint8:
-        raise UserError(
-            f"{path}: wrong magic number: {images.ndim} axes of {images.dtype}, but images have 3 of uint8"
-        )
+        raise UserError(f"{path}: wrong magic number: {images.ndim} axes of {images.dtype}, but images have 3 of uint8")
     return images[:, None]
 
 
 def read_idx_labels(path: Path, classes: int, first: int = 0) -> NDArray[np.int64]:
     labels = read_idx(path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise UserError(
-            f"{path}: wrong magic number: {labels.ndim} axes of {labels.dtype}, but labels have 1 of uint8"
-        )
+        raise UserError(f"{path}: wrong magic number: {labels.ndim} axes of {labels.dtype}, but labels have 1 of uint8")
     return checked_labels(path, labels.astype(np.int64) - first, classes)
 
 
@@ -67,9 +62,7 @@ def read_cifar(
     for path in paths:
         content = np.frombuffer(_content(path), np.uint8)
         if len(content) == 0 or len(content) % row_bytes:
-            raise UserError(
-                f"{path}: truncated: {len(content)} bytes are not a multiple of {row_bytes}, one row"
-            )
+            raise UserError(f"{path}: truncated: {len(content)} bytes are not a multiple of {row_bytes}, one row")
         rows = content.reshape(-1, row_bytes)
         checked_labels(path, rows[:, label_bytes - 1].astype(np.int64), classes)
         parts.append(rows)
@@ -90,8 +83,7 @@ def read_svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
     if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
         raise UserError(
-            f"{path}: X has shape {images.shape} of {images.dtype}, "
-            f"but must be (32, 32, 3, {len(labels)}) of uint8"
+            f"{path}: X has shape {images.shape} of {images.dtype}, but must be (32, 32, 3, {len(labels)}) of uint8"
         )
     labels = checked_labels(path, np.where(labels == 10, 0, labels), 10)
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
@@ -100,9 +92,7 @@ def read_svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def checked_labels(path: Path, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
-        raise UserError(
-            f"{path}: {len(outside)} labels lie outside the {classes} classes; the first is {outside[0]}"
-        )
+        raise UserError(f"{path}: {len(outside)} labels lie outside the {classes} classes; the first is {outside[0]}")
     return labels
 
 

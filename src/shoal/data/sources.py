@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,9 +62,7 @@ def digits(seed: int) -> Dataset:
 
 def _synthetic_from(name: str, clients: int, seed: int) -> Dataset:
     """`synthetic:ALPHA,BETA`, or with bounds on a client's rows, `synthetic:ALPHA,BETA,MIN,MAX`."""
-    form = (
-        "synthetic:ALPHA,BETA or synthetic:ALPHA,BETA,MIN,MAX (rows per client), as in synthetic:1,1,20,100"
-    )
+    form = "synthetic:ALPHA,BETA or synthetic:ALPHA,BETA,MIN,MAX (rows per client), as in synthetic:1,1,20,100"
     try:
         numbers = [float(part) for part in name.partition(":")[2].split(",")]
     except ValueError as error:
@@ -84,9 +83,7 @@ def synthetic(
     Features are left as they are drawn: rescaled, the set would no longer be the published one.
     """
     if alpha < 0 or beta < 0:
-        raise UserError(
-            f"synthetic:{alpha:g},{beta:g}: ALPHA and BETA must not be below 0, as in synthetic:1,1"
-        )
+        raise UserError(f"synthetic:{alpha:g},{beta:g}: ALPHA and BETA must not be below 0, as in synthetic:1,1")
     if clients < 1:
         raise UserError(f"clients is {clients}, but must be at least 1")
     if not 1 <= min_rows <= max_rows:
@@ -153,7 +150,7 @@ def _published(source: Source, download: bool, progress: Progress | None) -> Dat
     )
 
 
-def _scaled(images: NDArray, scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
+def _scaled(images: NDArray[Any], scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
     shape = (1, -1, 1, 1)
     x = torch.from_numpy(images.astype(np.float32)).div_(scale)
     return x.sub_(torch.from_numpy(mean).float().view(shape)).div_(torch.from_numpy(std).float().view(shape))

@@ -53,9 +53,7 @@ def read_report(content: RecordDict) -> Report:
 class Grid(Protocol):
     """The one verb of Flower's Grid that is used."""
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]: ...
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]: ...
 
 
 class FlowerFleet:
@@ -74,7 +72,9 @@ class FlowerFleet:
         client_on = {self.node_of[c]: c for c in plan.tasks}
         messages = [
             Message(
-                content=task_record(plan.program.name, task), message_type="train", dst_node_id=self.node_of[c]
+                content=task_record(plan.program.name, task),
+                message_type="train",
+                dst_node_id=self.node_of[c],
             )
             for c, task in plan.tasks.items()
         ]
@@ -102,7 +102,7 @@ def client_app(
     programs = client_programs(method)
     app = ClientApp()
 
-    @app.train()  # type: ignore[untyped-decorator]
+    @app.train()
     def train(message: Message, context: Context) -> Message:
         client = str(context.node_config["client-id"])
         name, task = read_task(message.content)
@@ -121,15 +121,11 @@ class LoopGrid:
         self.app, self.client_on = app, client_on
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         for message in messages:
             node = message.metadata.dst_node_id
-            config = {"client-id": self.client_on[node]}
-            context = Context(
-                run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
-            )
+            config: dict[str, bool | float | int | str] = {"client-id": self.client_on[node]}
+            context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
             yield _over_the_wire(self.app(_over_the_wire(message), context))
 
 

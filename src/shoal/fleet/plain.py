@@ -17,7 +17,7 @@ def counts_of(data: ClientData) -> dict[str, int]:
 def run_one(program: ClientProgram, task: Task, data: ClientData, private: Tree) -> tuple[Report, Tree | None]:
     """What one client does with one task. Batches have their true size: nothing is padded here."""
     with torch.random.fork_rng(devices=[]):  # a network of the user's own may draw from the global generator
-        torch.random.default_generator.manual_seed(task.seed)
+        torch.default_generator.manual_seed(task.seed)
         s = program.begin(task, private)
         for number, phase in enumerate(program.phases):
             x, y = data[phase.split]

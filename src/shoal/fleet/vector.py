@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,15 +79,13 @@ class VectorFleet(PlainFleet):
             for i in range(0, len(ids), width):
                 yield ids[i : i + width]
 
-    def _run(
-        self, program: ClientProgram, ids: Sequence[ClientId], tasks: Mapping[ClientId, Task], s: Tree
-    ) -> Tree:
+    def _run(self, program: ClientProgram, ids: Sequence[ClientId], tasks: Mapping[ClientId, Task], s: Tree) -> Tree:
         for number, phase in enumerate(program.phases):
             seeds = [phase_seed(tasks[c].seed, number) for c in ids]
             held = [self.data[c][phase.split] for c in ids]
             for batch, live in batches(held, phase, seeds):
                 after = vmap(phase.step)(s, batch)
-                s = after if live.all() else tree.map(lambda new, old: _where(live, new, old), after, s)
+                s = after if live.all() else tree.map(partial(_where, live), after, s)
             s = vmap(phase.finish)(s)
         return s
 

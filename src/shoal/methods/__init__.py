@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable
+from typing import Any
 
-from shoal.errors import UserError
+from shoal.errors import UserError, imported
 from shoal.methods.centralised import centralised
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
 from shoal.methods.fedprox import fedprox
 from shoal.methods.local import local
 from shoal.methods.setting import Setting
+from shoal.models import load_model
 from shoal.types import Method
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
@@ -23,23 +26,37 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
 }
 
 
-def build(name: str, setting: Setting) -> Method:
-    """The method by name, with every option of `setting` taken by one of its pieces."""
+def find(name: str) -> Callable[[Setting], Method]:
+    """A method by name, or one's own: `package.module:function`, a function from Setting to Method."""
+    if ":" in name:
+        return imported("method", name)
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"method {name!r} is not known{hint} (known: {', '.join(METHODS)})")
-    method = METHODS[name](setting)
-    setting.refuse_unused(name)
+        raise UserError(
+            f"method {name!r} is not known{hint} (known: {', '.join(METHODS)}, or your own package.module:function)"
+        )
+    return METHODS[name]
+
+
+def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
+    """The method, with every option of `setting` taken by one of its pieces."""
+    method = (find(name) if isinstance(name, str) else name)(setting)
+    setting.refuse_unused(method.name)
     return method
 
 
 def summary(name: str) -> str:
     """The first sentence of a method's module docstring."""
-    import sys
-
-    doc = sys.modules[METHODS[name].__module__].__doc__ or ""
+    doc = sys.modules[find(name).__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 
 
-__all__ = ["METHODS", "Setting", "build", "summary"]
+def options(name: str) -> dict[str, dict[str, Any]]:
+    """What `--set` can change, with defaults: piece -> key -> value."""
+    setting = Setting(load_model("linear", (1,), 2), rounds=20, cohort=5)
+    find(name)(setting)
+    return setting.known
+
+
+__all__ = ["METHODS", "Setting", "build", "find", "options", "summary"]

@@ -20,6 +20,4 @@ def fedavg_ft(s: Setting) -> Method:
     base = fedavg(s)
     tuning = s.training("personalise", LocalTraining, epochs=5, send=False, keep=True, name="personalise")
     stage = Personalise(tuning, one_model_for, rounds=s.rounds, every=s.eval_every)
-    return replace(
-        base, name="fedavg-ft", stages=(*base.stages, stage), predict=own_model_predict(s.model)
-    )
+    return replace(base, name="fedavg-ft", stages=(*base.stages, stage), predict=own_model_predict(s.model))

@@ -24,9 +24,7 @@ def local(s: Setting) -> Method:
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
-        return ServerState(
-            0, {"global": s.model.init(first)}, memory={"train": {"first": torch.tensor(first)}}
-        )
+        return ServerState(0, {"global": s.model.init(first)}, memory={"train": {"first": torch.tensor(first)}})
 
     return Method(
         name="local",

@@ -14,7 +14,11 @@ class Mlp(nn.Module):
     """in-64-30-out with dropout after both hidden layers: 52,500 parameters on 28 x 28 and ten classes."""
 
     def __init__(
-        self, input_shape: tuple[int, ...], classes: int, hidden: tuple[int, int] = (64, 30), dropout: float = 0.0
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        hidden: tuple[int, int] = (64, 30),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(math.prod(input_shape), hidden[0])

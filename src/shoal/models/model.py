@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shoal.errors import UserError
+from shoal.errors import UserError, imported
 from shoal.models.cnn import CnnCifar, CnnFedAvg
 from shoal.models.mlp import Linear, Mlp
 from shoal.models.resnet import ResNet18
@@ -40,8 +39,14 @@ class Model:
     """One network for one kind of input. It holds no weights that matter: all functions take them."""
 
     def __init__(
-        self, name: str, factory: Callable[[], nn.Module], input_shape: tuple[int, ...], classes: int
+        self,
+        name: str,
+        factory: Callable[[], nn.Module],
+        input_shape: tuple[int, ...],
+        classes: int,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.name, self.factory, self.input_shape, self.classes = name, factory, input_shape, classes
         self._training = self._fresh(0).train()
         self._serving = copy.deepcopy(self._training).eval()  # a copy: the mode is a flag on the module
@@ -51,7 +56,7 @@ class Model:
 
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             return self.factory()
 
     def _check_output(self) -> None:
@@ -61,9 +66,7 @@ class Model:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(
-                f"model {self.name} cannot take inputs of shape {self.input_shape}: {error}"
-            ) from error
+            raise UserError(f"model {self.name} cannot take inputs of shape {self.input_shape}: {error}") from error
         if shape != (2, self.classes):
             raise UserError(
                 f"model {self.name} gives outputs of shape {shape} for 2 rows; it must be (2, {self.classes})"
@@ -72,7 +75,7 @@ class Model:
     def init(self, seed: int) -> Params:
         """First weights, by sorted names: the order that a stored or received model has."""
         state = self._fresh(seed).state_dict()
-        return {k: state[k].detach().clone() for k in sorted(state)}
+        return {k: state[k].detach().clone().to(self.device) for k in sorted(state)}
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Logits as served: no dropout, running statistics."""
@@ -95,19 +98,21 @@ class Model:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._serving.parameters())
 
+    def uses(self, kind: type[nn.Module]) -> bool:
+        return any(isinstance(m, kind) for m in self._training.modules())
+
     @property
     def batchable(self) -> bool:
         """Whether a row's output is its own affair. Batch norm mixes rows, so padding would change it."""
-        mixing = (nn.modules.batchnorm._BatchNorm,)
-        return not any(isinstance(m, mixing) for m in self._training.modules())
+        return not self.uses(nn.modules.batchnorm._BatchNorm)
 
 
-def load_model(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
+def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: str = "cpu") -> Model:
     """A built-in network by name, or the user's own: `package.module:Class`.
 
     A class of one's own is called with (input_shape, classes) if it takes two arguments, else with none.
     """
-    factory = _imported(name) if ":" in name else NETWORKS.get(name)
+    factory = imported("model", name) if ":" in name else NETWORKS.get(name)
     if factory is None:
         near = difflib.get_close_matches(name, NETWORKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -116,15 +121,4 @@ def load_model(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
         )
     takes_shape = len(inspect.signature(factory).parameters) >= 2
     make = partial(factory, tuple(input_shape), classes) if takes_shape else factory
-    return Model(name, make, tuple(input_shape), classes)
-
-
-def _imported(name: str) -> Factory:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"model {name!r} cannot be imported: {error}; give it as package.module:Class") from error
-    if not callable(found):
-        raise UserError(f"model {name!r} is not a class or function that makes a torch.nn.Module")
-    return found
+    return Model(name, make, tuple(input_shape), classes, device)

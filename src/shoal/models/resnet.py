@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,10 +42,7 @@ class ResNet18(nn.Module):
         self.norm = make(width)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         self.stages = nn.Sequential(
-            *(
-                nn.Sequential(Block(a, b, 1 if a == b else 2, make), Block(b, b, 1, make))
-                for a, b in zip(widths, widths[1:], strict=False)
-            )
+            *(nn.Sequential(Block(a, b, 1 if a == b else 2, make), Block(b, b, 1, make)) for a, b in pairwise(widths))
         )
         self.head = nn.Linear(8 * width, classes)
 

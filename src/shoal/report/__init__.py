@@ -1,7 +1,7 @@
 """What a run gave: tables in the terminal, figures, and one page that works offline."""
 
 from shoal.report.figures import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
-from shoal.report.page import write_page
+from shoal.report.page import write_page, write_partition_page
 from shoal.report.summary import summarise, summarise_seeds
 from shoal.report.terminal import compare_table, partition_view, result_table
 
@@ -16,4 +16,5 @@ __all__ = [
     "summarise",
     "summarise_seeds",
     "write_page",
+    "write_partition_page",
 ]

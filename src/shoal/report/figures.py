@@ -23,7 +23,7 @@ CLEAR = "rgba(0,0,0,0)"
 MOST_ROWS = 200
 MOST_BANDS = 4  # more bands on top of each other show nothing
 MOST_POINTS = 500
-MOST_WRITTEN_CELLS = 240
+MOST_WRITTEN_CELLS = 400
 LONGEST_NAME = 18
 
 _AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True, "ticks": "outside",
@@ -61,7 +61,8 @@ def accuracy_over_rounds(runs: Sequence[RunRecord]) -> go.Figure:
     reading += " Band: ± 1 standard deviation across clients." if banded else ""
     reading += " Dashed: on the central test set."
     _finish(figure, "Accuracy over rounds", reading, "Round", "Test accuracy (%)")
-    figure.update_xaxes(rangemode="tozero")
+    few = max((r.rounds[-1]["round"] for r in runs if r.rounds), default=0) <= 10
+    figure.update_xaxes(rangemode="tozero", dtick=1 if few else None)  # there is no half round
     return figure.update_yaxes(tickformat=".0%")
 
 
@@ -86,6 +87,7 @@ def accuracy_over_bytes(runs: Sequence[RunRecord]) -> go.Figure:
         f"Sent so far, all clients ({suffix})",
         "Test accuracy (%)",
     )
+    figure.update_xaxes(rangemode="tozero")
     return figure.update_yaxes(tickformat=".0%")
 
 
@@ -145,9 +147,7 @@ def partition_heatmap(partition: Mapping[str, Any]) -> go.Figure:
     _finish(figure, *_heatmap_title(bins, len(partition["clients"])), "Class", "Client")
     figure.update_layout(height=min(900, max(320, 160 + 18 * len(rows))))
     figure.update_xaxes(type="category", labelalias=_aliases(bins.columns), showgrid=False)
-    return figure.update_yaxes(
-        type="category", labelalias=_aliases(bins.rows), showgrid=False, autorange="reversed"
-    )
+    return figure.update_yaxes(type="category", labelalias=_aliases(bins.rows), showgrid=False, autorange="reversed")
 
 
 def _heatmap_title(bins: Bins, clients: int) -> tuple[str, str]:
@@ -188,7 +188,7 @@ def _central(x: Sequence[int], y: Sequence[float | None], name: str, i: int) -> 
 
 
 def _band(x: Sequence[int], accuracy: Sequence[Mapping[str, Any]], i: int) -> go.Scatter:
-    known = [(r, a["mean"], a["std"]) for r, a in zip(x, accuracy, strict=True) if a.get("std") is not None]
+    known = [(r, a["mean"], a["std"]) for r, a in zip(x, accuracy, strict=True) if a["mean"] is not None]
     upper = [(r, min(1.0, mean + std)) for r, mean, std in known]
     lower = [(r, max(0.0, mean - std)) for r, mean, std in reversed(known)]
     outline = upper + lower
@@ -218,8 +218,7 @@ def _finish(figure: go.Figure, title: str, reading: str, x_title: str, y_title: 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
     """Escaped, because plotly reads a subset of HTML in every text that it draws."""
     return [
-        escape(name if run.finished else f"{name}, unfinished")
-        for name, run in zip(labels(runs), runs, strict=True)
+        escape(name if run.finished else f"{name}, unfinished") for name, run in zip(labels(runs), runs, strict=True)
     ]
 
 

@@ -13,9 +13,11 @@ from typing import Any
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
+from shoal import __version__
 from shoal.errors import UserError
 from shoal.report.figures import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
 from shoal.report.summary import COLUMNS, best_rows, caution, summarise, summarise_seeds
+from shoal.store.files import write_bytes
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 
 FACTS = (
@@ -30,22 +32,6 @@ def write_page(runs: Sequence[RunRecord], path: Path) -> Path:
         raise UserError("The report needs at least one run directory, but none was given.")
     for run in runs:
         require_rounds(run)
-    if path.is_dir():
-        raise UserError(
-            f"The report cannot be written to {path}: it is a folder, where a file name is right."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_text(_page(runs), encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
-
-
-def _page(runs: Sequence[RunRecord]) -> str:
-    heading = _heading(runs)
     sections = [
         _settings(runs),
         _results(runs),
@@ -53,14 +39,29 @@ def _page(runs: Sequence[RunRecord]) -> str:
         _partitions(runs),
         _configs(runs),
     ]
-    return Template((files("shoal.report") / "page.html").read_text(encoding="utf-8")).substitute(
+    return _write(path, _heading(runs), _origin(runs), sections)
+
+
+def write_partition_page(partition: Mapping[str, Any], path: Path) -> Path:
+    """How one data set is divided among clients."""
+    heading = f"{len(partition['clients'])} clients by {partition.get('spec', '')}"
+    return _write(path, heading, "", [_card(_partition(partition))])
+
+
+def _write(path: Path, heading: str, origin: str, sections: Sequence[str]) -> Path:
+    if path.is_dir():
+        raise UserError(f"The page cannot be written to {path}: it is a folder, where a file name is right.")
+    page = Template((files("shoal.report") / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"{heading} – shoal"),
         heading=escape(heading),
-        origin=_origin(runs),
-        version=escape(str(runs[0].about.get("shoal", ""))),
+        origin=origin,
+        version=escape(__version__),
         plotly_js=get_plotlyjs(),
         sections="\n".join(sections),
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, page.encode())
+    return path
 
 
 def _heading(runs: Sequence[RunRecord]) -> str:
@@ -75,9 +76,7 @@ def _origin(runs: Sequence[RunRecord]) -> str:
         unfinished = sum(not run.finished for run in runs)
         return f'<span class="badge">{unfinished} unfinished</span>' if unfinished else ""
     (run,) = runs
-    versions = ", ".join(
-        f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about
-    )
+    versions = ", ".join(f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about)
     badge = "" if run.finished else f' <span class="badge">{escape(run.status)}</span>'
     return f"{escape(str(run.path))}{badge}<br>{escape(versions)}"
 
@@ -86,8 +85,7 @@ def _settings(runs: Sequence[RunRecord]) -> str:
     unlike = differing(runs)
     shared = {k: runs[0].settings[k] for k in FACTS if k in runs[0].settings and k not in unlike}
     facts = "".join(
-        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>"
-        for k, v in shared.items()
+        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>" for k, v in shared.items()
     )
     body = f'<dl class="facts">{facts}</dl>'
     if unlike:

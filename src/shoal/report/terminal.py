@@ -37,7 +37,9 @@ def compare_table(records: Sequence[RunRecord]) -> RenderableType:
 def partition_view(partition: Mapping[str, Any]) -> RenderableType:
     """Clients down, classes across; the darker a cell, the more examples."""
     bins = bin_counts(partition, MOST_ROWS, MOST_COLUMNS)
-    parts: list[RenderableType] = [_heat(bins), Text(_reading(bins), style="dim"), _figures(partition)]
+    parts: list[RenderableType] = [_heat(bins), Text(_reading(bins), style="dim")]
+    if figures := partition.get("figures"):
+        parts.append(_figures(figures))
     if note := partition.get("note"):
         parts.append(Text(str(note), style="yellow"))
     return Group(*parts)
@@ -92,10 +94,8 @@ def _reading(bins: Bins) -> str:
     return f"Row: {down}. Column: {across}, {first} to {last}. {SHADES[-1]} = {top:,} examples."
 
 
-def _figures(partition: Mapping[str, Any]) -> Table:
+def _figures(figures: Mapping[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
-    for name, value in partition.get("figures", {}).items():
-        grid.add_row(
-            Text(name.replace("_", " ")), Text(f"{value:,.4g}" if isinstance(value, float) else str(value))
-        )
+    for name, value in figures.items():
+        grid.add_row(Text(name.replace("_", " ")), Text(f"{value:,.4g}" if isinstance(value, float) else str(value)))
     return grid

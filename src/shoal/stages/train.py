@@ -64,9 +64,7 @@ class Federate:
         names = sorted(state.models)
         return replace(state, models={k: self._merged(state, i, k, reports) for i, k in enumerate(names)})
 
-    def _merged(
-        self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]
-    ) -> Params:
+    def _merged(self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]) -> Params:
         weights = [self._weight(state, place, c, r) for c, r in reports.items()]
         parts = [(w, r.tensors["model"]) for w, r in zip(weights, reports.values(), strict=True) if w > 0]
         if not parts:

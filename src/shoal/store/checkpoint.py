@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from shoal import tree
 from shoal.codec import pack, unpack
 from shoal.types import ClientId, ServerState
 
@@ -61,13 +64,13 @@ class Checkpoints:
         for newer in [r for r in self.rounds() if r > round]:
             shutil.rmtree(self._path(newer))
 
-    def load(self, round: int) -> Checkpoint:
+    def load(self, round: int, device: torch.device | str = "cpu") -> Checkpoint:
         folder = self._path(round)
         facts = json.loads((folder / "state.json").read_text())
         tensors = (folder / "state.safetensors").read_bytes()
         if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
             raise ValueError("its tensors do not match their checksum")
-        parts, _ = unpack(tensors)
+        parts = tree.to(unpack(tensors)[0], device)
         state = ServerState(
             int(facts["round"]),
             parts.get("models", {}),
@@ -76,18 +79,16 @@ class Checkpoints:
         )
         return Checkpoint(state, {c: int(r) for c, r in facts["private"].items()})
 
-    def latest(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
+    def latest(self, check: Callable[[Checkpoint], None], device: torch.device | str = "cpu") -> Checkpoint | None:
         """The newest that is whole; a damaged one is passed over, and said. `check` raises if the private
         files that belong to it are not whole."""
         for round in reversed(self.rounds()):
             try:
-                found = self.load(round)
+                found = self.load(round, device)
                 check(found)
                 return found
             except (OSError, ValueError, KeyError) as error:
-                log.warning(
-                    "the checkpoint of round %d is damaged (%s); going back to the one before it", round, error
-                )
+                log.warning("the checkpoint of round %d is damaged (%s); going back to the one before it", round, error)
         return None
 
     def private_rounds(self) -> set[int]:

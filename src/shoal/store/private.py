@@ -12,6 +12,9 @@ from collections.abc import Iterator, MutableMapping
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
+from shoal import tree
 from shoal.codec import pack, unpack
 from shoal.store.files import write_bytes
 from shoal.types import ClientId, Tree
@@ -22,6 +25,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self.folder = folder
         self.index: dict[ClientId, int] = {}  # client -> round whose file has its tree
         self._memory: dict[ClientId, Tree] = {}
+        self._device: torch.device | str = "cpu"
         self._changed: set[ClientId] = set()
         self._read = lru_cache(maxsize=4)(self._read_file)
 
@@ -29,7 +33,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         return self.folder / f"round-{round:06d}.safetensors"
 
     def _read_file(self, round: int) -> Tree:
-        return unpack(self._path(round).read_bytes())[0]
+        return tree.to(unpack(self._path(round).read_bytes())[0], self._device)
 
     def __getitem__(self, client: ClientId) -> Tree:
         if client not in self._memory:
@@ -73,7 +77,8 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
             if path.stat().st_size != 8 + header_bytes + max(ends, default=0):
                 raise ValueError(f"{path.name} of the clients' private state is cut short")
 
-    def restore(self, index: dict[ClientId, int]) -> None:
+    def restore(self, index: dict[ClientId, int], device: torch.device | str = "cpu") -> None:
+        self._device = device
         self.index = dict(index)
         self._memory.clear()
         self._changed.clear()

@@ -16,7 +16,7 @@ NEEDED = {
     "about.json": (),
     "partition.json": ("clients", "classes", "counts"),
 }
-PLACES = {"out", "run_dir"}  # settings that say where a run was written, not what was run
+HOUSEKEEPING = {"keep"}  # says how the run was stored, not what was run
 MOST_IN_LABEL = 4
 
 
@@ -52,9 +52,11 @@ class RunRecord:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The job on one level: what was asked for, without where it was written."""
-        flat = {**self.config, **(self.config.get("set") or {})}
-        return {k: v for k, v in flat.items() if k != "set" and k not in PLACES}
+        """The job on one level: the options of the method's pieces become "piece.key"."""
+        pieces = self.config.get("set", {})
+        options = {f"{piece}.{k}": v for piece, chosen in pieces.items() for k, v in chosen.items()}
+        plain = {k: v for k, v in self.config.items() if k != "set" and k not in HOUSEKEEPING}
+        return plain | options
 
 
 def read_run(path: Path | str, *, need_rounds: bool = False) -> RunRecord:
@@ -65,9 +67,7 @@ def read_run(path: Path | str, *, need_rounds: bool = False) -> RunRecord:
         raise UserError(f"{path} is not a run directory: it lacks {' and '.join(missing)}.")
     config, about, partition = (_read_object(path / name, fields) for name, fields in NEEDED.items())
     if about.get("format", FORMAT) != FORMAT:
-        raise UserError(
-            f"{path} has format {about['format']!r}, but this version of shoal reads format {FORMAT}."
-        )
+        raise UserError(f"{path} has format {about['format']!r}, but this version of shoal reads format {FORMAT}.")
     record = RunRecord(
         path=path,
         config=config,

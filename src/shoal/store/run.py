@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import torch
+
 from shoal.engine import Evaluation, Record
 from shoal.errors import UserError
 from shoal.metrics import Score
@@ -46,9 +48,7 @@ class RunStore:
         self._lock: IO[str] = self._locked()
 
     @classmethod
-    def create(
-        cls, path: Path, config: Mapping[str, Any], partition: Mapping[str, Any], keep: int = KEEP
-    ) -> RunStore:
+    def create(cls, path: Path, config: Mapping[str, Any], partition: Mapping[str, Any], keep: int = KEEP) -> RunStore:
         """A new run directory: made beside its place, so that what stands there is always complete."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(
@@ -111,18 +111,18 @@ class RunStore:
         if self.private.index:
             self.private.discard_except(self.checkpoints.private_rounds())
 
-    def restore(self) -> tuple[ServerState | None, list[Record], float]:
+    def restore(self, device: torch.device | str = "cpu") -> tuple[ServerState | None, list[Record], float]:
         """The last complete round: its state, the records up to it, the seconds they took.
 
         Lines of rounds that have no checkpoint are dropped: those rounds will be played again.
         """
         self._sweep()
-        latest = self.checkpoints.latest(lambda found: self.private.check(found.private))
+        latest = self.checkpoints.latest(lambda found: self.private.check(found.private), device)
         done = latest.state.round if latest else 0
         if latest:
-            self.private.restore(latest.private)
-            self.checkpoints.discard_after(done)
-            self._discard_old()
+            self.private.restore(latest.private, device)
+        self.checkpoints.discard_after(done)
+        self._discard_old()
         kept = {name: [x for x in read_lines(self.path / name) if x["round"] <= done] for name in LINES}
         for name, lines in kept.items():
             rewrite_lines(self.path / name, lines)
@@ -155,20 +155,14 @@ def evaluation_line(round: int, evaluation: Evaluation, clients: list[str]) -> d
 def read_evaluation(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
     columns = zip(line["accuracy"], line["loss"], line["f1"], line["n"], strict=True)
     scores = {
-        c: Score(a, _number(loss), f1, n)
-        for c, (a, loss, f1, n) in zip(clients, columns, strict=True)
-        if a is not None
+        c: Score(a, _number(loss), f1, n) for c, (a, loss, f1, n) in zip(clients, columns, strict=True) if a is not None
     }
     central = line["central"]
-    return Evaluation(
-        scores, Score(**central | {"loss": _number(central["loss"])}) if central is not None else None
-    )
+    return Evaluation(scores, Score(**central | {"loss": _number(central["loss"])}) if central is not None else None)
 
 
 def read_record(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
-    return Record(
-        line["round"], line["cohort"], line["metrics"], line["bytes_down"], line["bytes_up"], evaluation
-    )
+    return Record(line["round"], line["cohort"], line["metrics"], line["bytes_down"], line["bytes_up"], evaluation)
 
 
 def _number(x: float | None) -> float:

@@ -1,0 +1,447 @@
+"""The command line. Results go to stdout, everything else to stderr; `--json` makes stdout one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shoal.errors import UserError
+
+app = typer.Typer(
+    help="Federated learning for fleets of edge devices whose data differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+data_app = typer.Typer(help="Data sets and how they are divided among clients.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out = Console()
+err = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; a free name under runs/ by default.")]
+
+Data = Annotated[
+    str | None,
+    typer.Option(help="A data set by name (`shoal data list`), or your own .npz, .parquet, .csv or folder."),
+]
+Partition = Annotated[
+    str | None,
+    typer.Option(
+        help="iid, dirichlet:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, natural; "
+        "shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE."
+    ),
+]
+Clients = Annotated[int | None, typer.Option(help="How many clients (default 20; natural: all).")]
+Rounds = Annotated[int | None, typer.Option(help="Global rounds (default 20).")]
+Cohort = Annotated[str | None, typer.Option(help="Clients per round: a number, or a share such as 0.1 (default 0.25).")]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs per round (default 2).")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per local step (default 32).")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate (default 0.1).")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum of the local SGD (default 0).")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, resnet18, resnet18-batchnorm, or package.module:Class.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="All chance follows from it (default 0).")]
+FleetName = Annotated[str | None, typer.Option("--fleet", help="auto, plain, vector or flower (in this process).")]
+EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every N rounds, and after the last (default 1).")]
+Device = Annotated[str | None, typer.Option(help="Where tensors live: cpu (default), cuda, ...")]
+Rows = Annotated[int | None, typer.Option(help="Use a stratified subsample of this many training rows.")]
+MinSize = Annotated[int | None, typer.Option(help="Rows that every client must have (default 10).")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")]
+ClientColumn = Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")]
+DropColumn = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="An option of a stage: train.mu=0.1; may be repeated.")]
+
+
+@contextmanager
+def _told(as_json: bool) -> Iterator[None]:
+    """Bad input is one sentence and exit code 2; a stop by the user is 130."""
+    try:
+        yield
+    except UserError as error:
+        err.print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"error": str(error)}))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        err.print("stopped; `shoal resume RUN` goes on from the last complete round")
+        raise typer.Exit(130) from None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, allow_nan=False))
+
+
+def _overrides(flags: dict[str, Any]) -> dict[str, Any]:
+    """The job's keys that were given as flags."""
+    from shoal.job import parse_cohort, parse_options
+
+    given = {k: v for k, v in flags.items() if v is not None}
+    if "cohort" in given:
+        given["cohort"] = parse_cohort(given["cohort"])
+    if "drop_column" in given:
+        given["drop_columns"] = tuple(given.pop("drop_column"))
+    given["set"] = parse_options(given.pop("set_", []))
+    return given
+
+
+def _free(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, -3, ... that is not taken."""
+    place, n = Path("runs") / name, 1
+    while place.exists():
+        n += 1
+        place = Path("runs") / f"{name}-{n}"
+    return place
+
+
+def _place(job: Any) -> Path:
+    return _free(f"{job.method}-{Path(job.data).stem.replace(':', '')}-seed{job.seed}")
+
+
+def _run(job: Any, place: Path, label: str = "") -> dict[str, Any]:
+    from shoal import lab
+    from shoal.console import DownloadProgress, RunProgress
+
+    title = label or job.method
+    with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
+        return lab.start(job, place, on_setup=_announce, on_round=progress.on_round, progress=download)
+
+
+def _announce(bench: Any) -> None:
+    job = bench.job
+    note = f" ({bench.federation.note})" if bench.federation.note else ""
+    err.print(
+        f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {job.cohort} per round, "
+        f"{job.model} with {bench.model.parameters:,} parameters, {job.fleet} fleet, seed {job.seed}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show(paths: list[Path]) -> None:
+    from shoal.report import compare_table, result_table
+    from shoal.store.reader import read_run
+
+    records = [read_run(p) for p in paths]
+    out.print(result_table(records) if len(records) == 1 else compare_table(records))
+
+
+def _write_page(paths: list[Path], page: Path) -> Path:
+    from shoal.report import write_page
+    from shoal.store.reader import read_run
+
+    return write_page([read_run(p, need_rounds=True) for p in paths], page)
+
+
+@app.callback()
+def _main() -> None:
+    from shoal.console import setup_logging
+
+    setup_logging(err)
+
+
+@app.command()
+def run(
+    what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="`shoal methods` lists the methods.")],
+    data: Data = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    momentum: Momentum = None,
+    model: ModelName = None,
+    seed: Seed = None,
+    fleet: FleetName = None,
+    eval_every: EvalEvery = None,
+    device: Device = None,
+    rows: Rows = None,
+    min_size: MinSize = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    drop_column: DropColumn = None,
+    set_: Set = None,
+    out_path: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a method, or every job of a recipe, and keep it in a run directory."""
+    flags = {k: v for k, v in locals().items() if k not in ("what", "out_path", "as_json")}
+    with _told(as_json):
+        from shoal.job import load_recipe, make_job
+
+        if what.endswith(".toml"):
+            recipe = load_recipe(Path(what), _overrides(flags))
+            if recipe.single is None:
+                _run_grid(recipe, out_path or Path("runs") / Path(what).stem, as_json)
+                return
+            job = recipe.single
+        else:
+            job = make_job(_overrides(flags) | {"method": what})
+        place = out_path or _place(job)
+        result = _run(job, place)
+        page = _write_page([place], place / "report.html")
+        if as_json:
+            _print_json(result | {"report": str(page)})
+        else:
+            _show([place])
+            out.print(f"run:    {place}\nreport: {page}", highlight=False, soft_wrap=True)
+
+
+def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
+    """All jobs of a recipe, each in its own run directory; what is finished is not run again."""
+    from shoal import lab
+    from shoal.report import summarise
+    from shoal.store.reader import read_run
+
+    places = [folder / label for label in recipe.jobs]
+    for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
+        title = f"[{i + 1}/{len(places)}] {label}"
+        if (place / "result.json").exists():
+            lab.check_same(place, job)
+            err.print(f"{_escaped(title)} is finished", highlight=False)
+        elif place.exists():
+            lab.check_same(place, job)
+            _resume(place, title)
+        else:
+            _run(job, place, title)
+    page = _write_page(places, folder / "report.html")
+    if as_json:
+        runs = summarise([read_run(p) for p in places])
+        _print_json({"title": recipe.title, "runs": runs, "report": str(page)})
+    else:
+        out.print(f"[bold]{_escaped(recipe.title)}")
+        _show(places)
+        out.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def _resume(path: Path, title: str = "") -> dict[str, Any]:
+    from shoal import lab
+    from shoal.console import DownloadProgress, RunProgress
+    from shoal.store.reader import read_run
+
+    config = read_run(path).config
+    with (
+        DownloadProgress(err) as download,
+        RunProgress(err, title or config["method"], config["rounds"]) as progress,
+    ):
+        return lab.resume(path, on_setup=_announce, on_round=progress.on_round, progress=download)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")], as_json: AsJson = False
+) -> None:
+    """Go on with a run that was stopped, from its last complete round."""
+    with _told(as_json):
+        result = _resume(run_dir)
+        page = _write_page([run_dir], run_dir / "report.html")
+        if as_json:
+            _print_json(result | {"report": str(page)})
+        else:
+            _show([run_dir])
+
+
+@app.command()
+def demo(as_json: AsJson = False) -> None:
+    """A minute with shoal: three methods on scikit-learn's digits, offline, and a page that compares them."""
+    with _told(as_json):
+        from shoal.job import Job
+
+        folder = _free("demo")
+        places = []
+        for method in ("fedavg", "fedavg-ft", "local"):
+            places.append(folder / method)
+            _run(Job(method=method, rounds=30), places[-1])
+        page = _write_page(places, folder / "report.html")
+        _finish_comparison(places, page, as_json)
+
+
+def _finish_comparison(places: list[Path], page: Path, as_json: bool) -> None:
+    from shoal.report import summarise
+    from shoal.store.reader import read_run
+
+    if as_json:
+        _print_json({"runs": summarise([read_run(p) for p in places]), "report": str(page)})
+        return
+    _show(places)
+    out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    what: Annotated[list[str], typer.Argument(metavar="RUN|METHOD...", help="Run directories, or methods to run.")],
+    data: Data = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    momentum: Momentum = None,
+    model: ModelName = None,
+    seed: Seed = None,
+    fleet: FleetName = None,
+    eval_every: EvalEvery = None,
+    device: Device = None,
+    rows: Rows = None,
+    min_size: MinSize = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    drop_column: DropColumn = None,
+    set_: Set = None,
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One table and one page for several runs. A METHOD is run first, with the flags given."""
+    flags = {k: v for k, v in locals().items() if k not in ("what", "out_path", "as_json")}
+    with _told(as_json):
+        from shoal.job import make_job
+        from shoal.methods import METHODS
+
+        jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in what if m in METHODS and not Path(m).is_dir()}
+        places = []
+        for name in what:
+            places.append(_place(jobs[name]) if name in jobs else Path(name))
+            if name in jobs:
+                _run(jobs[name], places[-1])
+        page = _write_page(places, out_path or _free("compare").with_suffix(".html"))
+        _finish_comparison(places, page, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained HTML page for one or more runs."""
+    with _told(as_json):
+        page = _write_page(runs, out_path or runs[0] / "report.html")
+        if as_json:
+            _print_json({"report": str(page)})
+        else:
+            out.print(str(page), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or the options of one."""
+    with _told(as_json):
+        from shoal.methods import METHODS, options, summary
+
+        chosen = [name] if name else list(METHODS)
+        facts = [{"name": m, "summary": summary(m), "options": options(m)} for m in chosen]
+        if as_json:
+            _print_json({"methods": facts})
+            return
+        table = Table(show_header=True, box=None, pad_edge=False)
+        for heading in ("option", "default") if name else ("method", "what it is"):
+            table.add_column(heading)
+        if name:
+            out.print(facts[0]["summary"], highlight=False)
+            for piece, keys in options(name).items():
+                for key, default in keys.items():
+                    table.add_row(f"--set {piece}.{key}=", str(default))
+        else:
+            for fact in facts:
+                table.add_row(str(fact["name"]), str(fact["summary"]))
+        out.print(table)
+
+
+@data_app.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """The data sets known by name, and where each is found."""
+    with _told(as_json):
+        from dataclasses import asdict
+
+        from shoal.data.sources import available
+
+        sets = available()
+        if as_json:
+            _print_json({"data": [asdict(s) for s in sets]})
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("name", "rows", "classes", "shape", "found", "licence", "home"):
+            table.add_column(heading, overflow="fold")
+        for s in sets:
+            table.add_row(*(str(v) for v in asdict(s).values()))
+        out.print(table)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: AsJson = False) -> None:
+    """Download a data set into the cache (with a checksum), unless it is already there."""
+    with _told(as_json):
+        from shoal.console import DownloadProgress
+        from shoal.data.sources import get
+
+        with DownloadProgress(err) as progress:
+            folder = get(name, progress=progress)
+        if as_json:
+            _print_json({"name": name, "folder": str(folder)})
+        else:
+            out.print(str(folder), highlight=False, soft_wrap=True)
+
+
+@data_app.command("show")
+def data_show(
+    data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",
+    partition: Partition = None,
+    clients: Clients = None,
+    seed: Seed = None,
+    rows: Rows = None,
+    min_size: MinSize = None,
+    label_column: LabelColumn = None,
+    client_column: ClientColumn = None,
+    drop_column: DropColumn = None,
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print and draw how a data set is divided: clients by classes, and how much they differ."""
+    flags = {k: v for k, v in locals().items() if k not in ("out_path", "as_json")}
+    with _told(as_json):
+        from shoal import lab
+        from shoal.console import DownloadProgress
+        from shoal.job import make_job
+        from shoal.report import partition_view, write_partition_page
+
+        with DownloadProgress(err) as progress:
+            facts = lab.describe(lab.federation_of(make_job(_overrides(flags)), progress))
+        page = write_partition_page(facts, out_path) if out_path else None
+        if as_json:
+            _print_json(facts | {"page": str(page) if page else None})
+            return
+        out.print(partition_view(facts))
+        if page:
+            out.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

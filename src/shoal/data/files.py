@@ -1,0 +1,332 @@
+"""The user's own data: .npz, .csv, .parquet, or a folder of images by class."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from shoal.data.dataset import Dataset, validate
+from shoal.data.prepare import as_classes, channel_moments, encode, held_out, standardise
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.types import Examples
+
+Array = NDArray[Any]
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+_IMAGE_MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
+
+
+@dataclass(frozen=True)
+class Options:
+    label_column: str = "label"
+    client_column: str | None = None
+    drop_columns: tuple[str, ...] = ()
+    test_share: float = 0.2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """What a file holds, before labels are numbered and features standardised."""
+
+    x: Array
+    labels: Array
+    x_test: Array | None = None
+    labels_test: Array | None = None
+    owner: Array | None = None
+    classes: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
+    columns: tuple[str, ...] | None = None  # of a table: the name of each feature
+
+
+def read(path: Path, options: Options) -> Dataset:
+    if not path.exists():
+        raise UserError(f"data {str(path)!r} does not exist")
+    if path.is_dir():
+        return _dataset(path, _read_folder(path), options)
+    readers: dict[str, Callable[[Path, Options], _Raw]] = {
+        ".npz": _read_npz,
+        ".csv": _read_table,
+        ".parquet": _read_table,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(
+            f"data {str(path)!r} ends in {path.suffix!r}, but must be a folder or end in {', '.join(readers)}"
+        )
+    if path.stat().st_size == 0:
+        raise UserError(f"{path}: the file is empty")
+    return _dataset(path, reader(path, options), options)
+
+
+def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
+    where = str(path)
+    if len(raw.x) != len(raw.labels):
+        raise UserError(f"{where}: {len(raw.x)} rows but {len(raw.labels)} labels")
+    if raw.owner is not None and raw.owner.shape != (len(raw.x),):
+        raise UserError(f"{where}: clients have shape {raw.owner.shape}, but there must be one per row, {len(raw.x)}")
+    _check_finite(where, raw.x, raw.columns)
+    if raw.x_test is not None and raw.labels_test is not None:
+        _check_finite(f"{where}: the test part", raw.x_test, raw.columns)
+        return validate(_with_test(path, raw, raw.x_test, raw.labels_test))
+    labels = as_classes(raw.labels, where)
+    _, y = np.unique(labels, return_inverse=True)
+    test = held_out(y, options.test_share, derive_seed(options.seed, "files", "test"))
+    rest = _Raw(
+        x=raw.x[~test],
+        labels=labels[~test],
+        owner=None if raw.owner is None else raw.owner[~test],
+        classes=raw.classes,
+        columns=raw.columns,
+    )
+    return validate(_with_test(path, rest, raw.x[test], labels[test]))
+
+
+def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Dataset:
+    where = str(path)
+    _check_constant(where, raw.x, raw.columns)
+    labels = as_classes(raw.labels, where)
+    known = np.unique(labels) if raw.classes is None else np.arange(len(raw.classes))
+    names = raw.classes or tuple(str(label) for label in known.tolist())
+    if len(np.unique(labels)) < 2:
+        raise UserError(f"{where}: training needs at least 2 classes, but every label is {str(labels[0])!r}")
+    if raw.classes is not None and (labels.dtype.kind not in "iu" or not np.isin(labels, known).all()):
+        raise UserError(f"{where}: with names in classes, labels must be in 0..{len(names) - 1}")
+    test_labels = as_classes(labels_test, f"{where}: the test part")
+    if test_labels.dtype.kind != labels.dtype.kind and "U" in (test_labels.dtype.kind, labels.dtype.kind):
+        raise UserError(f"{where}: training labels are {labels.dtype} but test labels are {test_labels.dtype}")
+    encode(test_labels, np.unique(labels), f"{where}: the test part")
+    moments = channel_moments(raw.x)
+    return Dataset(
+        name=path.stem if path.is_file() else path.name,
+        train=Examples(standardise(raw.x, *moments), torch.from_numpy(encode(labels, known, where))),
+        test=Examples(standardise(x_test, *moments), torch.from_numpy(encode(test_labels, known, where))),
+        classes=names,
+        owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
+    )
+
+
+def _check_finite(where: str, x: Array, columns: Sequence[str] | None) -> None:
+    if x.size == 0:
+        raise UserError(f"{where} has no rows or no features")
+    if x.dtype.kind != "f" or np.isfinite(x).all():
+        return
+    bad = ~np.isfinite(x)
+    if x.ndim > 2:
+        raise UserError(f"{where}: {int(bad.sum())} features are NaN or infinite")
+    first = int(np.flatnonzero(bad.any(axis=0))[0])
+    column = columns[first] if columns else str(first)
+    raise UserError(
+        f"{where}: column {column!r} has {int(bad[:, first].sum())} values that are "
+        "missing, NaN or infinite: fill them in or leave those rows out"
+    )
+
+
+def _check_constant(where: str, x: Array, columns: Sequence[str] | None) -> None:
+    if x.min() == x.max():
+        raise UserError(f"{where}: every feature is the same number, {x.flat[0]}")
+    if columns is None:
+        return
+    varies: dict[str, bool] = {}
+    for column, varied in zip(columns, x.min(axis=0) != x.max(axis=0), strict=True):
+        varies[column] = varies.get(column, False) or bool(varied)
+    constant = [column for column, varied in varies.items() if not varied]
+    if constant:
+        raise UserError(
+            f"{where}: column {constant[0]!r} is the same number in every training row, so it says nothing: "
+            f"leave it out with --drop-column {constant[0]}"
+        )
+
+
+_X, _Y = ("x", "X", "images"), ("y", "Y", "labels")
+
+
+def _read_npz(path: Path, options: Options) -> _Raw:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise UserError(f"{path}: truncated or not an .npz file: {error}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{path}: {error}: arrays of Python objects are refused, so save numbers or fixed-length text"
+        ) from error
+    x, y = _first_of(path, arrays, _X), _first_of(path, arrays, _Y)
+    has_test = any(f"{name}_test" in arrays for name in _X + _Y)
+    client = options.client_column or "client"
+    if options.client_column and client not in arrays:
+        raise UserError(f"{path}: there is no client array {client!r}; it holds {', '.join(arrays)}")
+    names = arrays.get("classes")
+    return _Raw(
+        x=_channels_first(path, x),
+        labels=y,
+        x_test=_channels_first(path, _first_of(path, arrays, _X, "_test")) if has_test else None,
+        labels_test=_first_of(path, arrays, _Y, "_test") if has_test else None,
+        owner=arrays.get(client),
+        classes=None if names is None else tuple(str(name) for name in names.tolist()),
+    )
+
+
+def _first_of(path: Path, arrays: dict[str, Array], names: Sequence[str], suffix: str = "") -> Array:
+    wanted = [name + suffix for name in names]
+    found = next((arrays[name] for name in wanted if name in arrays), None)
+    if found is None:
+        raise UserError(f"{path}: one of the arrays {', '.join(wanted)} is needed; it holds {', '.join(arrays)}")
+    return found
+
+
+def _channels_first(path: Path, x: Array) -> Array:
+    """[N, features] stays; images [N, H, W] and [N, H, W, C] become [N, C, H, W]."""
+    if x.dtype.kind not in "buif":
+        raise UserError(f"{path}: features are of type {x.dtype}, but must be numbers")
+    if x.dtype.kind == "b":
+        x = x.astype(np.uint8)
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4:
+        channels = (1, 3, 4)
+        return x.transpose(0, 3, 1, 2) if x.shape[3] in channels and x.shape[1] not in channels else x
+    if x.ndim != 2:
+        raise UserError(
+            f"{path}: features have {x.ndim} axes, "
+            "but must be rows [N, F] or images [N, H, W], [N, H, W, C] or [N, C, H, W]"
+        )
+    return x
+
+
+def _read_table(path: Path, options: Options) -> _Raw:
+    table = _load_table(path)
+    names = table.column_names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{path}: there are {names.count(twice)} columns named {twice!r}; rename all but one")
+    for kind, name in (
+        ("label", options.label_column),
+        ("client", options.client_column),
+        *(("drop", name) for name in options.drop_columns),
+    ):
+        if name is not None and name not in names:
+            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {', '.join(names)}")
+    if table.num_rows == 0:
+        raise UserError(f"{path}: the file has columns but no rows")
+    aside = {options.label_column, options.client_column, *options.drop_columns}
+    features = [name for name in names if name not in aside]
+    if not features:
+        raise UserError(f"{path}: no feature columns are left beside {', '.join(names)}")
+    blocks = [_numbers(path, name, table.column(name)) for name in features]
+    return _Raw(
+        x=np.concatenate(blocks, axis=1),
+        labels=_keys(path, table, "label", options.label_column),
+        owner=_keys(path, table, "client", options.client_column) if options.client_column else None,
+        columns=tuple(name for name, block in zip(features, blocks, strict=True) for _ in range(block.shape[1])),
+    )
+
+
+def _load_table(path: Path) -> pa.Table:
+    try:
+        if path.suffix.lower() == ".csv":
+            return pa.csv.read_csv(path)
+        return pa.parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {error}") from error
+
+
+_NUMBER_TYPES = (
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    *(pa.types.is_boolean, pa.types.is_null),
+)
+
+
+def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+    """[rows, 1] for numbers, [rows, k] for lists of k numbers; a missing number is NaN."""
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        lengths = pa.compute.unique(pa.compute.list_value_length(column)).to_pylist()
+        if None in lengths or len(lengths) != 1:
+            raise UserError(f"{path}: the lists in column {name!r} differ in length: one length is needed")
+        flat = _numbers(path, name, pa.compute.list_flatten(column))
+        return flat.reshape(len(column), -1)
+    if not any(is_number(kind) for is_number in _NUMBER_TYPES):
+        raise UserError(
+            f"{path}: column {name!r} is of type {kind}, but features must be numbers: "
+            f"turn it into numbers or leave it out with --drop-column {name}"
+        )
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    filled = column.cast(pa.float64(), safe=False).fill_null(float("nan"))
+    return np.asarray(filled.to_numpy(), dtype=np.float64)[:, None]
+
+
+def _keys(path: Path, table: pa.Table, kind: str, name: str) -> Array:
+    """Labels or clients."""
+    column = table.column(name)
+    if column.null_count:
+        raise UserError(f"{path}: {column.null_count} rows have no {kind} in column {name!r}")
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return np.array(column.to_pylist(), dtype=np.str_)
+    return np.asarray(column.to_numpy())
+
+
+def _read_folder(path: Path) -> _Raw:
+    train, test = path / "train", path / "test"
+    if train.is_dir() and test.is_dir():
+        x, labels, first = _read_classes(train, None)
+        x_test, labels_test, _ = _read_classes(test, first)
+        return _Raw(x, labels, x_test, labels_test)
+    x, labels, _ = _read_classes(path, None)
+    return _Raw(x, labels)
+
+
+_Look = tuple[Path, tuple[int, int], str]  # the first image, and the size and mode that all must share
+
+
+def _read_classes(folder: Path, first: _Look | None) -> tuple[Array, Array, _Look]:
+    images, labels = [], []
+    for kind in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."):
+        files = sorted(file for file in kind.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+        if not files:
+            raise UserError(f"{kind}: a class folder without any image ({', '.join(IMAGE_SUFFIXES)})")
+        for file in files:
+            pixels, look = _read_image(file)
+            first = first or look
+            if look[1:] != first[1:]:
+                raise UserError(
+                    f"{file} is {_words(look)}, but {first[0]} is {_words(first)}: all images must be alike"
+                )
+            images.append(pixels)
+            labels.append(kind.name)
+    if first is None or not images:
+        raise UserError(f"{folder}: no images in it; they are expected as class/*.png (or .jpg, .jpeg)")
+    return np.stack(images), np.array(labels), first
+
+
+def _words(look: _Look) -> str:
+    (width, height), mode = look[1:]
+    return f"{width} x {height} {mode}"
+
+
+def _read_image(file: Path) -> tuple[NDArray[np.uint8], _Look]:
+    """[C, H, W]"""
+    try:
+        with Image.open(file) as image:
+            if image.mode not in _IMAGE_MODES:
+                raise UserError(f"{file}: mode {image.mode} is not one of {', '.join(_IMAGE_MODES)}")
+            pixels = np.asarray(image.convert(_IMAGE_MODES[image.mode]))
+            look = (file, image.size, image.mode)
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise UserError(f"{file}: not a whole image: {error}") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), look

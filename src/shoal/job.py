@@ -1,0 +1,146 @@
+"""A job: everything that says what a run does. Flags and recipe files both become one of these."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shoal.errors import UserError
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Job(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = "fedavg"
+    data: str = "digits"
+    partition: str = "dirichlet:0.3"
+    clients: Positive | None = None  # None: 20, or all owners of a natural partition
+    rounds: Positive = 20
+    cohort: int | float = 0.25  # clients per round: a whole number, or a share such as 0.1
+    epochs: Annotated[int, Field(ge=0)] = 2
+    batch_size: Positive = 32
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    model: str = "mlp"
+    seed: int = 0
+    fleet: Literal["auto", "plain", "vector", "flower"] = "auto"
+    eval_every: Positive = 1
+    device: str = "cpu"
+    rows: Positive | None = None  # a subsample of the training data
+    min_size: Positive = 10
+    val_share: Share = 0.1
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    label_column: str = "label"
+    client_column: str | None = None
+    drop_columns: tuple[str, ...] = ()
+    keep: Positive = 3  # checkpoints
+    set: dict[str, dict[str, Any]] = Field(default_factory=dict)  # options of the method's pieces
+
+    def cohort_size(self, clients: int) -> int:
+        size = self.cohort
+        if isinstance(size, float):
+            if not 0 < size <= 1:
+                raise UserError(f"cohort is {size}; a share must be above 0 and at most 1.0")
+            return max(1, round(size * clients))
+        if not 1 <= size <= clients:
+            raise UserError(f"cohort is {size}; it must be between 1 and the number of clients, {clients}")
+        return size
+
+
+def make_job(values: Mapping[str, Any]) -> Job:
+    try:
+        return Job(**values)
+    except ValidationError as error:
+        raise UserError(_sentence(error.errors()[0])) from None
+
+
+def _sentence(problem: Mapping[str, Any]) -> str:
+    field = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(field, Job.model_fields, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(Job.model_fields)})"
+        return f"key {field!r} is not known{hint}"
+    message = str(problem["msg"])
+    return f"{field} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def parse_options(pairs: list[str]) -> dict[str, dict[str, Any]]:
+    """["train.mu=0.1"] -> {"train": {"mu": 0.1}}"""
+    options: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        path, equals, text = pair.partition("=")
+        piece, dot, key = path.partition(".")
+        if not (equals and dot and piece and key and text):
+            raise UserError(f"--set {pair!r} is not of the form piece.key=value, such as train.mu=0.1")
+        options.setdefault(piece.strip(), {})[key.strip()] = _literal(text.strip())
+    return options
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_cohort(text: str) -> int | float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"--cohort {text!r} is neither a number of clients (10) nor a share (0.1)") from None
+    if not math.isfinite(value):
+        raise UserError(f"--cohort {text!r} is not a number of clients")
+    return int(text) if text.strip().lstrip("+-").isdigit() else value
+
+
+class Recipe(BaseModel):
+    """A file that reproduces one table: a job, and under [grid] the keys that vary."""
+
+    model_config = ConfigDict(frozen=True)
+
+    title: str
+    jobs: dict[str, Job]  # label -> job; one job without a label where nothing varies
+
+    @property
+    def single(self) -> Job | None:
+        return self.jobs.get("")
+
+
+def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"recipe {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path} is not valid TOML: {error}") from None
+    title = str(content.pop("title", path.stem))
+    grid = content.pop("grid", {})
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"recipe {path}: grid.{key} is {values!r}; it must be a list of values")
+    options = merge_options(content.pop("set", {}), overrides.get("set", {}))
+    fixed = content | {k: v for k, v in overrides.items() if k != "set"} | {"set": options}
+    grid = {k: v for k, v in grid.items() if k not in overrides}  # a flag pins what the grid would vary
+    return Recipe(title=title, jobs={label: make_job(fixed | point) for label, point in _points(grid)})
+
+
+def _points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        yield "-".join(str(v).replace("/", "_").replace(":", "") for v in values), point
+
+
+def merge_options(
+    base: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    return {piece: {**base.get(piece, {}), **over.get(piece, {})} for piece in {**base, **over}}

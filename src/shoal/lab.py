@@ -1,0 +1,228 @@
+"""From a job to a run directory: data, partition, model, method and fleet put together, run, resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal import engine
+from shoal.data import load, partition
+from shoal.data.federation import Federation
+from shoal.data.heterogeneity import figures
+from shoal.engine import Record, Result
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.job import Job, make_job
+from shoal.methods import Setting, build
+from shoal.models import Model, load_model
+from shoal.store.run import RunStore
+from shoal.types import ClientId, Fleet, Method, Tree
+
+OnRound = Callable[[Record], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a job stands for, ready to run."""
+
+    job: Job  # with nothing left to be decided
+    federation: Federation
+    model: Model
+    method: Method
+
+
+def federation_of(job: Job, progress: Any = None) -> Federation:
+    natural = job.partition.split("+")[0].split(":")[0] == "natural"
+    clients = job.clients if job.clients is not None or natural else 20
+    dataset = load(
+        job.data,
+        seed=job.seed,
+        clients=clients,
+        label_column=job.label_column,
+        client_column=job.client_column,
+        drop_columns=job.drop_columns,
+        rows=job.rows,
+        progress=progress,
+    )
+    return partition(
+        dataset,
+        job.partition,
+        clients=clients,
+        seed=job.seed,
+        min_size=job.min_size,
+        val_share=job.val_share,
+        test_share=job.test_share,
+        device=_device(job.device),
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def setup(job: Job, progress: Any = None) -> Bench:
+    return arrange(job, job.method, federation_of(job, progress))
+
+
+def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Federation) -> Bench:
+    """The model and the method for this federation, and the job with its open choices made."""
+    model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
+    cohort = job.cohort_size(len(federation))
+    setting = Setting(
+        model=model,
+        rounds=job.rounds,
+        cohort=cohort,
+        epochs=job.epochs,
+        batch_size=job.batch_size,
+        lr=job.lr,
+        momentum=job.momentum,
+        eval_every=job.eval_every,
+        options=job.set,
+    )
+    built = build(method, setting)
+    decided = {"clients": len(federation), "cohort": cohort, "fleet": choose_fleet(job.fleet, model)}
+    return Bench(job.model_copy(update=decided), federation, model, built)
+
+
+def run(
+    method: str | Callable[[Setting], Method],
+    federation: Federation,
+    *,
+    on_round: OnRound | None = None,
+    **keys: Any,
+) -> Result:
+    """A run in memory: `keys` are those of a job (rounds, cohort, epochs, lr, model, seed, set, ...)."""
+    name = method if isinstance(method, str) else getattr(method, "__name__", "own")
+    bench = arrange(make_job({"method": name} | keys), method, federation)
+    return engine.run(
+        bench.method,
+        make_fleet(bench.job.fleet, bench.method, federation),
+        rounds=bench.job.rounds,
+        seed=bench.job.seed,
+        central=federation.central,
+        eval_every=bench.job.eval_every,
+        on_round=on_round,
+    )
+
+
+def choose_fleet(asked: str, model: Model) -> str:
+    """Stacked convolutions become grouped ones, which are slow on a CPU; dense layers gain from stacking."""
+    if asked != "auto":
+        return asked
+    return "plain" if model.uses(nn.modules.conv._ConvNd) or not model.batchable else "vector"
+
+
+def make_fleet(
+    name: str, method: Method, federation: Federation, private: MutableMapping[ClientId, Tree] | None = None
+) -> Fleet:
+    match name:
+        case "plain":
+            return PlainFleet(federation, private)
+        case "vector":
+            return VectorFleet(federation, private)
+        case "flower":
+            try:
+                from shoal.fleet.flower import loop_fleet
+            except ImportError as error:
+                raise UserError(f"fleet 'flower' needs the extra: pip install shoal[flower] ({error})") from None
+            return loop_fleet(method, federation, private)
+    raise UserError(f"fleet {name!r} is not known; choose auto, plain, vector or flower")
+
+
+def describe(federation: Federation) -> dict[str, Any]:
+    """partition.json: who holds what."""
+    counts = federation.counts()
+    return {
+        "clients": list(federation),
+        "classes": list(federation.classes),
+        "counts": counts.tolist(),
+        "sizes": {split: federation.sizes(split).tolist() for split in ("train", "val", "test")},
+        "figures": figures(counts),
+        "spec": federation.spec,
+        "note": federation.note,
+    }
+
+
+def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
+    """A new run in `out`. Returns what `--json` prints."""
+    bench = setup(job, kw.pop("progress", None))
+    if on_setup:
+        on_setup(bench)
+    config = json.loads(bench.job.model_dump_json())
+    with RunStore.create(out, config, describe(bench.federation), keep=job.keep) as store:
+        return _play(bench, store, **kw)
+
+
+def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
+    """Go on from the last complete round; the end is the same bytes as without the stop."""
+    with RunStore.open(path) as store:
+        bench = setup(make_job(store.config), kw.pop("progress", None))
+        if describe(bench.federation) != json.loads((path / "partition.json").read_text()):
+            raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
+        store.checkpoints.keep = bench.job.keep
+        if on_setup:
+            on_setup(bench)
+        return _play(bench, store, **kw)
+
+
+def check_same(path: Path, job: Job) -> None:
+    """A recipe goes on with a run only if it is the run it asks for."""
+    found = make_job(json.loads((path / "config.json").read_text()))
+    for key, value in job.model_dump().items():
+        decided = key in ("clients", "cohort", "fleet")  # resolved when the run was set up
+        if not decided and getattr(found, key) != value:
+            raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
+
+
+def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None) -> dict[str, Any]:
+    state, records, spent_s = store.restore(torch.device(bench.job.device))
+    fleet = make_fleet(bench.job.fleet, bench.method, bench.federation, store.private)
+    result = engine.run(
+        bench.method,
+        fleet,
+        rounds=bench.job.rounds,
+        seed=bench.job.seed,
+        central=bench.federation.central,
+        eval_every=bench.job.eval_every,
+        state=state,
+        records=records,
+        store=store,
+        on_round=on_round,
+    )
+    summary = summarise(bench, result, store.path, spent_s + result.wall_s)
+    store.finish(summary)
+    return summary
+
+
+def summarise(bench: Bench, result: Result, path: Path, wall_s: float) -> dict[str, Any]:
+    job = bench.job
+    return {
+        "method": job.method,
+        "seed": job.seed,
+        "rounds": job.rounds,
+        "data": job.data,
+        "partition": job.partition,
+        "clients": job.clients,
+        "cohort": job.cohort,
+        "model": job.model,
+        "parameters": bench.model.parameters,
+        "fleet": job.fleet,
+        **result.evaluation.figures(),
+        "train_loss": result.records[-1].metrics.get("train.loss"),
+        "bytes_up": sum(r.bytes_up for r in result.records),
+        "bytes_down": sum(r.bytes_down for r in result.records),
+        "wall_s": round(wall_s, 3),
+        "run_dir": str(path),
+    }

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def accuracy_of(mean: float) -> dict[str, float]:
+    return {"mean": mean, "std": 0.1, "worst10": mean - 0.2, "f1": mean - 0.05, "central": 0.5}
+
+
+def round_line(round: int, mean: float, loss: float) -> dict[str, Any]:
+    line = {"round": round, "cohort": 2, "train_loss": 0.7, "bytes_up": 1000, "bytes_down": 3000}
+    if round % 2:
+        return line | {"accuracy": None, "loss": None}
+    return line | {
+        "accuracy": accuracy_of(mean * round / 4),
+        "loss": {"mean": loss * 4 / round, "central": None},
+    }
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> Callable[..., Path]:
+    """Write a small run of four rounds, of which `done` were run and the even ones evaluated.
+
+    Each round sends 1000 bytes up and 3000 down; accuracy and loss end at `mean` and `loss`.
+    """
+
+    def write(
+        name: str = "run",
+        method: str = "fedavg",
+        seed: int = 0,
+        mean: float = 0.75,
+        loss: float = 0.5,
+        done: int = 4,
+        clients: tuple[str, ...] = ("a", "b", "c"),
+        config: dict[str, Any] | None = None,
+    ) -> Path:
+        run = tmp_path / name
+        run.mkdir()
+        job = {"method": method, "data": "digits", "partition": "dirichlet", "clients": len(clients)}
+        job |= {"rounds": 4, "cohort": 2, "lr": 0.1, "seed": seed, "set": {}}
+        objects: dict[str, Any] = {
+            "config": job | (config or {}),
+            "about": {"format": 1, "shoal": "0.1.0", "python": "3.11"},
+            "partition": {
+                "clients": clients,
+                "classes": ["x", "y"],
+                "counts": [[i, 2 * i] for i, _ in enumerate(clients)],
+                "figures": {"js_distance": 0.25, "rows": 9},
+                "note": "",
+            },
+        }
+        if done == 4:
+            objects["result"] = {
+                "method": method,
+                "seed": seed,
+                "rounds": 4,
+                "accuracy": accuracy_of(mean),
+                "loss": {"mean": loss, "central": None},
+                "bytes_up": 4000,
+                "bytes_down": 12000,
+                "wall_s": 90.0,
+            }
+        rounds = range(1, done + 1)
+        last_is_silent = [*(0.5 for _ in clients[1:]), None]
+        lines: dict[str, list[dict[str, Any]]] = {
+            "rounds": [round_line(r, mean, loss) for r in rounds],
+            "clients": [
+                {"round": r, "accuracy": last_is_silent, "n": [10 for _ in clients]} for r in rounds if r % 2 == 0
+            ],
+            "timing": [{"round": r, "wall_s": 1.5} for r in rounds],
+        }
+        for file, value in objects.items():
+            (run / f"{file}.json").write_text(json.dumps(value))
+        for file, values in lines.items():
+            (run / f"{file}.jsonl").write_text("".join(json.dumps(v) + "\n" for v in values))
+        return run
+
+    return write

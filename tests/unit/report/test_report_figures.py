@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.report import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
+from shoal.store.reader import read_run
+
+
+def fleet(clients: int, classes: int = 4) -> dict:
+    counts = [[(7 * i + 3 * j) % 11 for j in range(classes)] for i in range(clients)]
+    return {"clients": [f"c{i}" for i in range(clients)], "classes": list("wxyz")[:classes], "counts": counts}
+
+
+def test_a_small_fleet_is_drawn_client_by_client():
+    figure = partition_heatmap(fleet(3))
+    assert list(figure.data[0].y) == ["c0", "c1", "c2"]
+    assert list(figure.data[0].z[1]) == [7, 10, 2, 5]
+    assert "added up" not in figure.layout.title.text
+
+
+def test_a_large_fleet_is_binned_and_keeps_its_totals():
+    partition = fleet(1001)
+    figure = partition_heatmap(partition)
+    z = np.array(figure.data[0].z)
+    assert z.shape == (167, 4)  # six clients per row, five in the last
+    assert z.sum(axis=0).tolist() == np.array(partition["counts"]).sum(axis=0).tolist()
+    assert z[0].tolist() == np.array(partition["counts"])[:6].sum(axis=0).tolist()
+    assert figure.data[0].y[-1] == "c996 … c1000"
+    assert "6 clients added up per row" in figure.layout.title.text
+
+
+def test_the_rounds_figure_shows_mean_band_and_central(write_run):
+    figure = accuracy_over_rounds([read_run(write_run(mean=0.96))])
+    band, mean, central = figure.data
+    assert (list(mean.x), list(mean.y)) == ([2, 4], [0.48, 0.96])
+    assert list(band.x) == [2, 4, 4, 2]
+    np.testing.assert_allclose(band.y, [0.58, 1.0, 0.86, 0.38])  # never above 100 %
+    assert central.line.dash == "dash" and central.line.color == mean.line.color
+    assert list(central.y) == [0.5, 0.5]
+
+
+def test_many_runs_are_drawn_without_bands(write_run):
+    runs = [read_run(write_run(f"run-{seed}", seed=seed)) for seed in range(5)]
+    figure = accuracy_over_rounds(runs)
+    assert len(figure.data) == 10
+    assert "Band" not in figure.layout.title.subtitle.text
+
+
+def test_traffic_counts_rounds_that_were_not_evaluated(write_run):
+    figure = accuracy_over_bytes([read_run(write_run(mean=0.75))])
+    assert list(figure.data[0].x) == [8.0, 16.0]
+    assert "(kB)" in figure.layout.xaxis.title.text
+
+
+def test_boxes_leave_out_silent_clients_and_escape_their_names(write_run):
+    figure = client_boxes([read_run(write_run(clients=("<b>", "plain", "silent")))])
+    assert [list(point) for point in figure.data[0].customdata] == [["&lt;b&gt;", 10], ["plain", 10]]
+
+
+def test_a_round_in_which_all_clients_were_silent_leaves_a_gap(write_run):
+    run = read_run(write_run())
+    run.rounds[1]["accuracy"].update(mean=None, std=None)
+    band, mean, _ = accuracy_over_rounds([run]).data
+    assert list(mean.y) == [None, 0.75]
+    assert list(band.x) == [4, 4]

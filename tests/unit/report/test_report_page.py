@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from shoal.errors import UserError
+from shoal.report import write_page
+from shoal.store.reader import read_run
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """What a browser makes of the page: elements, addresses, figures and the text outside of scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.best: list[str] = []
+        self.figures: list[dict] = []
+        self.text = ""
+        self._open: tuple[str, dict] = ("", {})
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+        self._open = (tag, dict(attrs))
+
+    def handle_endtag(self, tag):
+        self._open = ("", {})
+
+    def handle_data(self, data):
+        tag, attrs = self._open
+        if attrs.get("type") == "application/json":
+            self.figures.append(json.loads(data))
+        elif tag not in ("script", "style"):
+            self.text += data + "\n"
+        if attrs.get("class") == "best":
+            self.best.append(data)
+
+
+def page_of(paths, tmp_path) -> Page:
+    return Page(write_page([read_run(p) for p in paths], tmp_path / "out" / "page.html").read_text("utf-8"))
+
+
+def test_one_run(write_run, tmp_path):
+    page = page_of([write_run(mean=0.7512, loss=0.4567)], tmp_path)
+    assert "fedavg on digits" in page.text
+    for number in ("75.12", "10.00", "55.12", "70.12", "50.00", "0.457", "4.0 kB", "12.0 kB", "1m 30s"):
+        assert f"\n{number}\n" in page.text
+    assert page.best == []
+    assert len(page.figures) == 4
+    assert '"method": "fedavg"' in page.text
+
+
+def test_the_page_loads_nothing(write_run, tmp_path):
+    page = page_of([write_run()], tmp_path)
+    assert page.addresses == []
+    assert not {"link", "iframe", "img", "base"} & set(page.tags)
+    assert page.tags.count("script") == 2 + len(page.figures)
+
+
+def test_the_page_is_written_beside_and_renamed(write_run, tmp_path):
+    page_of([write_run()], tmp_path)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["page.html"]
+
+
+def test_three_runs_are_compared(write_run, tmp_path):
+    paths = [
+        write_run("a", mean=0.70, loss=0.2),
+        write_run("b", mean=0.80, loss=0.4),
+        write_run("c", method="fedprox", mean=0.75, loss=0.3),
+    ]
+    page = page_of(paths, tmp_path)
+    assert "fedavg, fedprox on digits: 3 runs" in page.text
+    assert page.best == ["0.200", "80.00", "60.00", "75.00"]  # loss of a; mean, worst tenth and F1 of b
+    assert "Over seeds" not in page.text
+
+
+def test_seeds_are_aggregated(write_run, tmp_path):
+    paths = [write_run(str(seed), seed=seed, mean=mean) for seed, mean in enumerate((0.6, 0.7, 0.8))]
+    page = page_of(paths, tmp_path)
+    assert "(3 seeds)" in page.text
+    assert "70.00\n± 10.00" in page.text
+
+
+def test_an_unfinished_run(write_run, tmp_path):
+    page = page_of([write_run(mean=0.8, done=3)], tmp_path)
+    assert page.text.count("unfinished (round 3 of 4)") == 2
+    assert "\n40.00\n" in page.text
+
+
+def test_a_run_without_an_evaluated_round(write_run, tmp_path):
+    page = page_of([write_run(done=1)], tmp_path)
+    assert "No round has been evaluated yet" in page.text
+    assert len(page.figures) == 1
+
+
+def test_hostile_names_stay_text(write_run, tmp_path):
+    path = write_run(HOSTILE.replace("/", ""), method=HOSTILE, clients=(HOSTILE, "b"), config={"model": HOSTILE})
+    harmless = page_of([write_run("harmless", clients=("a", "b"), config={"model": "m"})], tmp_path)
+    hostile = page_of([path], tmp_path)
+    assert hostile.tags == harmless.tags
+    assert HOSTILE in hostile.text
+    assert hostile.figures[-1]["data"][0]["y"][0] == HOSTILE.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def test_different_partitions_are_all_shown(write_run, tmp_path):
+    page = page_of([write_run("a", seed=0), write_run("b", seed=1, clients=("p", "q"))], tmp_path)
+    assert "Partition of fedavg clients=2 seed=1" in page.text
+    assert [figure["data"][0]["y"] for figure in page.figures[-2:]] == [["a", "b", "c"], ["p", "q"]]
+
+
+def test_what_cannot_be_written_is_said(write_run, tmp_path):
+    run = read_run(write_run())
+    with pytest.raises(UserError, match="at least one run directory"):
+        write_page([], tmp_path / "page.html")
+    with pytest.raises(UserError, match="it is a folder"):
+        write_page([run], tmp_path)
+    with pytest.raises(UserError, match="holds no rounds yet"):
+        write_page([run, read_run(write_run("empty", done=0))], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from math import sqrt
+
+import pytest
+
+from shoal.report.summary import COLUMNS, best_rows, caution, duration, summarise, summarise_seeds
+from shoal.store.reader import read_run
+
+COLUMN = {".".join(c.path): c for c in COLUMNS}
+
+
+def test_a_finished_run_is_summed_up_by_its_result(write_run):
+    path = write_run(mean=0.75, loss=0.5)
+    assert summarise([read_run(path)]) == [
+        {
+            "run_dir": str(path),
+            "label": "fedavg",
+            "method": "fedavg",
+            "seed": 0,
+            "finished": True,
+            "status": "finished",
+            "rounds": 4,
+            "accuracy": {"mean": 0.75, "std": 0.1, "worst10": 0.55, "f1": 0.7, "central": 0.5},
+            "loss": {"mean": 0.5, "central": None},
+            "bytes_up": 4000,
+            "bytes_down": 12000,
+            "wall_s": 90.0,
+        }
+    ]
+
+
+def test_an_unfinished_run_is_summed_up_by_what_is_there(write_run):
+    (row,) = summarise([read_run(write_run(mean=0.75, loss=0.5, done=3))])
+    assert row["rounds"] == 3
+    assert row["accuracy"]["mean"] == 0.375  # round 2, the last evaluated
+    assert row["loss"]["mean"] == 1.0
+    assert (row["bytes_up"], row["bytes_down"], row["wall_s"]) == (3000, 9000, 4.5)
+
+
+def test_a_run_before_its_first_round_has_no_numbers(write_run):
+    (row,) = summarise([read_run(write_run(done=0))])
+    assert row["accuracy"]["mean"] is None
+    assert COLUMN["accuracy.mean"].text(row) == "–"
+
+
+def test_a_diverged_loss_is_missing_and_the_rows_stay_valid_json(write_run):
+    rows = summarise([read_run(write_run(loss=float("nan")))])
+    assert rows[0]["loss"]["mean"] is None
+    json.dumps(rows, allow_nan=False)
+
+
+def test_seeds_of_one_job_are_averaged(write_run):
+    runs = [
+        read_run(write_run("a", seed=0, mean=0.70)),
+        read_run(write_run("b", seed=1, mean=0.80)),
+        read_run(write_run("c", seed=2, mean=0.75, done=3)),  # unfinished: left out
+        read_run(write_run("d", seed=1, mean=0.99)),  # the same seed again: left out
+        read_run(write_run("e", seed=3, mean=0.10, config={"lr": 0.5})),  # another job
+    ]
+    (row,) = summarise_seeds(runs)
+    assert row["seeds"] == [0, 1]
+    assert row["accuracy"]["mean"] == pytest.approx({"mean": 0.75, "std": 0.1 / sqrt(2)})
+    assert row["loss"]["central"] is None
+    assert COLUMN["accuracy.mean"].text(row) == "75.00\n± 7.07"
+    assert COLUMN["bytes_up"].text(row) == "4.0 kB\n± 0"
+
+
+def test_rows_over_seeds_are_named_without_the_seed(write_run):
+    runs = [
+        read_run(write_run(f"{lr}-{s}", seed=s, config={"lr": lr})) for lr in (0.1, 0.5) for s in (int(lr > 0.1), 2)
+    ]
+    assert [row["label"] for row in summarise_seeds(runs)] == ["fedavg lr=0.1", "fedavg lr=0.5"]
+
+
+def test_best_is_highest_accuracy_and_lowest_loss(write_run):
+    rows = summarise(
+        [
+            read_run(write_run("a", mean=0.70, loss=0.3)),
+            read_run(write_run("b", mean=0.90, loss=0.6)),
+            read_run(write_run("c", mean=0.90, loss=0.9)),
+        ]
+    )
+    assert best_rows(rows, COLUMN["accuracy.mean"]) == {1, 2}
+    assert best_rows(rows, COLUMN["loss.mean"]) == {0}
+    assert best_rows(rows, COLUMN["bytes_up"]) == set()  # all equal: nothing to choose
+
+
+def test_an_unfinished_run_is_never_best(write_run):
+    runs = [
+        read_run(write_run("a", mean=0.6)),
+        read_run(write_run("b", mean=0.7)),
+        read_run(write_run("c", mean=1.6, done=2)),
+    ]
+    rows = summarise(runs)
+    assert rows[2]["accuracy"]["mean"] == 0.8
+    assert best_rows(rows, COLUMN["accuracy.mean"]) == {1}
+
+
+def test_caution_names_the_uncommon_ground(write_run):
+    one, other = read_run(write_run("a")), read_run(write_run("b", config={"data": "letters"}))
+    assert caution([one, one]) == ""
+    assert caution([one, other]) == "These runs differ in data: their numbers are not directly comparable."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.2 s"),
+        (59.94, "59.9 s"),
+        (59.97, "1m 00s"),
+        (96, "1m 36s"),
+        (3599.9, "1h 00m"),
+        (7380, "2h 03m"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from shoal.errors import UserError
+from shoal.store.reader import differing, labels, read_run
+
+
+def test_a_finished_run_is_read_whole(write_run):
+    run = read_run(write_run())
+    assert run.label == "fedavg"
+    assert run.finished and run.status == "finished"
+    assert [line["round"] for line in run.rounds] == [1, 2, 3, 4]
+    assert [line["round"] for line in run.evaluated] == [2, 4]
+
+
+def test_an_unfinished_run_says_how_far_it_came(write_run):
+    run = read_run(write_run(done=3))
+    assert not run.finished
+    assert run.status == "unfinished (round 3 of 4)"
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere is not a run directory: there is no such folder"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_missing_files_are_named(write_run):
+    path = write_run()
+    (path / "config.json").unlink()
+    (path / "partition.json").unlink()
+    with pytest.raises(UserError, match=r"run is not a run directory: it lacks config.json and partition.json"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.json", '{"method": "fe', "config.json is not readable as JSON"),
+        ("config.json", "[1]", "config.json holds a list where a JSON object is right"),
+        ("config.json", '{"rounds": 3, "seed": 0}', "config.json lacks the field 'method'"),
+        ("about.json", '{"format": 2}', "has format 2, but this version of shoal reads format 1"),
+        ("rounds.jsonl", "7\n", "rounds.jsonl is damaged: line 1 is not a JSON object"),
+    ],
+)
+def test_damage_is_named(write_run, file, text, message):
+    path = write_run()
+    (path / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_run(path)
+
+
+@pytest.mark.parametrize("cut", [b'{"round": 5, "coh', b'{"round": 5, "note": "\xc3'])
+def test_a_cut_last_line_is_ignored(write_run, cut):
+    path = write_run()
+    with (path / "rounds.jsonl").open("ab") as file:
+        file.write(cut)
+    assert [line["round"] for line in read_run(path).rounds] == [1, 2, 3, 4]
+
+
+def test_a_cut_line_before_the_last_is_an_error(write_run):
+    path = write_run()
+    lines = (path / "rounds.jsonl").read_text().splitlines()
+    lines[1] = lines[1][:20]
+    (path / "rounds.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"rounds.jsonl is damaged: line 2"):
+        read_run(path)
+
+
+def test_a_run_without_rounds_is_an_error_only_where_rounds_are_needed(write_run):
+    path = write_run(done=0)
+    (path / "rounds.jsonl").unlink()
+    assert read_run(path).status == "unfinished (round 0 of 4)"
+    with pytest.raises(UserError, match="holds no rounds yet"):
+        read_run(path, need_rounds=True)
+
+
+def test_labels_name_what_differs_within_a_method(write_run):
+    runs = [
+        read_run(write_run("a", seed=0)),
+        read_run(write_run("b", seed=1)),
+        read_run(write_run("c", method="fedprox", config={"set": {"train": {"mu": 0.1}}, "keep": 5})),
+    ]
+    assert labels(runs) == ["fedavg seed=0", "fedavg seed=1", "fedprox"]
+    assert differing(runs) == ["method", "seed", "train.mu"]
+
+
+def test_equal_jobs_are_told_apart_by_their_folder(write_run):
+    runs = [read_run(write_run("first")), read_run(write_run("second"))]
+    assert labels(runs) == ["fedavg · first", "fedavg · second"]
