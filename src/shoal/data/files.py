@@ -96,7 +96,6 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
 
 def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Dataset:
     where = str(path)
-    _check_constant(where, raw.x, raw.columns)
     labels = as_classes(raw.labels, where)
     known = np.unique(labels) if raw.classes is None else np.arange(len(raw.classes))
     names = raw.classes or tuple(str(label) for label in known.tolist())
@@ -108,6 +107,11 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
     if test_labels.dtype.kind != labels.dtype.kind and "U" in (test_labels.dtype.kind, labels.dtype.kind):
         raise UserError(f"{where}: training labels are {labels.dtype} but test labels are {test_labels.dtype}")
     encode(test_labels, np.unique(labels), f"{where}: the test part")
+    if x_test.shape[1:] != raw.x.shape[1:]:
+        raise UserError(
+            f"{where}: rows of the test part have shape {x_test.shape[1:]}, but must have {raw.x.shape[1:]}"
+        )
+    _check_constant(where, raw.x, raw.columns)
     moments = channel_moments(raw.x)
     return Dataset(
         name=path.stem if path.is_file() else path.name,

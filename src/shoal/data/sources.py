@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,8 @@ def _synthetic_from(name: str, clients: int, seed: int) -> Dataset:
     if len(numbers) not in (2, 4) or not all(np.isfinite(numbers)):
         raise UserError(f"data {name!r} is not of the form {form}")
     bounds = [int(number) for number in numbers[2:]] or [50, 1000]
-    return synthetic(numbers[0], numbers[1], clients, seed, min_rows=bounds[0], max_rows=bounds[1])
+    made = synthetic(numbers[0], numbers[1], clients, seed, min_rows=bounds[0], max_rows=bounds[1])
+    return replace(made, name=name)
 
 
 def synthetic(
@@ -177,10 +178,17 @@ def find(source: Source) -> Path | None:
 
 
 def get(name: str, progress: Progress | None = None) -> Path:
-    """The folder of a published set, downloaded if it is on this machine nowhere."""
+    """The folder of a published set, downloaded if it is on this machine nowhere.
+
+    What lacks in the cache is added, so that a set without its optional files gets them.
+    """
     if name not in SOURCES:
         raise UserError(f"data {name!r} cannot be downloaded: what can be is {', '.join(SOURCES)}")
-    return find(SOURCES[name]) or _download(SOURCES[name], progress)
+    source = SOURCES[name]
+    folder = find(source)
+    if folder is None or folder == cache_folder() / source.folder:
+        return _download(source, progress)
+    return folder
 
 
 def _download(source: Source, progress: Progress | None) -> Path:

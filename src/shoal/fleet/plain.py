@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from shoal.fleet.batches import phase_seed, row_order, step_keys
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Plan, Report, Task, Tree
@@ -21,17 +23,40 @@ def run_one(program: ClientProgram, task: Task, data: ClientData, private: Tree)
         s = program.begin(task, private)
         for number, phase in enumerate(program.phases):
             x, y = data[phase.split]
-            order = row_order(len(y), phase, phase_seed(task.seed, number))
+            order = true_batches(row_order(len(y), phase, phase_seed(task.seed, number)), program.batchable)
             keys = step_keys(len(order), phase_seed(task.seed, number)).to(x.device)
             for rows, key in zip(order, keys, strict=True):
-                rows = rows[rows >= 0].to(x.device)
+                rows = rows.to(x.device)
                 s = phase.step(s, Batch(x[rows], y[rows], torch.ones(len(rows), device=x.device), key))
             s = phase.finish(s)
         return program.end(task, s, counts_of(data))
 
 
+def true_batches(order: Tensor, single_rows: bool) -> list[Tensor]:
+    """The rows of each step without padding. Batch norm has no statistics of a single row, so there a row
+    that is left over joins the batch before it, and a client with only one row takes no step."""
+    batches = [rows[rows >= 0] for rows in order]
+    if single_rows:
+        return batches
+    whole: list[Tensor] = []
+    for rows in batches:
+        if len(rows) > 1:
+            whole.append(rows)
+        elif whole:
+            whole[-1] = torch.cat([whole[-1], rows])
+    return whole
+
+
 class ClientError(RuntimeError):
     """A program failed on a client; the message says which."""
+
+
+@contextmanager
+def blaming(program: ClientProgram, client: ClientId) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ClientError(f"program {program.name!r} failed on client {client!r}: {error}") from error
 
 
 class PlainFleet:
@@ -51,10 +76,8 @@ class PlainFleet:
         return {c: self.execute_one(plan.program, c, task) for c, task in plan.tasks.items()}
 
     def execute_one(self, program: ClientProgram, client: ClientId, task: Task) -> Report:
-        try:
+        with blaming(program, client):
             report, private = run_one(program, task, self.data[client], self.private.get(client, {}))
-        except Exception as error:
-            raise ClientError(f"program {program.name!r} failed on client {client!r}: {error}") from error
         if private is not None:
             self.private[client] = private
         return report

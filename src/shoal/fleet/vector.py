@@ -18,7 +18,7 @@ from torch.func import vmap
 
 from shoal import tree
 from shoal.fleet.batches import phase_seed, row_order, step_keys
-from shoal.fleet.plain import PlainFleet, counts_of
+from shoal.fleet.plain import PlainFleet, blaming, counts_of
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class VectorFleet(PlainFleet):
             self._refuse(program, "it mixes the rows of a batch (batch norm)")
         if program.name in self._refused or len(plan.tasks) == 1:
             return super().execute(plan)
-        begun = {c: program.begin(task, self.private.get(c, {})) for c, task in plan.tasks.items()}
+        begun = {c: self._begin(program, c, task) for c, task in plan.tasks.items()}
         reports: dict[ClientId, Report] = {}
         for ids in self._stacks(begun):
             try:
@@ -58,10 +58,15 @@ class VectorFleet(PlainFleet):
                 return reports | dict(super().execute(Plan(program, rest)))
             for i, c in enumerate(ids):
                 task, counts = plan.tasks[c], counts_of(self.data[c])
-                reports[c], private = program.end(task, tree.select(stacked, i), counts)
+                with blaming(program, c):
+                    reports[c], private = program.end(task, tree.select(stacked, i), counts)
                 if private is not None:
                     self.private[c] = private
         return {c: reports[c] for c in plan.tasks}
+
+    def _begin(self, program: ClientProgram, client: ClientId, task: Task) -> Tree:
+        with blaming(program, client):
+            return program.begin(task, self.private.get(client, {}))
 
     def _refuse(self, program: ClientProgram, reason: str) -> None:
         if program.name not in self._refused:

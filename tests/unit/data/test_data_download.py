@@ -38,6 +38,11 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_port}/set/file.gz"
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
@@ -161,7 +166,7 @@ def test_503_then_ok(server: Server, tmp_path: Path) -> None:
 def test_gives_up_in_the_end_and_keeps_the_part(server: Server, tmp_path: Path) -> None:
     server.answers = [cut, status(503)]
     path = tmp_path / "file.gz"
-    with pytest.raises(UserError, match="failed 3 times, last with: HTTP status 503; run again.*SHOAL_DATA"):
+    with pytest.raises(UserError, match=r"failed 3 times, last with: HTTP status 503; run again.*SHOAL_DATA"):
         fetch(server.url, path, SHA256, attempts=3, backoff_s=0)
     assert part_of(path).read_bytes() == BODY[:300_000]
     assert not path.exists()
@@ -189,5 +194,5 @@ def test_full_disk_says_how_much_is_needed(server: Server, tmp_path: Path) -> No
 def test_a_place_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
     server.answers = [whole]
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="file cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(UserError, match=r"file cannot be written: (Not a directory|File exists)"):
         fetch(server.url, tmp_path / "file" / "file.gz", SHA256)

@@ -152,7 +152,7 @@ def test_synthetic_bounds_are_checked() -> None:
 
 
 def test_unknown_names_get_the_closest() -> None:
-    with pytest.raises(UserError, match="did you mean .*fashion-mnist.*Known are digits, synthetic:ALPHA,BETA, mnist"):
+    with pytest.raises(UserError, match=r"did you mean .*fashion-mnist.*Known are digits, synthetic:ALPHA,BETA, mnist"):
         load("fashion_mnist")
     with pytest.raises(UserError, match=r"did you mean emnist:letters"):
         load("emnist:leters")
@@ -177,12 +177,20 @@ def test_mnist_without_writers_has_no_owner(empty_machine: Path) -> None:
 
 
 def test_own_data_come_before_the_cache(empty_machine: Path) -> None:
-    write_idx_set(empty_machine / "cache" / "shoal" / "fashion-mnist", "train", "t10k", [0, 1])
-    assert len(load("fashion-mnist").train.y) == 2
-    write_idx_set(empty_machine / "own" / "fashion-mnist", "train", "t10k", [0, 1, 2])
-    assert len(load("fashion-mnist").train.y) == 3
-    (empty_machine / "own" / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert len(load("fashion-mnist").train.y) == 2
+    write_idx_set(empty_machine / "cache" / "shoal" / "mnist", "train", "t10k", [0, 1])
+    assert len(load("mnist").train.y) == 2
+    write_idx_set(empty_machine / "own" / "mnist", "train", "t10k", [0, 1, 2])
+    assert len(load("mnist").train.y) == 3
+    (empty_machine / "own" / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert len(load("mnist").train.y) == 2
+
+
+def test_the_system_folder_is_looked_at(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SOURCES["fashion-mnist"].system == (Path("/usr/share/datasets/fashion-mnist"),)
+    write_idx_set(empty_machine / "system", "train", "t10k", [0, 1, 2])
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], system=(empty_machine / "system",)))
+    write_idx_set(empty_machine / "cache" / "shoal" / "mnist", "train", "t10k", [0, 1])
+    assert len(load("mnist").train.y) == 3
 
 
 def test_cifar100_in_its_official_folder(empty_machine: Path) -> None:
@@ -232,8 +240,9 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
     """A folder and the address at which it is served."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     folder = tmp_path / "home"
     folder.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
@@ -270,6 +279,7 @@ def test_an_archive_is_downloaded_unpacked_and_removed(empty_machine: Path, home
 def test_single_files_are_downloaded(empty_machine: Path, home, monkeypatch) -> None:
     folder, address = home
     write_idx_set(folder / "set", "train", "t10k", [0, 1])
+    (folder / "set" / "optional.gz").write_bytes(b"more")
     remotes = tuple(
         Remote(f"{address}set/{path.name}", hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
         for path in (folder / "set").iterdir()
@@ -279,7 +289,12 @@ def test_single_files_are_downloaded(empty_machine: Path, home, monkeypatch) -> 
     assert get("fashion-mnist", lambda name, done, total: seen.add(name)) == (
         empty_machine / "cache" / "shoal" / "fashion-mnist"
     )
-    assert len(seen) == 4
+    assert len(seen) == 5
+    optional = empty_machine / "cache" / "shoal" / "fashion-mnist" / "optional.gz"
+    optional.unlink()
+    seen.clear()
+    get("fashion-mnist", lambda name, done, total: seen.add(name))
+    assert seen == {"optional.gz"} and optional.exists()
     assert len(load("fashion-mnist", download=False).train.y) == 2
 
 
@@ -301,12 +316,12 @@ def test_unpacking_is_all_or_nothing(tmp_path: Path) -> None:
         link = tarfile.TarInfo("d/link")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         tar.addfile(link)
-    with pytest.raises(UserError, match="not in this archive.*d/absent"):
+    with pytest.raises(UserError, match=r"not in this archive.*d/absent"):
         unpack(archive, ["d/good", "d/absent"], tmp_path / "out")
     with pytest.raises(UserError, match="not in this archive: d/link as a regular file"):
         unpack(archive, ["d/good", "d/link"], tmp_path / "out")
     archive.write_bytes(archive.read_bytes()[:20])
-    with pytest.raises(UserError, match="a.tar.gz: damaged archive"):
+    with pytest.raises(UserError, match=r"a.tar.gz: damaged archive"):
         unpack(archive, ["d/good"], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 

@@ -1,0 +1,58 @@
+import torch
+
+from shoal.fleet.batches import row_order, step_keys
+from shoal.fleet.plain import true_batches
+from shoal.fleet.vector import batches
+from shoal.types import Examples, Phase
+
+
+def phase(epochs=1, batch_size=4, shuffle=True):
+    return Phase("train", epochs, batch_size, lambda s, b: s, shuffle=shuffle)
+
+
+def test_every_row_once_an_epoch():
+    order = row_order(10, phase(epochs=3), seed=1)
+    assert order.shape == (9, 4)
+    for epoch in order.view(3, -1):
+        assert sorted(epoch[epoch >= 0].tolist()) == list(range(10))
+    assert order[2].tolist()[2:] == [-1, -1]  # the last batch of ten rows holds two
+    assert not torch.equal(order[:3], order[3:6])
+
+
+def test_order_follows_from_the_seed():
+    assert torch.equal(row_order(50, phase(), 1), row_order(50, phase(), 1))
+    assert not torch.equal(row_order(50, phase(), 1), row_order(50, phase(), 2))
+    assert row_order(5, phase(shuffle=False), 1).tolist() == [[0, 1, 2, 3], [4, -1, -1, -1]]
+
+
+def test_no_rows_no_steps():
+    assert row_order(0, phase(epochs=2), 1).shape == (0, 4)
+    assert row_order(3, phase(epochs=0), 1).shape == (0, 4)
+
+
+def test_keys_differ_by_step_and_seed():
+    assert len(set(step_keys(5, 1).tolist() + step_keys(5, 2).tolist())) == 10
+
+
+def test_stacked_batches_hold_each_clients_own_rows():
+    held = [Examples(torch.full((n, 2), float(i)), torch.full((n,), i)) for i, n in enumerate((3, 9, 0))]
+    seen = torch.zeros(3)
+    lives = []
+    for batch, live in batches(held, phase(), [1, 2, 3]):
+        lives.append(live.tolist())
+        for i in range(3):
+            real = batch.w[i] > 0
+            assert bool((batch.y[i][real] == i).all())
+            assert bool((batch.x[i][real] == i).all())
+            seen[i] += real.sum()
+    assert seen.tolist() == [3, 9, 0]
+    assert lives == [[True, True, False], [False, True, False], [False, True, False]]
+
+
+def test_batch_norm_takes_no_single_rows():
+    nine = row_order(9, phase(), 1)
+    assert [len(rows) for rows in true_batches(nine, True)] == [4, 4, 1]
+    joined = true_batches(nine, False)
+    assert [len(rows) for rows in joined] == [4, 5]
+    assert sorted(torch.cat(joined).tolist()) == list(range(9))
+    assert true_batches(row_order(1, phase(epochs=2), 1), False) == []

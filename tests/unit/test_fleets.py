@@ -1,0 +1,134 @@
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from shoal import tree
+from shoal.client.train import LocalTraining
+from shoal.fleet.plain import ClientError, PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.models import load_model
+from shoal.types import Phase, Plan, Report, Task
+
+
+class WithDropout(nn.Module):
+    """A user's network that draws from the global generator: torch refuses to stack it."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.inside, self.drop, self.out = nn.Linear(input_shape[0], 8), nn.Dropout(0.5), nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(self.drop(self.inside(x).relu()))
+
+
+def plan_for(model, clients, **kw):
+    program = LocalTraining(model, epochs=2, batch_size=8, keep=True, **kw)
+    return Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(clients)})
+
+
+def gap(a, b):
+    return max(tree.distance(a[c].tensors["model"], b[c].tensors["model"]) for c in a)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 128])
+def test_grouping_never_changes_a_result(tiny, width):
+    plan = plan_for(load_model("mlp-dropout", (6,), 4), tiny, momentum=0.5, clip=1.0)
+    plain, vector = PlainFleet(tiny), VectorFleet(tiny, stack_clients=width)
+    expected, found = plain.execute(plan), vector.execute(plan)
+    assert gap(expected, found) < 1e-6
+    assert tree.distance(plain.private, vector.private) < 1e-6
+    for c in expected:
+        assert found[c].metrics["loss"] == pytest.approx(expected[c].metrics["loss"], rel=1e-5)
+
+
+def test_company_does_not_matter(tiny):
+    """A client gets the same result alone, with a larger client, and in another order."""
+    model = load_model("mlp", (6,), 4)
+    everybody = plan_for(model, tiny)
+    alone = Plan(everybody.program, {"c1": everybody.tasks["c1"]})
+    backwards = Plan(everybody.program, dict(reversed(everybody.tasks.items())))
+    a, b, c = (VectorFleet(tiny).execute(p)["c1"] for p in (everybody, alone, backwards))
+    assert gap({"c": a}, {"c": b}) < 1e-6
+    assert gap({"c": a}, {"c": c}) < 1e-6
+
+
+def test_nothing_to_do_for_a_split_without_rows(tiny):
+    @dataclass(frozen=True)
+    class Count:
+        name: str = "count"
+        batchable: bool = True
+        split: str = "val"
+
+        @property
+        def phases(self):
+            return (Phase(self.split, 1, 4, lambda s, b: {"n": s["n"] + b.w.sum()}, lambda s: {"n": s["n"] * 10}),)
+
+        def begin(self, task, private):
+            return {"n": torch.tensor(0.0)}
+
+        def end(self, task, s, counts):
+            return Report({"n": s}, {}, counts), None
+
+    data = {c: dict(tiny[c]) for c in tiny}
+    data["c0"]["val"] = type(data["c0"]["val"])(data["c0"]["val"].x[:0], data["c0"]["val"].y[:0])
+    plan = Plan(Count(), {c: Task() for c in data})
+    for fleet in (PlainFleet(data), VectorFleet(data)):
+        reports = fleet.execute(plan)
+        assert reports["c0"].tensors["n"]["n"] == 0
+        assert reports["c2"].tensors["n"]["n"] == 50  # five rows, times ten by finish
+
+
+def test_what_cannot_be_stacked_runs_one_by_one_and_says_so_once(tiny, caplog):
+    model = load_model(f"{__name__}:WithDropout", (6,), 4)
+    plan = plan_for(model, tiny)
+    fleet = VectorFleet(tiny)
+    with caplog.at_level(logging.WARNING):
+        found = fleet.execute(plan)
+        fleet.execute(plan)
+    assert [r for r in caplog.messages if "client by client" in r] == caplog.messages
+    assert len(caplog.messages) == 1
+    assert gap(PlainFleet(tiny).execute(plan), found) == 0
+
+
+def test_a_network_with_chance_of_its_own_repeats_itself(tiny):
+    model = load_model(f"{__name__}:WithDropout", (6,), 4)
+    plan = plan_for(model, tiny)
+    torch.manual_seed(5)
+    first = PlainFleet(tiny).execute(plan)
+    torch.manual_seed(6)
+    assert gap(first, PlainFleet(tiny).execute(plan)) == 0
+
+
+def test_batch_norm_is_never_padded(caplog):
+    from conftest import tiny_federation
+
+    federation = tiny_federation(3, shape=(1, 8, 8))
+    plan = plan_for(load_model("resnet18-batchnorm", (1, 8, 8), 4), federation)
+    with caplog.at_level(logging.WARNING):
+        found = VectorFleet(federation).execute(plan)
+    assert "batch norm" in caplog.text
+    assert gap(PlainFleet(federation).execute(plan), found) == 0
+
+
+@dataclass(frozen=True)
+class Broken:
+    name: str = "broken"
+    batchable: bool = True
+    phases: tuple = field(default=())
+
+    def begin(self, task, private):
+        return {"n": torch.zeros(1)}
+
+    def end(self, task, s, counts):
+        if counts["train"] > 20:
+            raise KeyError("weights")
+        return Report({}, {}, counts), None
+
+
+@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+def test_an_error_names_the_client_and_the_program(tiny, fleet):
+    with pytest.raises(ClientError, match="program 'broken' failed on client 'c2'"):
+        fleet(tiny).execute(Plan(Broken(), {c: Task() for c in tiny}))

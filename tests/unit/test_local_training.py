@@ -1,0 +1,108 @@
+"""One client against PyTorch's own training loop, written out."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from conftest import tiny_federation
+from shoal import tree
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.fleet.batches import phase_seed, row_order
+from shoal.fleet.plain import run_one
+from shoal.models import load_model
+from shoal.types import Task
+
+DATA = tiny_federation()["c3"]
+MODEL = load_model("mlp", (6,), 4)
+TASK = Task({"global": MODEL.init(0)}, {"lr": 0.05}, seed=11)
+
+
+def trained(**kw):
+    return run_one(LocalTraining(MODEL, epochs=2, batch_size=8, **kw), TASK, DATA, {})
+
+
+def by_torch(momentum=0.0, weight_decay=0.0, mu=0.0):
+    net = MODEL._fresh(0)
+    first = [p.detach().clone() for p in net.parameters()]
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    program = LocalTraining(MODEL, epochs=2, batch_size=8)
+    for rows in row_order(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, 0)):
+        rows = rows[rows >= 0]
+        loss = F.cross_entropy(net(DATA["train"].x[rows]), DATA["train"].y[rows])
+        loss = loss + mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), first, strict=True))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {k: v.detach() for k, v in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("kw", [{}, {"momentum": 0.9}, {"momentum": 0.5, "weight_decay": 0.01}, {"mu": 0.7}])
+def test_agrees_with_a_loop_written_out(kw):
+    report, private = trained(**kw)
+    assert private is None
+    assert tree.distance(report.tensors["model"], by_torch(**kw)) < 1e-6
+
+
+def test_one_step_does_not_feel_the_proximal_pull():
+    """Its gradient is zero where training starts."""
+    one = {"epochs": 1, "batch_size": 1000}
+    a, _ = run_one(LocalTraining(MODEL, **one), TASK, DATA, {})
+    b, _ = run_one(LocalTraining(MODEL, mu=10.0, **one), TASK, DATA, {})
+    assert tree.distance(a.tensors["model"], b.tensors["model"]) < 1e-7
+
+
+def test_a_stronger_pull_stays_closer():
+    def drift(mu):
+        model = trained(mu=mu)[0].tensors["model"]
+        return sum(float((model[k] - TASK.models["global"][k]).square().sum()) for k in model)
+
+    assert drift(0.0) > drift(1.0) > drift(10.0)
+
+
+def test_loss_is_reported_per_example():
+    report, _ = trained()
+    total, rows = report.metrics["loss"]
+    assert rows == 2 * len(DATA["train"].y)
+    assert 0 < total / rows < 3
+    assert report.counts == {split: len(e.y) for split, e in DATA.items()}
+
+
+def test_keep_and_send():
+    report, private = trained(send=False, keep=True)
+    assert report.tensors == {}
+    assert private is not None
+    assert tree.distance(private["model"], by_torch()) < 1e-6
+
+
+def test_own_model_goes_on_from_where_it_was():
+    program = LocalTraining(MODEL, start="own", send=False, keep=True)
+    task = Task({}, {"lr": 0.05, "first": 5.0}, seed=1)
+    _, first = run_one(program, task, DATA, {})
+    _, second = run_one(program, task, DATA, first)
+    _, alone = run_one(LocalTraining(MODEL, start="received"), Task({"m": first["model"]}, {"lr": 0.05}, 1), DATA, {})
+    assert alone is None
+    again, _ = run_one(LocalTraining(MODEL), Task({"m": first["model"]}, {"lr": 0.05}, seed=1), DATA, {})
+    assert tree.distance(second["model"], again.tensors["model"]) == 0
+
+
+def test_batch_norm_trains_and_sends_its_buffers():
+    federation = tiny_federation(2, shape=(1, 8, 8))
+    model = load_model("resnet18-batchnorm", (1, 8, 8), 4)
+    report, _ = run_one(LocalTraining(model, batch_size=4), Task({"g": model.init(0)}, {"lr": 0.01}), federation["c1"], {})
+    sent = report.tensors["model"]
+    assert sent["norm.num_batches_tracked"] == 4  # 16 rows in batches of 4
+    assert set(sent) == set(model.init(0))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"epochs": -1}, r"train\.epochs is -1"),
+        ({"batch_size": 0}, r"train\.batch_size is 0; it must be 1"),
+        ({"lr": -0.1}, r"train\.lr is -0\.1; it must not be negative"),
+    ],
+)
+def test_bad_numbers(bad, message):
+    with pytest.raises(UserError, match=message):
+        LocalTraining(MODEL, **bad)

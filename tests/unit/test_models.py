@@ -1,0 +1,133 @@
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from shoal.errors import UserError
+from shoal.models import load_model
+
+KEY = torch.tensor(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("mlp", (1, 28, 28), 52_500),  # 784*64+64 + 64*30+30 + 30*10+10
+        ("mlp-dropout", (1, 28, 28), 52_500),
+        ("cnn-cifar", (3, 32, 32), 73_418),
+        ("cnn-fedavg", (1, 28, 28), 582_026),
+        ("linear", (784,), 7_850),
+        ("resnet18", (3, 32, 32), 11_173_962),
+    ],
+)
+def test_parameter_counts(name, shape, parameters):
+    assert load_model(name, shape, 10).parameters == parameters
+
+
+def test_init_follows_from_the_seed_alone():
+    model = load_model("mlp", (4,), 3)
+    torch.manual_seed(99)
+    before = torch.random.get_rng_state()
+    a, b, c = model.init(1), model.init(1), model.init(2)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert not torch.equal(a["fc1.weight"], c["fc1.weight"])
+    assert list(a) == sorted(a)
+
+
+def test_head_is_the_last_layer():
+    assert load_model("cnn-fedavg", (1, 28, 28), 10).head == ("head.weight", "head.bias")
+
+
+def test_dropout_needs_a_key_and_scales():
+    model = load_model("mlp-dropout", (4,), 3)
+    params, x = model.init(0), torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    served = model.predict(params, x)
+    assert torch.equal(served, model.predict(params, x))
+    first, _ = model.forward(params, x, torch.tensor(1))
+    again, _ = model.forward(params, x, torch.tensor(1))
+    other, _ = model.forward(params, x, torch.tensor(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    many = torch.stack([model.forward(params, x, torch.tensor(k))[0] for k in range(300)]).mean(0)
+    assert float((many - served).abs().mean()) < 0.1  # the head is linear, so dropout is nearly unbiased
+
+
+def test_batch_norm_updates_its_buffers_without_touching_the_input():
+    model = load_model("resnet18-batchnorm", (3, 8, 8), 2)
+    assert not model.batchable
+    params = model.init(0)
+    before = {k: v.clone() for k, v in params.items()}
+    _, buffers = model.forward(params, torch.randn(4, 3, 8, 8) + 1, KEY)
+    assert all(torch.equal(before[k], v) for k, v in params.items())
+    assert buffers["norm.num_batches_tracked"] == 1
+    assert not torch.equal(buffers["norm.running_mean"], params["norm.running_mean"])
+    assert set(buffers) | set(model.trainable) == set(params)
+
+
+def test_group_norm_is_the_default():
+    assert load_model("resnet18", (3, 8, 8), 2).batchable
+
+
+def test_forward_has_the_gradient_of_autograd():
+    model = load_model("cnn-fedavg", (1, 16, 16), 3)
+    params = model.init(0)
+    x = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    slopes = grad(lambda p: model.forward(p, x, KEY)[0].square().sum())(params)
+    tensors = {k: v.clone().requires_grad_() for k, v in params.items()}
+    model.forward(tensors, x, KEY)[0].square().sum().backward()
+    for k, v in tensors.items():
+        assert torch.allclose(slopes[k], v.grad, atol=1e-5)
+
+
+def test_stacked_networks_agree_with_single_ones():
+    model = load_model("cnn-cifar", (3, 32, 32), 4)
+    params = [model.init(i) for i in range(3)]
+    stacked = {k: torch.stack([p[k] for p in params]) for k in params[0]}
+    x = torch.randn(3, 2, 3, 32, 32)
+    together = vmap(model.predict)(stacked, x)
+    for i, p in enumerate(params):
+        assert torch.allclose(together[i], model.predict(p, x[i]), atol=1e-5)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.out = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+def test_own_models():
+    assert load_model(f"{__name__}:TwoLayers", (4,), 3).parameters == 15
+    assert load_model(f"{__name__}:Fixed", (4,), 3).parameters == 15
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("mpl", (4,), "'mpl' is not known; did you mean mlp"),
+        ("cnn-cifar", (64,), r"takes images of at least 18 x 18 pixels, not inputs of shape \(64,\)"),
+        ("no.such.module:Net", (4,), "cannot be imported"),
+        ("math:pi", (4,), "is not a class or function"),
+        (f"{__name__}:Fixed", (5,), r"cannot take inputs of shape \(5,\)"),
+    ],
+)
+def test_bad_models(name, shape, message):
+    with pytest.raises(UserError, match=message):
+        load_model(name, shape, 3)
+
+
+def test_wrong_number_of_outputs():
+    with pytest.raises(UserError, match=r"outputs of shape \(2, 3\) for 2 rows; it must be \(2, 7\)"):
+        load_model(f"{__name__}:Fixed", (4,), 7)

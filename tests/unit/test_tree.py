@@ -1,0 +1,62 @@
+import math
+
+import pytest
+import torch
+
+from shoal import tree
+
+A = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3.0)}}
+B = {"a": torch.tensor([3.0, 6.0]), "b": {"c": torch.tensor(7.0)}}
+
+
+def test_map_stack_select_round_trip():
+    stacked = tree.stack([A, B])
+    assert stacked["a"].tolist() == [[1, 2], [3, 6]]
+    assert tree.distance(tree.select(stacked, 1), B) == 0
+    assert tree.map(lambda x, y: x + y, A, B)["b"]["c"] == 10
+
+
+def test_select_has_memory_of_its_own():
+    stacked = tree.stack([A, B])
+    row = tree.select(stacked, 0)
+    stacked["a"].zero_()
+    assert row["a"].tolist() == [1, 2]
+
+
+def test_flatten_keeps_hostile_names():
+    t = {"a/b": {"c.d": torch.tensor(1.0)}, "%2F": torch.tensor(2.0)}
+    flat = tree.flatten(t)
+    assert len(flat) == 2
+    assert all(k.count("/") <= 1 for k in flat)
+    back = tree.unflatten(flat)
+    assert set(back) == {"a/b", "%2F"}
+    assert tree.distance(back, t) == 0
+
+
+def test_weighted_mean_by_hand():
+    # weights 1 and 3: (1*1 + 3*3)/4 = 2.5, (2 + 18)/4 = 5, (3 + 21)/4 = 6
+    mean = tree.weighted_mean([A, B], [1, 3])
+    assert mean["a"].tolist() == [2.5, 5]
+    assert mean["b"]["c"] == 6
+
+
+def test_weighted_mean_keeps_whole_numbers_whole():
+    mean = tree.weighted_mean([{"n": torch.tensor(10)}, {"n": torch.tensor(21)}], [1, 1])
+    assert mean["n"].dtype == torch.int64
+    assert mean["n"] in (15, 16)
+
+
+def test_weighted_mean_needs_weight():
+    with pytest.raises(ValueError, match="positive"):
+        tree.weighted_mean([A], [0])
+
+
+def test_distance_sees_shape_and_value():
+    assert tree.distance(A, B) == 4
+    assert math.isinf(tree.distance(A, {"a": A["a"]}))
+    reordered = {"b": A["b"], "a": A["a"]}
+    assert tree.distance(A, reordered) == 0
+
+
+def test_size_bytes():
+    assert tree.size_bytes(A) == 12
