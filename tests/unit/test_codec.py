@@ -35,7 +35,10 @@ def test_report_round_trip_and_size():
 
 
 def test_size_does_not_depend_on_values():
-    small, large = Report({}, {"loss": (1.0, 1.0)}, {"train": 1}), Report({}, {"loss": (0.1234567, 1e9)}, {"train": 10**9})
+    small, large = (
+        Report({}, {"loss": (1.0, 1.0)}, {"train": 1}),
+        Report({}, {"loss": (0.1234567, 1e9)}, {"train": 10**9}),
+    )
     assert len(codec.encode_report(small)) == len(codec.encode_report(large))
 
 

@@ -80,7 +80,7 @@ def _stream(url: str, part: Path, name: str, size: int | None, progress: Progres
             raise _Transient("the server sent another range than the one asked for")
         done = have if response.status_code == 206 else 0
         total = size or (done + int(response.headers.get("Content-Length", 0))) or None
-        with part.open("wb" if done else "wb") as file:
+        with part.open("ab" if done else "wb") as file:
             for chunk in response.iter_raw():
                 file.write(chunk)
                 done += len(chunk)

@@ -1,0 +1,92 @@
+"""kill -9 at random moments: after `resume` the run directory is always the same bytes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal import lab
+from shoal.job import Job
+
+# Private state, several files per checkpoint, quick rounds: most moments fall into some write.
+JOB = Job(method="fedavg-ft", data="digits", clients=8, rows=400, rounds=12, cohort=4, epochs=1, fleet="plain")
+MOMENTS = 20
+
+
+def run(path: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    lab.start(JOB, Path(path))
+
+
+def digest(folder: Path) -> dict[str, bytes]:
+    skip = ("timing.jsonl", "result.json", "lock")
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {k: v for k, v in files.items() if k not in skip}
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shoal.lab"])
+    return context
+
+
+def started(processes, path):
+    child = processes.Process(target=run, args=(str(path),))
+    child.start()
+    while not (path / "config.json").exists() and child.is_alive():
+        time.sleep(0.001)
+    return child
+
+
+def test_kill_at_twenty_moments(tmp_path, processes):
+    whole = started(processes, tmp_path / "whole")
+    begun = time.monotonic()
+    whole.join()
+    length_s = time.monotonic() - begun
+    expected = digest(tmp_path / "whole")
+    assert "checkpoints/round-000012/state.safetensors" in expected
+    assert any(name.startswith("private/") for name in expected)
+
+    chance = random.Random(7)
+    reached = set()
+    for i in range(MOMENTS):
+        path = tmp_path / f"killed-{i}"
+        child = started(processes, path)
+        time.sleep(chance.uniform(0, length_s))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        reached.add(len(list((path / "checkpoints").glob("round-*"))))
+        lab.resume(path)
+        assert digest(path) == expected, f"killed at moment {i}"
+    assert len(reached) > 1  # the moments were spread over the run
+
+
+def test_kill_before_the_first_round_and_twice(tmp_path, processes):
+    path = tmp_path / "run"
+    child = started(processes, path)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    begun = (path / "config.json").read_bytes()
+
+    class Stop(Exception):
+        pass
+
+    def stop(record):
+        if record.round in (3, 7):
+            raise Stop
+
+    for _ in range(2):
+        with pytest.raises(Stop):
+            lab.resume(path, on_round=stop)
+    result = lab.resume(path)
+    assert result["rounds"] == 12
+    assert (path / "config.json").read_bytes() == begun

@@ -1,0 +1,127 @@
+"""Every method on every fleet: the same weights, private state, metrics and bytes. None escapes: METHODS is walked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import tiny_federation
+from shoal import engine, lab, tree
+from shoal.job import Job
+from shoal.lab import arrange, make_fleet
+from shoal.methods import METHODS
+from shoal.store.run import RunStore
+
+FLEETS = ("vector", "flower")
+MODELS = {"mlp-dropout": (6,), "cnn-fedavg": (1, 16, 16), "resnet18-batchnorm": (1, 8, 8)}
+WITHIN = 1e-5
+
+
+def job_for(method, model, **kw):
+    settings = {"rounds": 3, "cohort": 3, "epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "seed": 4}
+    return Job(method=method, model=model, **settings | kw)
+
+
+def play(method, model, fleet, federation):
+    bench = arrange(job_for(method, model), method, federation)
+    private = {}
+    running = make_fleet(fleet, bench.method, federation, private)
+    result = engine.run(bench.method, running, rounds=3, seed=4, central=federation.central, eval_every=2)
+    return result, private
+
+
+def numbers(value):
+    """All numbers of a nested structure, in one order."""
+    if isinstance(value, dict):
+        return [x for k in sorted(value) for x in numbers(value[k])]
+    if isinstance(value, list | tuple):
+        return [x for v in value for x in numbers(v)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Plain runs, made once per (method, model)."""
+    made = {}
+
+    def get(method, model):
+        if (method, model) not in made:
+            federation = tiny_federation(5, MODELS[model])
+            made[method, model] = (federation, *play(method, model, "plain", federation))
+        return made[method, model]
+
+    return get
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("fleet", FLEETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_fleets_agree(method, fleet, model, reference):
+    federation, expected, private = reference(method, model)
+    found, found_private = play(method, model, fleet, federation)
+    assert tree.distance(expected.state.models, found.state.models) < WITHIN
+    assert tree.distance(expected.state.memory, found.state.memory) < WITHIN
+    assert tree.distance(expected.state.membership, found.state.membership) < WITHIN
+    assert tree.distance(private, found_private) < WITHIN
+    assert expected.ledger == found.ledger
+    for a, b in zip(expected.records, found.records, strict=True):
+        assert numbers(b.line()) == pytest.approx(numbers(a.line()), abs=WITHIN)
+        if a.evaluation:
+            assert a.evaluation.clients.keys() == b.evaluation.clients.keys()
+
+
+def digest(folder):
+    """Everything a run leaves but what a clock says."""
+    skip = ("timing.jsonl", "result.json", "lock")
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {k: v for k, v in files.items() if k not in skip}
+
+
+def digits_job(method, **kw):
+    return Job(method=method, data="digits", clients=6, rows=300, rounds=3, cohort=3, epochs=1, eval_every=2, **kw)
+
+
+@pytest.mark.parametrize("fleet", ["plain", "vector", "flower"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, fleet, tmp_path):
+    job = digits_job(method, fleet=fleet)
+    lab.start(job, tmp_path / "one")
+    straight = digest(tmp_path / "one")
+    assert any("checkpoints" in name for name in straight)
+
+    class Stop(Exception):
+        pass
+
+    def stop_after_two(record):
+        if record.round == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        lab.start(job, tmp_path / "two", on_round=stop_after_two)
+    assert not (tmp_path / "two/result.json").exists()
+    lab.resume(tmp_path / "two")
+    assert digest(tmp_path / "two") == straight
+    one, two = (json.loads((tmp_path / x / "result.json").read_text()) for x in ("one", "two"))
+    differ = {k for k in one if one[k] != two[k]}
+    assert differ <= {"wall_s", "run_dir"}
+
+
+def test_another_seed_gives_other_bytes(tmp_path):
+    lab.start(digits_job("fedavg"), tmp_path / "one")
+    lab.start(digits_job("fedavg", seed=1), tmp_path / "two")
+    name = "checkpoints/round-000003/state.safetensors"
+    assert digest(tmp_path / "one")[name] != digest(tmp_path / "two")[name]
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path):
+    lab.start(digits_job("fedavg-ft"), tmp_path / "one")
+    before = digest(tmp_path / "one")
+    lab.resume(tmp_path / "one")
+    assert digest(tmp_path / "one") == before
+
+
+def test_runs_are_kept_by_one_process(tmp_path):
+    lab.start(digits_job("local"), tmp_path / "one")
+    with RunStore.open(tmp_path / "one"), pytest.raises(Exception, match="another process"):
+        lab.resume(tmp_path / "one")

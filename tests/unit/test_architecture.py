@@ -1,0 +1,72 @@
+"""Dependencies point one way: methods -> stages -> {client, clusterers, selectors} -> types."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+ROOT = Path(shoal.__file__).parent
+
+# room -> rooms of the package that it may not import
+FORBIDDEN = {
+    "types": {"*"},
+    "tree": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", "lab", "job", "cli"},
+    "rng": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", "lab", "job", "cli"},
+    "client": {"fleet", "stages", "methods", "engine", "store", "cost", "data", "lab", "job"},
+    "clusterers": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", "lab", "job"},
+    "selectors": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", "lab", "job"},
+    "stages": {"fleet", "methods", "engine", "store", "cost", "data", "lab", "job"},
+    "methods": {"fleet", "engine", "store", "cost", "data", "lab", "job"},
+    "fleet": {"stages", "methods", "engine", "store", "cost", "data", "lab", "job"},
+    "models": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", "lab", "job"},
+    "data": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "lab", "job", "report"},
+    "engine": {"methods", "stages", "store", "data", "lab", "job", "report"},
+    "store": {"methods", "stages", "fleet", "data", "lab", "job", "report"},
+    "report": {"methods", "stages", "fleet", "engine", "data", "lab", "job"},
+}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{a.name}" for a in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+
+
+def room(module):
+    parts = module.split(".")
+    return parts[1] if parts[0] == "shoal" and len(parts) > 1 else None
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_dependencies_point_one_way(path):
+    here = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    for module in imports(path):
+        there = room(module)
+        if here != "cli":
+            assert there != "cli", "nothing imports the command line"
+        if module.split(".")[0] == "flwr":
+            assert path == ROOT / "fleet/flower.py", "only fleet/flower.py imports flwr"
+        if there and there != here:
+            forbidden = FORBIDDEN.get(here, set())
+            assert there not in forbidden, f"{here} must not import {there}"
+            assert "*" not in forbidden
+
+
+def test_only_the_engine_and_the_lab_touch_the_store_and_the_ledger():
+    users = {str(p.relative_to(ROOT)) for p in FILES for m in imports(p) if room(m) == "cost"}
+    assert {u for u in users if not u.startswith("cost/")} <= {"engine.py"}
+
+
+def test_no_pickle_anywhere():
+    for path in FILES:
+        text = path.read_text()
+        for word in ("import pickle", "torch.load(", "torch.save(", "allow_pickle=True"):
+            assert word not in text, f"{path.name}: {word}"

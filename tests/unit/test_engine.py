@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shoal import engine
+from shoal.client.evaluate import Evaluate
+from shoal.cost.ledger import Ledger
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.types import POOL, Examples, Method, ServerState, Task
+
+
+def setting(**kw):
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort": 3, "batch_size": 8} | kw)
+
+
+class Deaf(PlainFleet):
+    """Clients that do not answer."""
+
+    def __init__(self, data, silent):
+        super().__init__(data)
+        self.silent = silent
+
+    def execute(self, plan):
+        return {c: r for c, r in super().execute(plan).items() if c not in self.silent}
+
+
+def test_evaluates_every_n_rounds_and_the_last(tiny):
+    method = build("fedavg", setting(rounds=5))
+    result = engine.run(method, PlainFleet(tiny), rounds=5, seed=0, central=tiny.central, eval_every=2)
+    assert [r.round for r in result.records if r.evaluation] == [2, 4, 5]
+    assert [r.round for r in result.records] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "local"])
+def test_an_empty_round_is_survived(tiny, name):
+    method = build(name, setting())
+    result = engine.run(method, Deaf(tiny, set(tiny)), rounds=4, seed=0, central=tiny.central)
+    assert result.state.round == 4
+    first = method.init(0)
+    assert torch.equal(result.state.models["global"]["fc1.weight"], first.models["global"]["fc1.weight"])
+    assert result.records[-1].bytes_up == 0
+    assert result.records[-1].bytes_down > 0
+    assert result.accuracy["mean"] is None
+    assert result.accuracy["central"] is not None
+
+
+def test_silent_clients_are_booked_down_but_not_up(tiny):
+    method = build("fedavg", setting(cohort=6))
+    result = engine.run(method, Deaf(tiny, {"c1"}), rounds=1, seed=0)
+    up = {e.client: e.bytes_up for e in result.ledger.entries}
+    assert up["c1"] == 0
+    assert up["c0"] == up["c5"] > 4 * 824  # 6*64+64 + 64*30+30 + 30*4+4 parameters are 2,522 floats
+    assert result.records[0].bytes_up == sum(up.values())
+    assert set(result.evaluation.clients) == set(tiny) - {"c1"}
+
+
+def test_evaluation_by_hand():
+    """Served logits say class 1 for positive inputs: 3 of 4 right, and the loss of those logits."""
+    x = torch.tensor([[1.0], [2.0], [-1.0], [-3.0]])
+    y = torch.tensor([1, 0, 0, 0])
+    data = {"a": {"train": Examples(x, y), "val": Examples(x, y), "test": Examples(x, y)}}
+
+    def predict(models, private, x):
+        return torch.cat([-x, x], 1)
+
+    method = Method("hand", lambda s: ServerState(0, {}), (), lambda s, c: {}, predict, 2)
+    found = engine.evaluate(method, PlainFleet(data), ServerState(0, {}), Examples(x[:1], y[:1]))
+    assert found.clients["a"].accuracy == 0.75
+    assert found.clients["a"].n == 4
+    # class 0: 2 hits, 2 predicted, 3 actual; class 1: 1 hit, 2 predicted, 1 actual
+    assert found.clients["a"].f1 == pytest.approx((4 / 5 + 2 / 3) / 2)
+    expected = sum(torch.log1p(torch.exp(torch.tensor(2.0 * m))).item() for m in (-1, 2, -1, -3)) / 4
+    assert found.clients["a"].loss == pytest.approx(expected, rel=1e-6)
+    assert found.central is not None
+    assert found.central.accuracy == 1.0
+
+
+def test_only_evaluation_opens_the_test_split():
+    for name in ("fedavg", "fedprox", "fedavg-ft", "local", "centralised"):
+        for program in build(name, setting()).programs.values():
+            assert all(phase.split != "test" for phase in program.phases)
+
+
+def test_central_is_what_an_inference_only_client_sees(tiny):
+    method = build("fedavg-ft", setting())
+    asked = []
+
+    def models_for(state, client):
+        asked.append(client)
+        return method.models_for(state, client)
+
+    engine.evaluate(replace(method, models_for=models_for), PlainFleet(tiny), method.init(0), tiny.central)
+    assert asked == [*tiny, None]
+
+
+def test_divergence_stops_the_run(tiny):
+    method = build("fedavg", setting(lr=1e9, epochs=5))
+    with pytest.raises(UserError, match=r"not.* finite|no longer finite.*--lr"):
+        engine.run(method, PlainFleet(tiny), rounds=4, seed=0)
+
+
+def test_the_pool_costs_no_bytes(tiny):
+    result = engine.run(build("centralised", setting()), PlainFleet(tiny), rounds=1, seed=0)
+    assert result.ledger.entries == []
+    pooled = tiny[POOL]["train"]
+    assert len(pooled.y) == sum(len(tiny[c]["train"].y) for c in tiny)
+
+
+def test_training_loss_is_a_mean_over_examples(tiny):
+    result = engine.run(build("fedavg", setting(cohort=6, lr=1e-9)), PlainFleet(tiny), rounds=1, seed=0)
+    method = build("fedavg", setting())
+    program = Evaluate(method.predict, 4, split="train")
+    fleet = PlainFleet(tiny)
+    models = method.models_for(method.init(0), None)
+    pairs = [fleet.execute_one(program, c, Task(models)).metrics["loss"] for c in tiny]
+    expected = sum(s for s, _ in pairs) / sum(n for _, n in pairs)
+    assert result.records[0].metrics["train.loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_ledger_totals():
+    assert Ledger().totals(3) == (0, 0)

@@ -1,0 +1,108 @@
+import pytest
+import torch
+
+from shoal import engine, tree
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.methods import METHODS, Setting, build, find, options, summary
+from shoal.models import load_model
+
+
+def setting(**kw):
+    return Setting(
+        **{"model": load_model("linear", (6,), 4), "rounds": 3, "cohort": 6, "batch_size": 1000, "lr": 0.1} | kw
+    )
+
+
+def ends(tiny, name, **kw):
+    method = build(name, setting(**kw))
+    fleet = PlainFleet(tiny)
+    return engine.run(method, fleet, rounds=3, seed=0, central=tiny.central), fleet
+
+
+def test_one_full_step_of_fedavg_is_one_step_on_the_pool(tiny):
+    """With one full-batch step per client and weights by size, averaging is gradient descent on the union."""
+    fed, _ = ends(tiny, "fedavg")
+    pool, _ = ends(tiny, "centralised")
+    assert tree.distance(fed.state.models, pool.state.models) < 1e-6
+
+
+def test_fedprox_without_pull_is_fedavg(tiny):
+    kw = {"batch_size": 8, "epochs": 2}
+    plain, _ = ends(tiny, "fedavg", **kw)
+    none, _ = ends(tiny, "fedprox", options={"train": {"mu": 0.0}}, **kw)
+    some, _ = ends(tiny, "fedprox", **kw)
+    assert tree.distance(plain.state.models, none.state.models) == 0
+    assert tree.distance(plain.state.models, some.state.models) > 1e-4
+
+
+def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone(tiny):
+    base, _ = ends(tiny, "fedavg")
+    tuned, fleet = ends(tiny, "fedavg-ft")
+    assert tree.distance(base.state.models, tuned.state.models) == 0
+    assert set(fleet.private) == set(tiny)
+    none, still = ends(tiny, "fedavg-ft", options={"personalise": {"epochs": 0}})
+    assert tree.distance(still.private["c0"]["model"], dict(none.state.models["global"])) == 0
+    assert none.accuracy == base.accuracy
+    assert tuned.accuracy["mean"] > base.accuracy["mean"]
+    assert tuned.accuracy["central"] == base.accuracy["central"]
+
+
+def test_local_clients_start_alike_and_part(tiny):
+    result, fleet = ends(tiny, "local")
+    first = build("local", setting()).init(0)
+    assert tree.distance(first.models, result.state.models) == 0
+    assert tree.distance(fleet.private["c0"], fleet.private["c1"]) > 1e-3
+    assert all(e.bytes_down < 1000 for e in result.ledger.entries)  # no model travels
+    assert all(e.bytes_up < 1000 for e in result.ledger.entries)
+
+
+def test_local_equals_training_alone_for_as_many_epochs(tiny):
+    """Three rounds of one full-batch step are three steps of gradient descent, written out."""
+    _, fleet = ends(tiny, "local")
+    model = load_model("linear", (6,), 4)
+    w = {k: v.clone().requires_grad_() for k, v in build("local", setting()).init(0).models["global"].items()}
+    x, y = tiny["c4"]["train"]
+    for _ in range(3):
+        loss = torch.nn.functional.cross_entropy(model.predict(w, x), y)
+        slopes = torch.autograd.grad(loss, list(w.values()))
+        w = {k: (p - 0.1 * g).detach().requires_grad_() for (k, p), g in zip(w.items(), slopes, strict=True)}
+    assert tree.distance({k: v.detach() for k, v in w.items()}, fleet.private["c4"]["model"]) < 1e-6
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_summary_and_options(name):
+    assert len(summary(name)) > 30
+    assert "train" in options(name)
+
+
+def test_every_option_changes_the_piece():
+    method = build(
+        "fedprox", setting(options={"train": {"mu": 0.5, "clip": 2, "schedule": "cosine", "weighting": "uniform"}})
+    )
+    train = method.stages[1]
+    assert (train.program.mu, train.program.clip) == (0.5, 2.0)
+    assert (train.rate.schedule, train.weighting) == ("cosine", "uniform")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"train": {"muu": 1}}, r"option train\.muu is not known to method fedavg; it takes train\.epochs"),
+        ({"trian": {"mu": 1}}, r"option trian\.mu is not known to method fedavg; it takes .*select\.size"),
+        ({"train": {"mu": "much"}}, r"option train\.mu is 'much': input should be a valid number"),
+        ({"train": {"weighting": "none"}}, r"option train\.weighting is 'none': input should be 'size' or 'uniform'"),
+        ({"train": {"send": False}}, r"option train\.send is not known"),
+        ({"train": {"epochs": -3}}, r"train\.epochs is -3"),
+    ],
+)
+def test_bad_options(bad, message):
+    with pytest.raises(UserError, match=message):
+        build("fedavg", setting(options=bad))
+
+
+def test_unknown_method():
+    with pytest.raises(UserError, match="method 'fedavgg' is not known; did you mean fedavg"):
+        find("fedavgg")
+    with pytest.raises(UserError, match="cannot be imported"):
+        find("nowhere.at:all")

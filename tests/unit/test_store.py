@@ -1,0 +1,221 @@
+import json
+import multiprocessing
+import shutil
+
+import pytest
+import torch
+
+from shoal import tree
+from shoal.engine import Evaluation, Record
+from shoal.errors import UserError
+from shoal.metrics import Score
+from shoal.store.checkpoint import Checkpoints
+from shoal.store.private import PrivateStore
+from shoal.store.run import RunStore, evaluation_line, read_evaluation, read_record
+from shoal.types import ServerState
+
+
+def state(round, value=0.0):
+    return ServerState(
+        round,
+        {"b": {"w": torch.full((3,), value)}, "a": {"n": torch.tensor(round)}},
+        membership={"c/1": torch.tensor([0.25, 0.75])},
+        memory={"train": {"deep": {"x": torch.tensor(2.5)}}},
+    )
+
+
+def new_run(path):
+    return RunStore.create(path, {"method": "fedavg"}, {"clients": ["c0", "c1"]})
+
+
+def record(round, evaluated=True):
+    scores = {"c1": Score(0.5, 1.25, 0.25, 4)}
+    evaluation = Evaluation(scores, Score(0.75, 0.5, 0.7, 100)) if evaluated else None
+    return Record(round, 2, {"train.loss": 0.5}, 10, 20, evaluation)
+
+
+def test_checkpoint_round_trip(tmp_path):
+    store = Checkpoints(tmp_path)
+    store.save(state(3, 1.5), {"c/1": 2})
+    found = store.load(3)
+    assert found.state.round == 3
+    assert found.private == {"c/1": 2}
+    for part in ("models", "membership", "memory"):
+        assert tree.distance(getattr(found.state, part), getattr(state(3, 1.5), part)) == 0
+
+
+def test_the_last_k_are_kept(tmp_path):
+    store = Checkpoints(tmp_path, keep=2)
+    for r in range(1, 6):
+        store.save(state(r), {})
+        store.discard_old()
+    assert store.rounds() == [4, 5]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no tensors", "no facts", "empty facts"])
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, caplog, damage):
+    store = Checkpoints(tmp_path)
+    store.save(state(1, 1.0), {})
+    store.save(state(2, 2.0), {})
+    tensors, facts = tmp_path / "round-000002/state.safetensors", tmp_path / "round-000002/state.json"
+    data = tensors.read_bytes()
+    match damage:
+        case "truncate":
+            tensors.write_bytes(data[:-4])
+        case "flip":
+            tensors.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        case "no tensors":
+            tensors.unlink()
+        case "no facts":
+            facts.unlink()
+        case "empty facts":
+            facts.write_text("")
+    found = store.latest(lambda c: None)
+    assert found is not None
+    assert found.state.round == 1
+    assert "round 2 is damaged" in caplog.text
+
+
+class TestPrivate:
+    def test_only_what_changed_is_written(self, tmp_path):
+        store = PrivateStore(tmp_path / "private")
+        store["a"], store["b"] = {"m": {"w": torch.ones(2)}}, {"m": {"w": torch.zeros(2)}}
+        store.save(1)
+        store["b"] = {"m": {"w": torch.full((2,), 7.0)}}
+        store.save(2)
+        store.save(3)  # nothing changed: no file
+        assert sorted(p.name for p in store.folder.iterdir()) == [
+            "round-000001.safetensors",
+            "round-000002.safetensors",
+        ]
+        fresh = PrivateStore(tmp_path / "private")
+        fresh.restore(store.index)
+        assert fresh["a"]["m"]["w"].tolist() == [1, 1]
+        assert fresh["b"]["m"]["w"].tolist() == [7, 7]
+        assert list(fresh) == ["a", "b"]
+
+    def test_old_files_stay_while_a_checkpoint_points_at_them(self, tmp_path):
+        with new_run(tmp_path / "run") as run:
+            run.checkpoints.keep = 2
+            run.private["c0"] = {"x": torch.tensor(1.0)}
+            for r in range(1, 6):
+                run.private["c1"] = {"x": torch.tensor(float(r))}
+                run.append(record(r), 0.1)
+                run.checkpoint(state(r))
+            names = sorted(p.name for p in (run.path / "private").iterdir())
+            assert names == [f"round-00000{r}.safetensors" for r in (1, 4, 5)]  # c0 is in the first
+        with RunStore.open(tmp_path / "run") as run:
+            run.restore()
+            assert run.private["c0"]["x"] == 1
+            assert run.private["c1"]["x"] == 5
+
+    def test_a_cut_file_means_the_checkpoint_before(self, tmp_path, caplog):
+        with new_run(tmp_path / "run") as run:
+            for r in (1, 2):
+                run.private["c1"] = {"x": torch.full((50,), float(r))}
+                run.append(record(r), 0.1)
+                run.checkpoint(state(r))
+        path = tmp_path / "run/private/round-000002.safetensors"
+        path.write_bytes(path.read_bytes()[:-10])
+        with RunStore.open(tmp_path / "run") as run:
+            found, records, _ = run.restore()
+            assert found is not None
+            assert found.round == len(records) == 1
+            assert run.private["c1"]["x"][0] == 1
+        assert "cut short" in caplog.text
+
+    def test_unsaved_trees_are_gone_after_a_restore(self, tmp_path):
+        store = PrivateStore(tmp_path / "private")
+        store["a"] = {"x": torch.tensor(1.0)}
+        store.restore({})
+        assert "a" not in store
+        assert len(store) == 0
+
+
+def test_lines_without_a_checkpoint_are_dropped(tmp_path):
+    with new_run(tmp_path / "run") as run:
+        for r in (1, 2):
+            run.append(record(r, evaluated=r == 1), 0.1)
+            run.checkpoint(state(r))
+        run.append(record(3), 0.1)
+        with (run.path / "rounds.jsonl").open("a") as f:
+            f.write('{"round": 4, "coh')
+    with RunStore.open(tmp_path / "run") as run:
+        found, records, spent = run.restore()
+        assert found is not None
+        assert found.round == 2
+        assert records == [record(1), record(2, evaluated=False)]
+        assert spent == pytest.approx(0.2)
+        assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_altered_lines_are_refused(tmp_path):
+    with new_run(tmp_path / "run") as run:
+        for r in (1, 2):
+            run.append(record(r), 0.1)
+            run.checkpoint(state(r))
+    lines = (tmp_path / "run/rounds.jsonl").read_text().splitlines()
+    (tmp_path / "run/rounds.jsonl").write_text(lines[1] + "\n")
+    with RunStore.open(tmp_path / "run") as run, pytest.raises(UserError, match="has 1 of 2 rounds"):
+        run.restore()
+
+
+def test_left_overs_are_swept(tmp_path):
+    with new_run(tmp_path / "run") as run:
+        (run.path / ".result.json.99.tmp").write_text("half")
+        (run.path / "checkpoints/.round-000001.tmp").mkdir()
+    with RunStore.open(tmp_path / "run") as run:
+        run.restore()
+    left = [p.name for p in (tmp_path / "run").rglob(".*.tmp")]
+    assert left == []
+
+
+def _try_open(path, answers):
+    try:
+        RunStore.open(path)
+        answers.put("opened")
+    except UserError as error:
+        answers.put(str(error))
+
+
+def test_one_process_at_a_time(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    with new_run(tmp_path / "run"):
+        child = context.Process(target=_try_open, args=(tmp_path / "run", answers))
+        child.start()
+        said = answers.get(timeout=60)
+        child.join()
+    assert "is being written by another process" in said
+
+
+def test_an_existing_folder_is_not_written_over(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="exists and is not empty"):
+        new_run(tmp_path / "run")
+    assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
+
+
+def test_not_a_run_directory(tmp_path):
+    with pytest.raises(UserError, match=r"is not a run directory: it has no config\.json"):
+        RunStore.open(tmp_path)
+    with new_run(tmp_path / "run"):
+        pass
+    about = tmp_path / "run/about.json"
+    about.write_text(json.dumps({"format": 99}))
+    with pytest.raises(UserError, match="format 99"):
+        RunStore.open(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(UserError, match="no checkpoints"):
+        RunStore.open(tmp_path / "run")
+
+
+def test_evaluations_survive_as_lines():
+    evaluation = record(1).evaluation
+    assert evaluation is not None
+    line = json.loads(json.dumps(evaluation_line(1, evaluation, ["c0", "c1"])))
+    assert line["accuracy"] == [None, 0.5]
+    assert read_evaluation(line, ["c0", "c1"]) == evaluation
+    whole = json.loads(json.dumps(record(1).line()))
+    assert read_record(whole, evaluation) == record(1)
