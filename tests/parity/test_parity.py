@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from federations import tiny_federation
 
-from conftest import tiny_federation
 from shoal import engine, lab, tree
 from shoal.job import Job
 from shoal.lab import arrange, make_fleet
@@ -14,7 +14,7 @@ from shoal.methods import METHODS
 from shoal.store.run import RunStore
 
 FLEETS = ("vector", "flower")
-MODELS = {"mlp-dropout": (6,), "cnn-fedavg": (1, 16, 16), "resnet18-batchnorm": (1, 8, 8)}
+MODELS = {"mlp-dropout": (6,), "networks:SmallConvolution": (1, 6, 6), "networks:SmallBatchNorm": (1, 6, 6)}
 WITHIN = 1e-5
 
 

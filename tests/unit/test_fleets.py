@@ -103,10 +103,10 @@ def test_a_network_with_chance_of_its_own_repeats_itself(tiny):
 
 
 def test_batch_norm_is_never_padded(caplog):
-    from conftest import tiny_federation
+    from federations import tiny_federation
 
     federation = tiny_federation(3, shape=(1, 8, 8))
-    plan = plan_for(load_model("resnet18-batchnorm", (1, 8, 8), 4), federation)
+    plan = plan_for(load_model("networks:SmallBatchNorm", (1, 8, 8), 4), federation)
     with caplog.at_level(logging.WARNING):
         found = VectorFleet(federation).execute(plan)
     assert "batch norm" in caplog.text

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from federations import tiny_federation
 from torch.nn import functional as F
 
-from conftest import tiny_federation
 from shoal import tree
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
@@ -88,12 +88,12 @@ def test_own_model_goes_on_from_where_it_was():
 
 def test_batch_norm_trains_and_sends_its_buffers():
     federation = tiny_federation(2, shape=(1, 8, 8))
-    model = load_model("resnet18-batchnorm", (1, 8, 8), 4)
+    model = load_model("networks:SmallBatchNorm", (1, 8, 8), 4)
     report, _ = run_one(
         LocalTraining(model, batch_size=4), Task({"g": model.init(0)}, {"lr": 0.01}), federation["c1"], {}
     )
     sent = report.tensors["model"]
-    assert sent["norm.num_batches_tracked"] == 4  # 16 rows in batches of 4
+    assert sent["1.num_batches_tracked"] == 4  # 16 rows in batches of 4
     assert set(sent) == set(model.init(0))
 
 
