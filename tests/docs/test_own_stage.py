@@ -54,7 +54,18 @@ def test_it_agrees_on_every_fleet(balanced):
 
 
 def test_it_runs_from_the_shell(balanced):
-    command = ["shoal", "run", "balanced:balanced", "--rounds", "2", "--clients", "6", "--set", "select.size=3", "--json"]
+    command = [
+        "shoal",
+        "run",
+        "balanced:balanced",
+        "--rounds",
+        "2",
+        "--clients",
+        "6",
+        "--set",
+        "select.size=3",
+        "--json",
+    ]
     done = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '"method": "balanced:balanced"' in done.stdout

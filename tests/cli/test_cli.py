@@ -1,0 +1,276 @@
+"""The command line as a user meets it: real processes for what matters, one process for the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+
+SHOAL = str(Path(sys.executable).parent / "shoal")
+QUICK = ["--rounds", "2", "--clients", "6", "--cohort", "3", "--epochs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def shoal(*words):
+    result = CliRunner().invoke(app, list(words))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def as_json(*words):
+    result = shoal(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def refused(*words):
+    """Exit code 2, one sentence on stderr, nothing on stdout but the error object, nothing written."""
+    result = shoal(*words, "--json")
+    assert result.exit_code == 2
+    said = json.loads(result.stdout)["error"]
+    flat = " ".join(result.stderr.split())
+    assert "error:" in flat
+    assert "Traceback" not in flat
+    assert not list(Path().glob("runs/*"))
+    return said
+
+
+def test_run_leaves_a_run_directory_and_prints_json():
+    found = as_json("run", "fedavg", *QUICK, "--out", "mine")
+    for key in ("method", "seed", "rounds", "accuracy", "loss", "bytes_up", "bytes_down", "wall_s", "run_dir"):
+        assert key in found
+    assert set(found["accuracy"]) == {"mean", "std", "worst10", "f1", "central"}
+    assert found["run_dir"] == "mine"
+    assert 0 <= found["accuracy"]["mean"] <= 1
+    assert Path("mine/report.html").stat().st_size > 1_000_000
+    lines = Path("mine/rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
+    assert sum(json.loads(line)["bytes_up"] for line in lines) == found["bytes_up"]
+
+
+def test_stdout_is_json_alone_in_a_real_process():
+    done = subprocess.run([SHOAL, "run", "fedavg", *QUICK, "--json"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["method"] == "fedavg"
+    assert "round 2/2" in done.stderr
+
+
+def test_flags_reach_the_run():
+    as_json("run", "fedprox", *QUICK, "--out", "r", "--lr", "0.05", "--momentum", "0.5", "--batch-size", "16",
+            "--model", "linear", "--seed", "7", "--fleet", "plain", "--eval-every", "2", "--partition", "shards:2",
+            "--set", "train.mu=0.3", "--set", "train.schedule=cosine", "--rows", "500", "--min-size", "5")  # fmt: skip
+    config = json.loads(Path("r/config.json").read_text())
+    expected = {
+        "lr": 0.05, "momentum": 0.5, "batch_size": 16, "model": "linear", "seed": 7, "fleet": "plain",
+        "eval_every": 2, "partition": "shards:2", "rows": 500, "min_size": 5, "clients": 6, "cohort": 3,
+        "set": {"train": {"mu": 0.3, "schedule": "cosine"}},
+    }  # fmt: skip
+    assert {k: config[k] for k in expected} == expected
+
+
+def test_a_share_as_cohort():
+    as_json("run", "fedavg", "--rounds", "1", "--clients", "10", "--cohort", "0.5", "--out", "r")
+    assert json.loads(Path("r/config.json").read_text())["cohort"] == 5
+
+
+def test_names_are_never_taken_twice():
+    first, second = (as_json("run", "fedavg", *QUICK)["run_dir"] for _ in range(2))
+    assert first != second
+
+
+def test_resume_of_a_killed_process():
+    words = ["run", "fedavg-ft", "--rounds", "400", "--clients", "6", "--cohort", "3", "--out", "r"]
+    child = subprocess.Popen([SHOAL, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(Path("r/checkpoints").glob("round-*")):
+        assert child.poll() is None
+    child.kill()
+    child.wait()
+    done = subprocess.Popen([SHOAL, "resume", "r", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len(Path("r/rounds.jsonl").read_text().splitlines()) < 3:
+        assert done.poll() is None
+    other = subprocess.run([SHOAL, "resume", "r"], capture_output=True, text=True)
+    assert other.returncode == 2
+    assert "is being written by another process" in " ".join(other.stderr.split())
+    done.send_signal(2)  # Ctrl-C
+    _, said = done.communicate(timeout=60)
+    assert done.returncode == 130
+    assert "shoal resume" in said
+    assert len(Path("r/rounds.jsonl").read_text().splitlines()) < 400
+
+
+def test_compare_runs_and_methods():
+    as_json("run", "fedavg", *QUICK, "--out", "a")
+    found = as_json("compare", "a", "local", *QUICK)
+    assert [r["method"] for r in found["runs"]] == ["fedavg", "local"]
+    assert Path(found["report"]).exists()
+    assert "fedavg" in shoal("compare", "a", found["runs"][1]["run_dir"]).stdout
+
+
+def test_report_of_several_runs():
+    as_json("run", "fedavg", *QUICK, "--out", "a")
+    as_json("run", "local", *QUICK, "--out", "b")
+    assert as_json("report", "a", "b", "--out", "page.html") == {"report": "page.html"}
+    assert Path("page.html").read_text().count("local") > 0
+
+
+def test_recipe_with_a_grid_is_run_and_not_run_again():
+    Path("my.toml").write_text(
+        'title = "mine"\nrounds = 2\nclients = 6\ncohort = 3\n[set]\ntrain.clip = 1.0\n[grid]\nmethod = ["fedavg", "local"]\nseed = [0, 1]\n'
+    )
+    found = as_json("run", "my.toml")
+    assert found["title"] == "mine"
+    assert [(r["method"], r["seed"]) for r in found["runs"]] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("local", 0),
+        ("local", 1),
+    ]
+    before = {p: p.stat().st_mtime_ns for p in Path("runs/my").glob("*/result.json")}
+    assert len(before) == 4
+    assert json.loads(Path("runs/my/local-1/config.json").read_text())["set"] == {"train": {"clip": 1.0}}
+    Path("runs/my/local-1/result.json").unlink()
+    as_json("run", "my.toml")
+    after = {p: p.stat().st_mtime_ns for p in Path("runs/my").glob("*/result.json")}
+    assert {p for p in after if before[p] != after[p]} == {Path("runs/my/local-1/result.json")}
+
+
+def test_a_recipe_changed_meanwhile_is_noticed():
+    Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 3\n[grid]\nseed = [0, 1]\n")
+    as_json("run", "my.toml")
+    Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 3\nlr = 0.5\n[grid]\nseed = [0, 1]\n")
+    result = shoal("run", "my.toml", "--json")
+    assert result.exit_code == 2
+    assert "was run with lr 0.1, not 0.5" in json.loads(result.stdout)["error"]
+
+
+def test_flags_override_a_recipe():
+    Path("my.toml").write_text('method = "fedavg"\nrounds = 50\nclients = 6\ncohort = 3\n')
+    assert as_json("run", "my.toml", "--rounds", "1", "--seed", "5")["rounds"] == 1
+
+
+def test_methods():
+    listed = as_json("methods")["methods"]
+    assert {"fedavg", "fedprox", "fedavg-ft", "local", "centralised"} <= {m["name"] for m in listed}
+    options = as_json("methods", "fedprox")["methods"][0]["options"]
+    assert options["train"]["mu"] == 0.1
+    assert options["select"]["size"] == 5
+    assert "--set train.mu=" in shoal("methods", "fedprox").stdout
+
+
+def test_data_list_and_show():
+    assert {"digits", "mnist", "cifar10"} <= {d["name"] for d in as_json("data", "list")["data"]}
+    shown = as_json("data", "show", "digits", "--partition", "labels:0-4/5-9", "--clients", "4", "--out", "p.html")
+    counts = np.array(shown["counts"])
+    assert counts.shape == (4, 10)
+    assert counts[:2, 5:].sum() == counts[2:, :5].sum() == 0
+    assert 0 <= shown["figures"]["js_distance"] <= 1
+    assert Path("p.html").exists()
+    text = shoal("data", "show", "digits", "--clients", "4").stdout
+    assert "c0" in text
+
+
+def test_demo_makes_a_page():
+    found = as_json("demo")
+    assert Path(found["report"]).exists()
+    means = {r["method"]: r["accuracy"]["mean"] for r in found["runs"]}
+    assert means["fedavg-ft"] > means["fedavg"]
+
+
+def test_own_table_by_its_owners():
+    rng = np.random.default_rng(0)
+    rows = ["a,b,site,y"]
+    for i in range(200):
+        y = i % 2
+        rows.append(f"{rng.normal() + 3 * y:.3f},{rng.normal():.3f},s{i % 4},{'ill' if y else 'well'}")
+    Path("t.csv").write_text("\n".join(rows))
+    found = as_json("run", "fedavg", "--data", "t.csv", "--label-column", "y", "--client-column", "site",
+                    "--partition", "natural", "--rounds", "5", "--cohort", "1.0", "--out", "r")  # fmt: skip
+    assert found["clients"] == 4
+    assert found["accuracy"]["central"] > 0.8
+    assert json.loads(Path("r/partition.json").read_text())["clients"] == ["s0", "s1", "s2", "s3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "fedavgg"], "method 'fedavgg' is not known; did you mean fedavg"),
+        (["run", "fedavg", "--data", "mnits"], "mnits"),
+        (["run", "fedavg", "--data", "no/such.csv"], "no/such.csv"),
+        (["run", "fedavg", "--partition", "dirichlett:1"], "dirichlet"),
+        (["run", "fedavg", "--partition", "dirichlet:-1"], "-1"),
+        (["run", "fedavg", "--partition", "dirichlet:0.01", "--clients", "100"], "dirichlet:0.01"),
+        (["run", "fedavg", "--clients", "6", "--cohort", "7"], "cohort is 7; it must be between 1 and the number of clients, 6"),
+        (["run", "fedavg", "--cohort", "0"], "cohort is 0"),
+        (["run", "fedavg", "--cohort", "1.5"], "cohort is 1.5; a share must be above 0 and at most 1.0"),
+        (["run", "fedavg", "--cohort", "many"], "--cohort 'many'"),
+        (["run", "fedavg", "--rounds", "0"], "rounds is 0: input should be greater than or equal to 1"),
+        (["run", "fedavg", "--lr", "-1"], "lr is -1.0: input should be greater than 0"),
+        (["run", "fedavg", "--momentum", "1.5"], "momentum is 1.5"),
+        (["run", "fedavg", "--model", "mpl"], "model 'mpl' is not known; did you mean mlp"),
+        (["run", "fedavg", "--fleet", "vectro"], "fleet is 'vectro'"),
+        (["run", "fedavg", "--device", "gpu9"], "device 'gpu9' cannot be used"),
+        (["run", "fedavg", "--set", "train.mu"], "--set 'train.mu' is not of the form piece.key=value"),
+        (["run", "fedavg", "--set", "train.nu=1"], "option train.nu is not known to method fedavg"),
+        (["run", "fedavg", "--lr", "1e9", "--rounds", "3"], "diverged"),
+        (["run", "none.toml"], "recipe none.toml cannot be read"),
+        (["resume", "nowhere"], "nowhere is not a run directory"),
+        (["report", "nowhere"], "nowhere is not a run directory"),
+        (["compare", "nowhere"], "nowhere is not a run directory"),
+        (["methods", "x"], "method 'x' is not known"),
+        (["data", "get", "mnits"], "mnits"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(words, message):
+    if "diverged" in message:
+        result = shoal(*words, "--json")
+        assert result.exit_code == 2
+        assert message in json.loads(result.stdout)["error"]
+        return
+    said = refused(*words)
+    assert message in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds = ", "is not valid TOML"),
+        ("roundz = 3", "key 'roundz' is not known; did you mean rounds"),
+        ("rounds = 'x'", "rounds is 'x'"),
+        ("[grid]\nseed = 3", "grid.seed is 3; it must be a list"),
+    ],
+)
+def test_bad_recipes(text, message):
+    Path("bad.toml").write_text(text)
+    assert message in refused("run", "bad.toml")
+
+
+def test_bad_files():
+    Path("empty.csv").write_text("")
+    assert "empty.csv" in refused("run", "fedavg", "--data", "empty.csv")
+    Path("t.csv").write_text("a,b\n1,2\n3,4\n")
+    assert "label" in refused("run", "fedavg", "--data", "t.csv")
+    np.savez("t.npz", x=np.zeros((40, 3), np.float32), y=np.arange(40) % 2)
+    assert "every feature is the same number" in refused("run", "fedavg", "--data", "t.npz")
+    Path("cut.npz").write_bytes(Path("t.npz").read_bytes()[:100])
+    assert "cut.npz" in refused("run", "fedavg", "--data", "cut.npz")
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, shoal.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    help_text = subprocess.run([SHOAL, "run", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--partition" in help_text

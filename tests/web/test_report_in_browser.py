@@ -1,0 +1,51 @@
+"""The report as a browser shows it, from a file, without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from shoal import lab
+from shoal.job import Job
+from shoal.report import write_page
+from shoal.store.reader import read_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --virtual-time-budget=8000 --window-size=1200,3000 "
+    "--enable-logging=stderr --v=0"
+).split()
+
+
+@pytest.fixture
+def browser(tmp_path):
+    if CHROMIUM is None:
+        if os.environ.get("SHOAL_NO_SKIP"):
+            pytest.fail("needs chromium")
+        pytest.skip("needs chromium")
+
+    def look(page, *flags):
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        command = [CHROMIUM, *FLAGS, profile, *flags, page.resolve().as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+    return look
+
+
+def test_the_page_draws_its_figures_without_a_complaint(browser, tmp_path):
+    for method in ("fedavg", "local"):
+        lab.start(Job(method=method, clients=6, rounds=3, cohort=3, rows=400), tmp_path / method)
+    page = write_page([read_run(tmp_path / m) for m in ("fedavg", "local")], tmp_path / "page.html")
+    seen = browser(page, "--dump-dom")
+    assert len(re.findall(r'<svg[^>]*class="main-svg"', seen.stdout)) >= 4  # rounds, clients, bytes, partition
+    assert "scatterlayer" in seen.stdout
+    assert "heatmaplayer" in seen.stdout
+    complaints = [line for line in seen.stderr.splitlines() if "CONSOLE" in line and "page.html" in line]
+    assert complaints == []
+    browser(page, f"--screenshot={tmp_path / 'page.png'}")
+    assert (tmp_path / "page.png").stat().st_size > 50_000
