@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -29,41 +31,72 @@ err = Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; a free name under runs/ by default.")]
 
-Data = Annotated[
-    str | None,
-    typer.Option(help="A data set by name (`shoal data list`), or your own .npz, .parquet, .csv or folder."),
-]
-Partition = Annotated[
-    str | None,
-    typer.Option(
-        help="iid, dirichlet:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, natural; "
-        "shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE."
-    ),
-]
-Clients = Annotated[int | None, typer.Option(help="How many clients (default 20; natural: all).")]
-Rounds = Annotated[int | None, typer.Option(help="Global rounds (default 20).")]
-Cohort = Annotated[str | None, typer.Option(help="Clients per round: a number, or a share such as 0.1 (default 0.25).")]
-Epochs = Annotated[int | None, typer.Option(help="Local epochs per round (default 2).")]
-BatchSize = Annotated[int | None, typer.Option(help="Rows per local step (default 32).")]
-Lr = Annotated[float | None, typer.Option(help="Learning rate (default 0.1).")]
-Momentum = Annotated[float | None, typer.Option(help="Momentum of the local SGD (default 0).")]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, resnet18, resnet18-batchnorm, or package.module:Class.",
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="All chance follows from it (default 0).")]
-FleetName = Annotated[str | None, typer.Option("--fleet", help="auto, plain, vector or flower (in this process).")]
-EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every N rounds, and after the last (default 1).")]
-Device = Annotated[str | None, typer.Option(help="Where tensors live: cpu (default), cuda, ...")]
-Rows = Annotated[int | None, typer.Option(help="Use a stratified subsample of this many training rows.")]
-MinSize = Annotated[int | None, typer.Option(help="Rows that every client must have (default 10).")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")]
-ClientColumn = Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")]
-DropColumn = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="An option of a stage: train.mu=0.1; may be repeated.")]
+FLAGS: dict[str, Any] = {
+    "data": Annotated[
+        str | None,
+        typer.Option(help="A set by name (`shoal data list`), or your own .npz, .parquet, .csv or folder."),
+    ],
+    "partition": Annotated[
+        str | None,
+        typer.Option(
+            help="iid, dirichlet:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, natural; "
+            "shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE "
+            "(default dirichlet:0.3)."
+        ),
+    ],
+    "clients": Annotated[int | None, typer.Option(help="How many clients (default 20; natural: all).")],
+    "rounds": Annotated[int | None, typer.Option(help="Global rounds (default 20).")],
+    "cohort": Annotated[
+        str | None, typer.Option(help="Clients per round: a number, or a share such as 0.1 (default 0.25).")
+    ],
+    "epochs": Annotated[int | None, typer.Option(help="Local epochs per round (default 2).")],
+    "batch_size": Annotated[int | None, typer.Option(help="Rows per local step (default 32).")],
+    "lr": Annotated[float | None, typer.Option(help="Learning rate (default 0.1).")],
+    "momentum": Annotated[float | None, typer.Option(help="Momentum of the local SGD (default 0).")],
+    "model": Annotated[
+        str | None,
+        typer.Option(
+            help="mlp (default), mlp-dropout, linear, cnn-cifar, cnn-fedavg, resnet18, resnet18-batchnorm, "
+            "or your own package.module:Class."
+        ),
+    ],
+    "seed": Annotated[int | None, typer.Option(help="All chance follows from it (default 0).")],
+    "fleet": Annotated[str | None, typer.Option(help="auto (default), plain, vector, or flower (in this process).")],
+    "eval_every": Annotated[int | None, typer.Option(help="Evaluate every N rounds, and after the last (default 1).")],
+    "device": Annotated[str | None, typer.Option(help="Where tensors live: cpu (default), cuda, ...")],
+    "rows": Annotated[int | None, typer.Option(help="Use a stratified subsample of this many training rows.")],
+    "min_size": Annotated[int | None, typer.Option(help="Rows that every client must have (default 10).")],
+    "val_share": Annotated[float | None, typer.Option(help="Of each client's rows, for validation (default 0.1).")],
+    "test_share": Annotated[float | None, typer.Option(help="Of each client's rows, for testing (default 0.2).")],
+    "label_column": Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")],
+    "client_column": Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")],
+    "drop_column": Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")],
+    "set": Annotated[
+        list[str] | None, typer.Option(help="An option of a stage, such as train.mu=0.1; may be repeated.")
+    ],
+}
+OF_DATA = ("partition", "clients", "seed", "rows", "min_size", "label_column", "client_column", "drop_column")
+
+
+def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the job's flags; it receives those that were set as the dict `flags`."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        own = [p.replace(annotation=hints[p.name]) for p in signature(command).parameters.values() if p.name != "flags"]
+        added = [Parameter(n, Parameter.KEYWORD_ONLY, default=None, annotation=FLAGS[n]) for n in names]
+
+        @wraps(command)
+        def wrapped(**given: Any) -> None:
+            flags = {n: given.pop(n) for n in names}
+            command(flags={n: v for n, v in flags.items() if v is not None}, **given)
+
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own] + added
+        wrapped.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return add
 
 
 @contextmanager
@@ -93,12 +126,12 @@ def _overrides(flags: dict[str, Any]) -> dict[str, Any]:
     """The job's keys that were given as flags."""
     from shoal.job import parse_cohort, parse_options
 
-    given = {k: v for k, v in flags.items() if v is not None}
+    given = dict(flags)
     if "cohort" in given:
         given["cohort"] = parse_cohort(given["cohort"])
     if "drop_column" in given:
         given["drop_columns"] = tuple(given.pop("drop_column"))
-    given["set"] = parse_options(given.pop("set_", []))
+    given["set"] = parse_options(given.pop("set", []))
     return given
 
 
@@ -158,33 +191,14 @@ def _main() -> None:
 
 
 @app.command()
+@job_flags(*FLAGS)
 def run(
     what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="`shoal methods` lists the methods.")],
-    data: Data = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    cohort: Cohort = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    momentum: Momentum = None,
-    model: ModelName = None,
-    seed: Seed = None,
-    fleet: FleetName = None,
-    eval_every: EvalEvery = None,
-    device: Device = None,
-    rows: Rows = None,
-    min_size: MinSize = None,
-    label_column: LabelColumn = None,
-    client_column: ClientColumn = None,
-    drop_column: DropColumn = None,
-    set_: Set = None,
+    flags: dict[str, Any],
     out_path: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a method, or every job of a recipe, and keep it in a run directory."""
-    flags = {k: v for k, v in locals().items() if k not in ("what", "out_path", "as_json")}
     with _told(as_json):
         from shoal.job import load_recipe, make_job
 
@@ -287,33 +301,14 @@ def _finish_comparison(places: list[Path], page: Path, as_json: bool) -> None:
 
 
 @app.command()
+@job_flags(*FLAGS)
 def compare(
     what: Annotated[list[str], typer.Argument(metavar="RUN|METHOD...", help="Run directories, or methods to run.")],
-    data: Data = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    cohort: Cohort = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    momentum: Momentum = None,
-    model: ModelName = None,
-    seed: Seed = None,
-    fleet: FleetName = None,
-    eval_every: EvalEvery = None,
-    device: Device = None,
-    rows: Rows = None,
-    min_size: MinSize = None,
-    label_column: LabelColumn = None,
-    client_column: ClientColumn = None,
-    drop_column: DropColumn = None,
-    set_: Set = None,
+    flags: dict[str, Any],
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
-    flags = {k: v for k, v in locals().items() if k not in ("what", "out_path", "as_json")}
     with _told(as_json):
         from shoal.job import make_job
         from shoal.methods import METHODS
@@ -384,11 +379,13 @@ def data_list(as_json: AsJson = False) -> None:
             _print_json({"data": [asdict(s) for s in sets]})
             return
         table = Table(box=None, pad_edge=False)
-        for heading in ("name", "rows", "classes", "shape", "found", "licence", "home"):
-            table.add_column(heading, overflow="fold")
+        for heading in ("name", "train", "test", "classes", "shape", "where"):
+            table.add_column(heading, no_wrap=heading == "name", overflow="fold")
         for s in sets:
-            table.add_row(*(str(v) for v in asdict(s).values()))
+            rows = [f"{n:,}" for n in s.rows] if s.rows else ["as asked"] * 2
+            table.add_row(s.name, *rows, str(s.classes), " x ".join(map(str, s.shape)), s.where)
         out.print(table)
+        out.print("Licences and homes: shoal data list --json", highlight=False)
 
 
 @data_app.command("get")
@@ -407,21 +404,14 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], a
 
 
 @data_app.command("show")
+@job_flags(*OF_DATA)
 def data_show(
+    flags: dict[str, Any],
     data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",
-    partition: Partition = None,
-    clients: Clients = None,
-    seed: Seed = None,
-    rows: Rows = None,
-    min_size: MinSize = None,
-    label_column: LabelColumn = None,
-    client_column: ClientColumn = None,
-    drop_column: DropColumn = None,
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
-    flags = {k: v for k, v in locals().items() if k not in ("out_path", "as_json")}
     with _told(as_json):
         from shoal import lab
         from shoal.console import DownloadProgress
@@ -429,7 +419,7 @@ def data_show(
         from shoal.report import partition_view, write_partition_page
 
         with DownloadProgress(err) as progress:
-            facts = lab.describe(lab.federation_of(make_job(_overrides(flags)), progress))
+            facts = lab.describe(lab.federation_of(make_job(_overrides(flags | {"data": data})), progress))
         page = write_partition_page(facts, out_path) if out_path else None
         if as_json:
             _print_json(facts | {"page": str(page) if page else None})

@@ -10,7 +10,8 @@ from shoal.models import load_model
 
 def setting(**kw):
     return Setting(
-        **{"model": load_model("linear", (6,), 4), "rounds": 3, "cohort": 6, "batch_size": 1000, "lr": 0.1} | kw
+        **{"model": load_model("linear", (6,), 4), "rounds": 3, "cohort": 6, "batch_size": 1000, "epochs": 1, "lr": 0.1}
+        | kw
     )
 
 

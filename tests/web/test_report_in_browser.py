@@ -15,11 +15,11 @@ from shoal.report import write_page
 from shoal.store.reader import read_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --virtual-time-budget=8000 --window-size=1200,3000 "
-    "--enable-logging=stderr --v=0"
-).split()
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=8000"),
+    *("--window-size=1200,3000", "--enable-logging=stderr", "--v=0"),
+]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class Setting:
     model: Model
     rounds: int
     cohort: int
-    epochs: int = 1
+    epochs: int = 2
     batch_size: int = 32
     lr: float = 0.1
     momentum: float = 0.0

@@ -19,7 +19,7 @@ COMMON_GROUND = ("data", "partition", "clients")
 
 
 def percent(x: float) -> str:
-    return f"{100 * x:.2f}"
+    return f"{100 * x:.1f}"
 
 
 def size(x: float) -> str:

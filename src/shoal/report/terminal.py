@@ -14,6 +14,7 @@ from shoal.report.bins import Bins, bin_counts
 from shoal.report.summary import COLUMNS, best_rows, caution, summarise, summarise_seeds
 from shoal.store.reader import RunRecord
 
+READING = "Accuracy and F1 in %; central: what a client that never trained is served."
 MOST_ROWS = 40
 MOST_COLUMNS = 64
 SHADES = " ░▒▓█"  # readable without colour too
@@ -21,7 +22,7 @@ COLOURS = ("", "#3b6fb6", "#2a9d8f", "#c9a227", "#e07a1f")
 
 
 def result_table(records: Sequence[RunRecord]) -> RenderableType:
-    return _table(summarise(records), mark_best=False)
+    return Group(_table(summarise(records), mark_best=False), Text(READING, style="dim"))
 
 
 def compare_table(records: Sequence[RunRecord]) -> RenderableType:
@@ -29,6 +30,7 @@ def compare_table(records: Sequence[RunRecord]) -> RenderableType:
     parts: list[RenderableType] = [_table(summarise(records), mark_best=True)]
     if seeds := summarise_seeds(records):
         parts += [Text("\nMean ± standard deviation over seeds"), _table(seeds, mark_best=True)]
+    parts.append(Text(READING, style="dim"))
     if warning := caution(records):
         parts.append(Text(warning, style="yellow"))
     return Group(*parts)
@@ -49,7 +51,7 @@ def _table(rows: Sequence[Mapping[str, Any]], mark_best: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Run", no_wrap=True, max_width=24)
     for column in COLUMNS:
-        table.add_column(column.title, justify="right", overflow="fold")
+        table.add_column(column.title.removesuffix(" %"), justify="right", overflow="fold")
     best = [best_rows(rows, column) if mark_best else set() for column in COLUMNS]
     for i, row in enumerate(rows):
         cells = [

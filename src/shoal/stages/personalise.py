@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.rng import derive_seed
+from shoal.stages.base import OneProgram
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 
 @dataclass(frozen=True)
-class Personalise:
+class Personalise(OneProgram):
     """Every client, not only the cohort, adapts what it is served and keeps the result to itself.
 
     Due whenever the fleet is evaluated: what is measured is what would be served then.
@@ -21,10 +22,6 @@ class Personalise:
     rounds: int
     every: int
     name: str = "personalise"
-
-    @property
-    def programs(self) -> tuple[ClientProgram, ...]:
-        return (self.program,)
 
     def due(self, round: int) -> bool:
         return round + 1 == self.rounds or (round + 1) % self.every == 0

@@ -9,23 +9,12 @@ import torch
 
 from shoal.errors import UserError
 from shoal.rng import generator
-from shoal.types import POOL, ClientId, ClientProgram, Plan, Report, ServerState
-
-
-class ServerStep:
-    """A stage that runs every round, on the server alone."""
-
-    programs: tuple[ClientProgram, ...] = ()
-
-    def due(self, round: int) -> bool:
-        return True
-
-    def plan(self, state: ServerState, seed: int) -> Plan:
-        return Plan()
+from shoal.stages.base import ServerOnly
+from shoal.types import POOL, ClientId, Report, ServerState
 
 
 @dataclass(frozen=True)
-class Uniform(ServerStep):
+class Uniform(ServerOnly):
     """`size` clients, every set of that size equally likely; a smaller roster takes part whole."""
 
     size: int
@@ -41,7 +30,7 @@ class Uniform(ServerStep):
 
 
 @dataclass(frozen=True)
-class Pooled(ServerStep):
+class Pooled(ServerOnly):
     """The one who holds everybody's data: what federation gives up."""
 
     name: str = "select"

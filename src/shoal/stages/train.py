@@ -10,6 +10,7 @@ from shoal import tree
 from shoal.client.sgd import SCHEDULES, learning_rate
 from shoal.errors import UserError
 from shoal.rng import derive_seed
+from shoal.stages.base import EveryRound, OneProgram
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
 
 
@@ -33,7 +34,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Federate:
+class Federate(OneProgram, EveryRound):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
@@ -45,13 +46,6 @@ class Federate:
     rate: Rate
     weighting: Literal["size", "uniform"] = "size"
     name: str = "train"
-
-    @property
-    def programs(self) -> tuple[ClientProgram, ...]:
-        return (self.program,)
-
-    def due(self, round: int) -> bool:
-        return True
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         config = {"lr": self.rate.at(state.round)}
@@ -77,20 +71,13 @@ class Federate:
 
 
 @dataclass(frozen=True)
-class TrainAlone:
+class TrainAlone(OneProgram, EveryRound):
     """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
     that init put into this stage's memory, so that all clients start alike without a model being sent."""
 
     program: ClientProgram
     rate: Rate
     name: str = "train"
-
-    @property
-    def programs(self) -> tuple[ClientProgram, ...]:
-        return (self.program,)
-
-    def due(self, round: int) -> bool:
-        return True
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         first = float(state.memory[self.name]["first"])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -389,7 +387,6 @@ def test_a_hundred_thousand_clients() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DATA is not set")
 def test_groups_of_fashion_mnist() -> None:
     f = partition(load("fashion-mnist", download=False), "groups:5,1.0", clients=100, seed=0)
     assert f.groups is not None
@@ -402,7 +399,6 @@ def test_groups_of_fashion_mnist() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DATA is not set")
 def test_writers_of_mnist() -> None:
     f = partition(load("mnist", download=False), "natural", clients=None, seed=0)
     sizes = sum(f.sizes(split) for split in SPLITS)

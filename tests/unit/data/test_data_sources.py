@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import struct
 import tarfile
 import threading
@@ -23,8 +22,6 @@ from shoal.data.archives import unpack
 from shoal.data.catalogue import SOURCES, Remote
 from shoal.errors import UserError
 from shoal.types import Examples
-
-needs_data = pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DATA is not set")
 
 
 @pytest.fixture
@@ -326,7 +323,6 @@ def test_unpacking_is_all_or_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
 
-@needs_data
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_official_files_have_the_recorded_checksums(name: str) -> None:
@@ -337,7 +333,6 @@ def test_official_files_have_the_recorded_checksums(name: str) -> None:
         assert (hashlib.sha256(content).hexdigest(), len(content)) == (remote.sha256, remote.size_bytes)
 
 
-@needs_data
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "shape", "note"),
@@ -357,7 +352,6 @@ def test_official_sets_are_standardised(name: str, shape: tuple[int, ...], note:
     assert d.train.y.unique().tolist() == list(range(10))
 
 
-@needs_data
 @pytest.mark.data
 def test_mnist_knows_its_writers() -> None:
     d = load("mnist", download=False)

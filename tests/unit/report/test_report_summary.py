@@ -63,7 +63,7 @@ def test_seeds_of_one_job_are_averaged(write_run):
     assert row["seeds"] == [0, 1]
     assert row["accuracy"]["mean"] == pytest.approx({"mean": 0.75, "std": 0.1 / sqrt(2)})
     assert row["loss"]["central"] is None
-    assert COLUMN["accuracy.mean"].text(row) == "75.00\n± 7.07"
+    assert COLUMN["accuracy.mean"].text(row) == "75.0\n± 7.1"
     assert COLUMN["bytes_up"].text(row) == "4.0 kB\n± 0"
 
 

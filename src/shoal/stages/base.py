@@ -1,0 +1,29 @@
+"""What most stages have in common."""
+
+from __future__ import annotations
+
+from shoal.types import ClientProgram, Plan, ServerState
+
+
+class EveryRound:
+    def due(self, round: int) -> bool:
+        return True
+
+
+class ServerOnly(EveryRound):
+    """A step without client work."""
+
+    programs: tuple[ClientProgram, ...] = ()
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return Plan()
+
+
+class OneProgram:
+    """A step whose clients all run the same program."""
+
+    program: ClientProgram
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return (self.program,)

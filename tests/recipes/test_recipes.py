@@ -1,0 +1,40 @@
+"""Every recipe loads, and short runs keep their curves: a change of a curve is a change of behaviour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.job import load_recipe
+from shoal.methods import METHODS
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_loads(path):
+    recipe = load_recipe(path, {})
+    assert recipe.title
+    assert all(job.method in METHODS for job in recipe.jobs.values())
+
+
+# Local mean and central accuracy after 2, 4 and 6 rounds on digits (dirichlet:0.3, 10 clients, 5 per round, 2 epochs,
+# seed 0), measured once. One test row of 360 is 0.003: the margin allows for other processors, not other algorithms.
+CURVES = {
+    "centralised": [0.869, 0.866, 0.946, 0.939, 0.878, 0.900],
+    "fedavg": [0.262, 0.276, 0.482, 0.432, 0.554, 0.552],
+    "fedavg-ft": [0.700, 0.276, 0.791, 0.432, 0.880, 0.552],
+    "fedprox": [0.262, 0.273, 0.482, 0.429, 0.548, 0.560],
+    "local": [0.396, 0.159, 0.466, 0.159, 0.557, 0.159],
+}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_curves_are_pinned(method):
+    fleet = shoal.partition(shoal.load("digits"), "dirichlet:0.3", clients=10, seed=0)
+    result = shoal.run(method, fleet, rounds=6, cohort=5, epochs=2, lr=0.1, seed=0, eval_every=2)
+    curve = [r.evaluation.figures()["accuracy"] for r in result.records if r.evaluation]
+    found = [round(x, 3) for point in curve for x in (point["mean"], point["central"])]
+    assert found == pytest.approx(CURVES[method], abs=0.012), found
