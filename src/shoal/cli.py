@@ -27,6 +27,7 @@ app.add_typer(data_app, name="data")
 
 out = Console()
 err = Console(stderr=True)
+_current: Path | None = None  # the run that is going on, for the word of farewell
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; a free name under runs/ by default.")]
@@ -68,6 +69,7 @@ FLAGS: dict[str, Any] = {
     "min_size": Annotated[int | None, typer.Option(help="Rows that every client must have (default 10).")],
     "val_share": Annotated[float | None, typer.Option(help="Of each client's rows, for validation (default 0.1).")],
     "test_share": Annotated[float | None, typer.Option(help="Of each client's rows, for testing (default 0.2).")],
+    "keep": Annotated[int | None, typer.Option(help="How many checkpoints to keep (default 3).")],
     "label_column": Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")],
     "client_column": Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")],
     "drop_column": Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")],
@@ -110,7 +112,7 @@ def _told(as_json: bool) -> Iterator[None]:
             print(json.dumps({"error": str(error)}))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        err.print("stopped; `shoal resume RUN` goes on from the last complete round")
+        err.print(f"stopped; `shoal resume {_current or 'RUN'}` goes on from the last complete round", soft_wrap=True)
         raise typer.Exit(130) from None
 
 
@@ -135,17 +137,18 @@ def _overrides(flags: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _free(name: str) -> Path:
+def _free(name: str, suffix: str = "") -> Path:
     """runs/NAME, or the first of runs/NAME-2, -3, ... that is not taken."""
-    place, n = Path("runs") / name, 1
+    place, n = Path("runs") / f"{name}{suffix}", 1
     while place.exists():
         n += 1
-        place = Path("runs") / f"{name}-{n}"
+        place = Path("runs") / f"{name}-{n}{suffix}"
     return place
 
 
 def _place(job: Any) -> Path:
-    return _free(f"{job.method}-{Path(job.data).stem.replace(':', '')}-seed{job.seed}")
+    name = f"{job.method}-{Path(job.data).stem}-seed{job.seed}"
+    return _free(name.replace(":", ""))
 
 
 def _run(job: Any, place: Path, label: str = "") -> dict[str, Any]:
@@ -153,8 +156,15 @@ def _run(job: Any, place: Path, label: str = "") -> dict[str, Any]:
     from shoal.console import DownloadProgress, RunProgress
 
     title = label or job.method
+    _starting(place)
     with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
         return lab.start(job, place, on_setup=_announce, on_round=progress.on_round, progress=download)
+
+
+def _starting(place: Path) -> None:
+    global _current
+    _current = place
+    err.print(f"run directory: {place}", highlight=False, soft_wrap=True)
 
 
 def _announce(bench: Any) -> None:
@@ -253,6 +263,7 @@ def _resume(path: Path, title: str = "") -> dict[str, Any]:
     from shoal.store.reader import read_run
 
     config = read_run(path).config
+    _starting(path)
     with (
         DownloadProgress(err) as download,
         RunProgress(err, title or config["method"], config["rounds"]) as progress,
@@ -310,16 +321,21 @@ def compare(
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
     with _told(as_json):
+        from shoal import lab
         from shoal.job import make_job
         from shoal.methods import METHODS
+        from shoal.store.reader import read_run
 
-        jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in what if m in METHODS and not Path(m).is_dir()}
+        methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
+        jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
+        for name in what:
+            lab.check_names(jobs[name]) if name in jobs else read_run(Path(name))
         places = []
         for name in what:
             places.append(_place(jobs[name]) if name in jobs else Path(name))
             if name in jobs:
                 _run(jobs[name], places[-1])
-        page = _write_page(places, out_path or _free("compare").with_suffix(".html"))
+        page = _write_page(places, out_path or _free("compare", ".html"))
         _finish_comparison(places, page, as_json)
 
 

@@ -124,23 +124,53 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} is not valid TOML: {error}") from None
     title = str(content.pop("title", path.stem))
-    grid = content.pop("grid", {})
-    for key, values in grid.items():
+    grid, flags = _grid(path, content.pop("grid", {})), _paths(overrides)
+    grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
+    fixed = _paths(content) | flags
+    jobs: dict[str, Job] = {}
+    for label, point in _points(grid):
+        if label in jobs:
+            raise UserError(
+                f"recipe {path}: two points of the grid are called {label!r}; each value must be there once"
+            )
+        jobs[label] = make_job(_nested({k: v for k, v in fixed.items() if not k.startswith("grid")} | point))
+    return Recipe(title=title, jobs=jobs)
+
+
+def _grid(path: Path, grid: Any) -> dict[str, list[Any]]:
+    if not isinstance(grid, dict):
+        raise UserError(f"recipe {path}: grid is {grid!r}; it must be a table of lists, such as seed = [0, 1]")
+    flat = _paths(grid)
+    for key, values in flat.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"recipe {path}: grid.{key} is {values!r}; it must be a list of values")
-    options = merge_options(content.pop("set", {}), overrides.get("set", {}))
-    fixed = content | {k: v for k, v in overrides.items() if k != "set"} | {"set": options}
-    grid = {k: v for k, v in grid.items() if k not in overrides}  # a flag pins what the grid would vary
-    return Recipe(title=title, jobs={label: make_job(fixed | point) for label, point in _points(grid)})
+    return flat
+
+
+def _paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"set": {"train": {"mu": 1}}} -> {"set.train.mu": 1}; other keys as they are."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.split(".")[0] == "set" and isinstance(value, Mapping):
+            flat |= _paths({f"{key}.{k}": v for k, v in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    values = {k: v for k, v in flat.items() if not k.startswith("set.")}
+    options: dict[str, dict[str, Any]] = {}
+    for path, value in flat.items():
+        if path.startswith("set."):
+            _, piece, *key = path.split(".")
+            if len(key) != 1:
+                raise UserError(f"key {path!r} is {value!r}; options are given as set.piece.key, such as set.train.mu")
+            options.setdefault(piece, {})[key[0]] = value
+    return values if "set" in values else values | {"set": options}
 
 
 def _points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         yield "-".join(str(v).replace("/", "_").replace(":", "") for v in values), point
-
-
-def merge_options(
-    base: Mapping[str, Mapping[str, Any]], over: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    return {piece: {**base.get(piece, {}), **over.get(piece, {})} for piece in {**base, **over}}

@@ -20,11 +20,15 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
-from shoal.methods import Setting, build
-from shoal.models import Model, load_model
+from shoal.methods import Setting, build, find
+from shoal.models import Model, check_model, load_model
 from shoal.store.run import RunStore
 from shoal.types import ClientId, Fleet, Method, Tree
 
+OF_DATA = (
+    *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
+    *("label_column", "client_column", "drop_columns"),
+)
 OnRound = Callable[[Record], None]
 
 
@@ -36,6 +40,15 @@ class Bench:
     federation: Federation
     model: Model
     method: Method
+
+
+def check_names(job: Job, out: Path | None = None) -> None:
+    """What can be refused before any data are loaded."""
+    find(job.method)
+    check_model(job.model)
+    _device(job.device)
+    if out is not None:
+        RunStore.check_free(out)
 
 
 def federation_of(job: Job, progress: Any = None) -> Federation:
@@ -105,6 +118,9 @@ def run(
 ) -> Result:
     """A run in memory: `keys` are those of a job (rounds, cohort, epochs, lr, model, seed, set, ...)."""
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
+    for key in (*OF_DATA, "keep", "device"):
+        if key in keys:
+            raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to shoal.partition")
     bench = arrange(make_job({"method": name} | keys), method, federation)
     return engine.run(
         bench.method,
@@ -157,6 +173,7 @@ def describe(federation: Federation) -> dict[str, Any]:
 
 def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
     """A new run in `out`. Returns what `--json` prints."""
+    check_names(job, out)
     bench = setup(job, kw.pop("progress", None))
     if on_setup:
         on_setup(bench)
@@ -180,9 +197,10 @@ def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: An
 def check_same(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for."""
     found = make_job(json.loads((path / "config.json").read_text()))
-    for key, value in job.model_dump().items():
-        decided = key in ("clients", "cohort", "fleet")  # resolved when the run was set up
-        if not decided and getattr(found, key) != value:
+    asked = job.model_dump() | {"cohort": job.cohort_size(found.clients or 1)}
+    open_choices = {k for k, v in (("clients", None), ("fleet", "auto")) if asked[k] == v}
+    for key, value in asked.items():
+        if key not in open_choices and getattr(found, key) != value:
             raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
 
 

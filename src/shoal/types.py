@@ -149,7 +149,6 @@ class Method:
     models_for: ModelsFor  # what a client is sent; None: an inference-only client
     predict: Predict  # (models, private, x) -> logits
     classes: int
-    batchable: bool = True  # whether `predict` may run on stacked clients and padded batches
 
     @property
     def programs(self) -> dict[str, ClientProgram]:

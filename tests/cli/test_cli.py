@@ -164,6 +164,34 @@ def test_a_recipe_changed_meanwhile_is_noticed():
     assert "was run with lr 0.1, not 0.5" in json.loads(result.stdout)["error"]
 
 
+def test_another_fleet_size_is_another_run():
+    Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 0.5\n[grid]\nseed = [0, 1]\n")
+    as_json("run", "my.toml")
+    as_json("run", "my.toml", "--cohort", "3")  # the same as half of six
+    for flags in (["--clients", "8"], ["--cohort", "2"], ["--fleet", "plain"]):
+        result = shoal("run", "my.toml", *flags, "--json")
+        assert result.exit_code == 2
+        assert "was run with" in json.loads(result.stdout)["error"]
+
+
+def test_a_grid_over_an_option():
+    Path("my.toml").write_text(
+        'method = "fedprox"\nrounds = 1\nclients = 6\ncohort = 3\n[grid]\nset.train.mu = [0.1, 1]\n'
+    )
+    as_json("run", "my.toml")
+    found = [json.loads(Path(f"runs/my/{mu}/config.json").read_text())["set"] for mu in ("0.1", "1")]
+    assert found == [{"train": {"mu": 0.1}}, {"train": {"mu": 1}}]
+
+
+def test_pages_of_comparisons_have_names_of_their_own():
+    as_json("run", "fedavg", *QUICK, "--out", "a")
+    assert as_json("compare", "a")["report"] != as_json("compare", "a")["report"]
+
+
+def test_nothing_runs_when_one_of_several_is_missing():
+    assert "nowhere is not a run directory" in refused("compare", "fedavg", "nowhere", *QUICK)
+
+
 def test_flags_override_a_recipe():
     Path("my.toml").write_text('method = "fedavg"\nrounds = 50\nclients = 6\ncohort = 3\n')
     assert as_json("run", "my.toml", "--rounds", "1", "--seed", "5")["rounds"] == 1
@@ -259,6 +287,10 @@ def test_bad_input_is_one_sentence(words, message):
         ("roundz = 3", "key 'roundz' is not known; did you mean rounds"),
         ("rounds = 'x'", "rounds is 'x'"),
         ("[grid]\nseed = 3", "grid.seed is 3; it must be a list"),
+        ("grid = 3", "grid is 3; it must be a table of lists"),
+        ("set = 4", "set is 4"),
+        ("[set]\ntrain = 4", "set.train"),
+        ("[grid]\nseed = [0, 0]", "two points of the grid are called '0'"),
     ],
 )
 def test_bad_recipes(text, message):

@@ -123,3 +123,22 @@ def test_training_loss_is_a_mean_over_examples(tiny):
 
 def test_ledger_totals():
     assert Ledger().totals(3) == (0, 0)
+
+
+def test_keys_of_the_data_are_refused_where_they_would_do_nothing(tiny):
+    import shoal
+
+    with pytest.raises(UserError, match=r"clients is 77, but shoal\.run is given a federation"):
+        shoal.run("fedavg", tiny, clients=77)
+
+
+def test_one_test_row_is_evaluated_with_batch_norm_too():
+    from federations import tiny_federation
+
+    federation = tiny_federation(2, (1, 6, 6))
+    data = {c: dict(federation[c]) for c in federation}
+    data["c0"]["test"] = Examples(*(part[:1] for part in data["c0"]["test"]))
+    method = build("fedavg", setting(model=load_model("networks:SmallBatchNorm", (1, 6, 6), 4)))
+    found = engine.evaluate(method, PlainFleet(data), method.init(0), Examples(*(p[:1] for p in federation.central)))
+    assert found.clients["c0"].n == 1
+    assert found.central is not None

@@ -131,3 +131,66 @@ def test_bad_models(name, shape, message):
 def test_wrong_number_of_outputs():
     with pytest.raises(UserError, match=r"outputs of shape \(2, 3\) for 2 rows; it must be \(2, 7\)"):
         load_model(f"{__name__}:Fixed", (4,), 7)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.c = self.a
+
+    def forward(self, x):
+        return self.b(self.c(self.a(x)))
+
+
+class Loose(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def forward(self, x):
+        return self.out(x) * self.scale
+
+
+class Empty(nn.Module):
+    def forward(self, x):
+        return x[:, :3]
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        raise KeyError("width")
+
+
+def one_argument(shape):
+    return Fixed()
+
+
+def no_module():
+    return 3
+
+
+def two_defaults(hidden=16, depth=1):
+    return Fixed()
+
+
+def test_defaults_are_the_users_own_affair():
+    assert load_model(f"{__name__}:two_defaults", (4,), 3).parameters == 15
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Tied", "ties parameters"),
+        ("Loose", "buffer 'scale' is not persistent"),
+        ("Empty", "has no parameters to train"),
+        ("Failing", "cannot be made: KeyError: 'width'"),
+        ("one_argument", "needs 1 arguments"),
+        ("no_module", "made a int"),
+    ],
+)
+def test_models_that_could_not_be_federated(name, message):
+    with pytest.raises(UserError, match=message):
+        load_model(f"{__name__}:{name}", (4,), 3)

@@ -124,6 +124,18 @@ class TestPrivate:
             assert run.private["c1"]["x"][0] == 1
         assert "cut short" in caplog.text
 
+    def test_an_old_damaged_checkpoint_does_not_stop_a_resume(self, tmp_path):
+        with new_run(tmp_path / "run") as run:
+            for r in (1, 2, 3):
+                run.private["c1"] = {"x": torch.tensor(float(r))}
+                run.append(record(r), 0.1)
+                run.checkpoint(state(r))
+        (tmp_path / "run/checkpoints/round-000001/state.json").write_text("")
+        with RunStore.open(tmp_path / "run") as run:
+            found, _, _ = run.restore()
+            assert found is not None
+            assert found.round == 3
+
     def test_unsaved_trees_are_gone_after_a_restore(self, tmp_path):
         store = PrivateStore(tmp_path / "private")
         store["a"] = {"x": torch.tensor(1.0)}

@@ -17,14 +17,14 @@ class Evaluate:
 
     predict: Predict
     classes: int
-    batchable: bool = True
+    batchable: bool = True  # as served, a row is its own affair, with batch norm too
     split: str = "test"
     batch_size: int = 256
     name: str = "evaluate"
 
     @classmethod
     def of(cls, method: Method) -> Evaluate:
-        return cls(method.predict, method.classes, method.batchable)
+        return cls(method.predict, method.classes)
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -63,6 +63,10 @@ class Federation(Mapping[ClientId, ClientData]):
         note: str = "",
     ) -> Self:
         """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row."""
+        if not clients:
+            raise UserError("clients is empty; a federation needs at least one client")
+        if len(central.y) and not 0 <= int(central.y.min()) <= int(central.y.max()) < len(classes):
+            raise UserError(f"central: labels must lie between 0 and {len(classes) - 1}, one for each class")
         for client, splits in clients.items():
             _check_client(client, splits, central, len(classes))
         none = Examples(central.x[:0], central.y[:0])

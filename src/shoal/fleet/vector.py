@@ -53,7 +53,7 @@ class VectorFleet(PlainFleet):
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 # Either torch cannot batch the network, or the program is wrong. Plain execution tells:
                 # it succeeds in the first case and raises with the client's name in the second.
-                self._refuse(program, str(error).splitlines()[0])
+                self._refuse(program, f"torch cannot batch it ({str(error).split(chr(46))[0][:120]})")
                 rest = {c: t for c, t in plan.tasks.items() if c not in reports}
                 return reports | dict(super().execute(Plan(program, rest)))
             for i, c in enumerate(ids):

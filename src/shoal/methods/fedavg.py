@@ -34,5 +34,4 @@ def averaging(s: Setting, name: str, select: Stage, mu: float = 0.0) -> Method:
         models_for=one_model_for,
         predict=one_model_predict(s.model),
         classes=s.model.classes,
-        batchable=s.model.batchable,
     )

@@ -33,5 +33,4 @@ def local(s: Setting) -> Method:
         models_for=one_model_for,
         predict=own_model_predict(s.model),
         classes=s.model.classes,
-        batchable=s.model.batchable,
     )

@@ -48,7 +48,7 @@ class Model:
     ) -> None:
         self.device = device
         self.name, self.factory, self.input_shape, self.classes = name, factory, input_shape, classes
-        self._training = self._fresh(0).train()
+        self._training = self._checked(self._fresh(0)).train()
         self._serving = copy.deepcopy(self._training).eval()  # a copy: the mode is a flag on the module
         self.trainable = tuple(k for k, p in self._training.named_parameters() if p.requires_grad)
         self.takes_key = "key" in inspect.signature(self._training.forward).parameters
@@ -57,7 +57,27 @@ class Model:
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
             torch.default_generator.manual_seed(seed)
-            return self.factory()
+            try:
+                return self.factory()
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"model {self.name} cannot be made: {type(error).__name__}: {error}") from error
+
+    def _checked(self, net: nn.Module) -> nn.Module:
+        if not isinstance(net, nn.Module):
+            raise UserError(f"model {self.name} made a {type(net).__name__}; it must make a torch.nn.Module")
+        own = dict(net.named_parameters(remove_duplicate=False))
+        if not any(p.requires_grad for p in own.values()):
+            raise UserError(f"model {self.name} has no parameters to train")
+        if len(own) != len(dict(net.named_parameters())):
+            raise UserError(f"model {self.name} ties parameters to each other; they must be separate to be averaged")
+        loose = {k for k, _ in net.named_buffers()} - set(net.state_dict())
+        if loose:
+            raise UserError(
+                f"model {self.name}: buffer {min(loose)!r} is not persistent; it could not be sent to clients"
+            )
+        return net
 
     def _check_output(self) -> None:
         try:
@@ -107,18 +127,33 @@ class Model:
         return not self.uses(nn.modules.batchnorm._BatchNorm)
 
 
-def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: str = "cpu") -> Model:
-    """A built-in network by name, or the user's own: `package.module:Class`.
-
-    A class of one's own is called with (input_shape, classes) if it takes two arguments, else with none.
-    """
-    factory = imported("model", name) if ":" in name else NETWORKS.get(name)
-    if factory is None:
+def check_model(name: str) -> Factory:
+    """What makes the network; refused here if there is no such thing."""
+    if ":" in name:
+        return imported("model", name)
+    if name not in NETWORKS:
         near = difflib.get_close_matches(name, NETWORKS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(
             f"model {name!r} is not known{hint} (known: {', '.join(NETWORKS)}, or your own package.module:Class)"
         )
-    takes_shape = len(inspect.signature(factory).parameters) >= 2
-    make = partial(factory, tuple(input_shape), classes) if takes_shape else factory
+    return NETWORKS[name]
+
+
+def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: str = "cpu") -> Model:
+    """A built-in network by name, or the user's own: `package.module:Class`.
+
+    It is called with (input_shape, classes) if it has two parameters without a default, else with nothing.
+    """
+    factory = check_model(name)
+    needed = [
+        p
+        for p in inspect.signature(factory).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if len(needed) not in (0, 2):
+        raise UserError(
+            f"model {name!r} must take (input_shape, classes) or nothing, but it needs {len(needed)} arguments"
+        )
+    make = partial(factory, tuple(input_shape), classes) if needed else factory
     return Model(name, make, tuple(input_shape), classes, device)

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,6 @@ class Checkpoints:
         """Rounds whose private files some kept checkpoint points into."""
         used: set[int] = set()
         for round in self.rounds():
-            facts = json.loads((self._path(round) / "state.json").read_text())
-            used |= set(facts["private"].values())
+            with suppress(OSError, ValueError):  # a damaged one will never be gone back to
+                used |= set(json.loads((self._path(round) / "state.json").read_text())["private"].values())
         return used

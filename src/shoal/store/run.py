@@ -50,12 +50,8 @@ class RunStore:
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any], partition: Mapping[str, Any], keep: int = KEEP) -> RunStore:
         """A new run directory: made beside its place, so that what stands there is always complete."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"--out {path} exists and is not empty; resume it with `shoal resume {path}`, or choose another"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        cls.check_free(path)
+        beside = path.with_name(f".{path.name}.tmp")
         shutil.rmtree(beside, ignore_errors=True)
         (beside / "checkpoints").mkdir(parents=True)
         write_json(beside / "config.json", dict(config))
@@ -63,6 +59,19 @@ class RunStore:
         write_json(beside / "partition.json", dict(partition))
         beside.rename(path)
         return cls(path, keep)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"--out {path} exists and is not empty; resume it with `shoal resume {path}`, or choose another"
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {path} cannot be written: {error.strerror}") from None
+        if not os.access(path.parent, os.W_OK):
+            raise UserError(f"--out {path} cannot be written: its folder is read-only")
 
     @classmethod
     def open(cls, path: Path, keep: int = KEEP) -> RunStore:
