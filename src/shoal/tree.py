@@ -76,6 +76,23 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
     return t
 
 
+def skeleton(t: Mapping[str, Any]) -> Tree:
+    """The tree with its leaves' paths in their places: with `flatten`, all that `filled` needs to restore it."""
+
+    def place(t: Mapping[str, Any], prefix: str) -> Tree:
+        return {
+            k: place(v, f"{prefix}{quote(k, safe='*')}/") if isinstance(v, Mapping) else prefix + quote(k, safe="*")
+            for k, v in t.items()
+        }
+
+    return place(t, "")
+
+
+def filled(bones: Mapping[str, Any], flat: Mapping[str, Any]) -> Tree:
+    """Unlike `unflatten` this keeps empty subtrees and the order of names."""
+    return {k: filled(v, flat) if isinstance(v, Mapping) else flat[v] for k, v in bones.items()}
+
+
 def weighted_mean(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> Tree:
     """Leaf by leaf, with weights that are scaled to sum to 1. Whole numbers stay whole (batch counters)."""
     total = float(sum(weights))

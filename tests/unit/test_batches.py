@@ -39,7 +39,7 @@ def test_stacked_batches_hold_each_clients_own_rows():
     seen = torch.zeros(3)
     lives = []
     for batch, live in batches(held, phase(), [1, 2, 3]):
-        lives.append(live.tolist())
+        lives.append(live)
         for i in range(3):
             real = batch.w[i] > 0
             assert bool((batch.y[i][real] == i).all())
@@ -50,9 +50,12 @@ def test_stacked_batches_hold_each_clients_own_rows():
 
 
 def test_batch_norm_takes_no_single_rows():
-    nine = row_order(9, phase(), 1)
-    assert [len(rows) for rows in true_batches(nine, True)] == [4, 4, 1]
-    joined = true_batches(nine, False)
-    assert [len(rows) for rows in joined] == [4, 5]
-    assert sorted(torch.cat(joined).tolist()) == list(range(9))
-    assert true_batches(row_order(1, phase(epochs=2), 1), False) == []
+    def rows(n, single_rows, epochs=1):
+        held = Examples(torch.zeros(n, 1), torch.arange(n))
+        return [b.y.tolist() for b in true_batches(held, phase(epochs), 1, single_rows)]
+
+    assert [len(r) for r in rows(9, True)] == [4, 4, 1]
+    joined = rows(9, False)
+    assert [len(r) for r in joined] == [4, 5]
+    assert sorted(joined[0] + joined[1]) == list(range(9))
+    assert rows(1, False, epochs=2) == []

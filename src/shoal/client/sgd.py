@@ -33,7 +33,7 @@ class Sgd:
         if self.momentum:
             velocity = {k: self.momentum * velocity[k] + g for k, g in slopes.items()}
             slopes = velocity
-        return {k: p - lr * slopes[k] for k, p in params.items()}, velocity
+        return {k: torch.addcmul(p, slopes[k], lr, value=-1) for k, p in params.items()}, velocity
 
 
 def squared_norm(tensors: Mapping[str, Tensor]) -> Tensor:

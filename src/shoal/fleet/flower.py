@@ -20,6 +20,7 @@ from shoal.client.evaluate import Evaluate
 from shoal.codec import decode_report, decode_task, encode_report, encode_task
 from shoal.errors import UserError
 from shoal.fleet.plain import run_one
+from shoal.fleet.tracing import Recorder
 from shoal.types import POOL, ClientData, ClientId, ClientProgram, Method, Plan, Report, Task, Tree
 
 log = logging.getLogger(__name__)
@@ -100,13 +101,13 @@ def client_app(
 ) -> ClientApp:
     """What runs on a client: it is told by `client-id` in its node's config who it is."""
     programs = client_programs(method)
-    app = ClientApp()
+    app, recorder = ClientApp(), Recorder()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = str(context.node_config["client-id"])
         name, task = read_task(message.content)
-        report, kept = run_one(programs[name], task, load_data(client), private.get(client, {}))
+        report, kept = run_one(programs[name], task, load_data(client), private.get(client, {}), recorder)
         if kept is not None:
             private[client] = kept
         return Message(content=report_record(name, report), reply_to=message)

@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from shoal import tree
 from shoal.fleet.batches import phase_seed, row_order, step_keys
-from shoal.types import Batch, ClientData, ClientId, ClientProgram, Plan, Report, Task, Tree
+from shoal.fleet.tracing import FlatStep, Recorder, kind_of
+from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree
 
 
 def counts_of(data: ClientData) -> dict[str, int]:
     return {split: len(examples.y) for split, examples in data.items()}
 
 
-def run_one(program: ClientProgram, task: Task, data: ClientData, private: Tree) -> tuple[Report, Tree | None]:
+def run_one(
+    program: ClientProgram, task: Task, data: ClientData, private: Tree, recorder: Recorder | None = None
+) -> tuple[Report, Tree | None]:
     """What one client does with one task. Batches have their true size: nothing is padded here."""
+    recorder = Recorder() if recorder is None else recorder
     with torch.random.fork_rng(devices=[]):  # a network of the user's own may draw from the global generator
         torch.default_generator.manual_seed(task.seed)
         s = program.begin(task, private)
         for number, phase in enumerate(program.phases):
-            x, y = data[phase.split]
-            order = true_batches(row_order(len(y), phase, phase_seed(task.seed, number)), program.batchable)
-            keys = step_keys(len(order), phase_seed(task.seed, number)).to(x.device)
-            for rows, key in zip(order, keys, strict=True):
-                rows = rows.to(x.device)
-                s = phase.step(s, Batch(x[rows], y[rows], torch.ones(len(rows), device=x.device), key))
-            s = phase.finish(s)
+            kind, seed = kind_of(program, number), phase_seed(task.seed, number)
+            bones, leaves = tree.skeleton(s), tree.flatten(s)
+            for batch in true_batches(data[phase.split], phase, seed, program.batchable):
+                bones, leaves = _stepped(recorder, kind, phase, bones, leaves, batch)
+            s = phase.finish(tree.filled(bones, leaves))
         return program.end(task, s, counts_of(data))
 
 
-def true_batches(order: Tensor, single_rows: bool) -> list[Tensor]:
-    """The rows of each step without padding. Batch norm has no statistics of a single row, so there a row
-    that is left over joins the batch before it, and a client with only one row takes no step."""
-    batches = [rows[rows >= 0] for rows in order]
-    if single_rows:
-        return batches
+def _stepped(
+    recorder: Recorder, kind: Hashable, phase: Phase, bones: Tree, leaves: dict[str, Tensor], batch: Batch
+) -> tuple[Tree, dict[str, Tensor]]:
+    flat = FlatStep(phase.step, bones, tuple(leaves))
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        return flat(tensors[:-4], Batch(*tensors[-4:]))
+
+    outputs, done = recorder(kind, step, [*leaves.values(), *batch], flat)
+    return done.bones, done.merged(leaves, outputs)
+
+
+def true_batches(held: Examples, phase: Phase, seed: int, single_rows: bool) -> Iterator[Batch]:
+    """Without padding. Batch norm has no statistics of a single row, so there a row that is left over joins
+    the batch before it, and a client with only one row takes no step."""
+    x, y = held
+    order = [rows[rows >= 0] for rows in row_order(len(y), phase, seed)]
+    if not single_rows:
+        order = _without_single_rows(order)
+    for rows, key in zip(order, step_keys(len(order), seed).to(x.device), strict=True):
+        rows = rows.to(x.device)
+        yield Batch(x[rows], y[rows], torch.ones(len(rows), device=x.device), key)
+
+
+def _without_single_rows(order: Sequence[Tensor]) -> list[Tensor]:
     whole: list[Tensor] = []
-    for rows in batches:
+    for rows in order:
         if len(rows) > 1:
             whole.append(rows)
         elif whole:
@@ -67,6 +89,7 @@ class PlainFleet:
     ) -> None:
         self.data = data
         self.private: MutableMapping[ClientId, Tree] = {} if private is None else private
+        self.recorder = Recorder()
 
     def roster(self) -> tuple[ClientId, ...]:
         return tuple(sorted(self.data))
@@ -77,7 +100,7 @@ class PlainFleet:
 
     def execute_one(self, program: ClientProgram, client: ClientId, task: Task) -> Report:
         with blaming(program, client):
-            report, private = run_one(program, task, self.data[client], self.private.get(client, {}))
+            report, private = run_one(program, task, self.data[client], self.private.get(client, {}), self.recorder)
         if private is not None:
             self.private[client] = private
         return report

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from shoal import tree
+from shoal.types import Batch, ClientProgram, Tree
 
 log = logging.getLogger(__name__)
 
@@ -25,34 +29,85 @@ RECORD_AFTER = 60  # calls of one kind: recording costs about as much as it save
 NO_OPS = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
 
 
+@dataclass(frozen=True)
+class Leaves:
+    """How a step's outputs become the next state: which leaves it has, and which of them are new.
+
+    What a step leaves alone is found by identity, so it is neither copied nor stacked.
+    """
+
+    bones: Tree  # see tree.skeleton
+    kept: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    def merged(self, before: Mapping[str, Tensor], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        new = dict(zip(self.changed, outputs, strict=True))
+        return {k: new[k] if k in new else before[k] for k in self.kept}
+
+
+class FlatStep:
+    """A phase's step from leaves to changed leaves. `leaves` tells what its last call did."""
+
+    def __init__(self, step: Callable[[Tree, Batch], Tree], bones: Tree, names: Sequence[str]) -> None:
+        self.step, self.bones, self.names = step, bones, names
+        self.leaves = Leaves({}, (), ())
+
+    def __call__(self, tensors: Sequence[Tensor], batch: Batch) -> list[Tensor]:
+        before = dict(zip(self.names, tensors, strict=True))
+        result = self.step(tree.filled(self.bones, before), batch)
+        after = tree.flatten(result)
+        changed = tuple(k for k, x in after.items() if x is not before.get(k))
+        self.leaves = Leaves(tree.skeleton(result), tuple(after), changed)
+        return [after[k] for k in self.leaves.changed]
+
+
 class Recorder:
     """Calls a function as it is until it has shown to be called often, then records and replays it."""
 
     def __init__(self, after: int = RECORD_AFTER) -> None:
         self.after = after
         self._seen: Counter[Hashable] = Counter()
-        self._replays: dict[Hashable, Flat] = {}
+        self._replays: dict[Hashable, tuple[Flat, Leaves]] = {}
 
-    def __call__(self, kind: Hashable, function: Flat, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """`kind` names the function; calls of one kind differ only in their tensors."""
-        key = (kind, tuple((x.shape, x.stride(), x.dtype) for x in tensors))
-        replay = self._replays.get(key)
-        if replay is None:
+    def __call__(
+        self, kind: Hashable, function: Flat, tensors: Sequence[Tensor], flat: FlatStep
+    ) -> tuple[Sequence[Tensor], Leaves]:
+        """What `function` gives, which calls `flat` inside. Calls of one kind differ only in their tensors."""
+        key = (kind, _form(tensors))
+        found = self._replays.get(key)
+        if found is None:
             self._seen[key] += 1
-            if self._seen[key] != self.after:
-                return function(*tensors)
-            replay = self._replays[key] = _record(function, tensors)
+            replay = _record(function, tensors) if self._seen[key] == self.after else None
+            if replay is None:
+                return function(*tensors), flat.leaves
+            found = self._replays[key] = (replay, flat.leaves)
+        replay, leaves = found
         with torch.no_grad():
-            return replay(*tensors)
+            return replay(*tensors), leaves
 
 
-def _record(function: Flat, tensors: Sequence[Tensor]) -> Flat:
+def _form(tensors: Sequence[Tensor]) -> Hashable:
+    """Layout, and which tensors are one and the same: a recording takes these for granted."""
+    first: dict[int, int] = {}
+    return tuple((x.shape, x.stride(), x.dtype, first.setdefault(id(x), i)) for i, x in enumerate(tensors))
+
+
+def kind_of(program: ClientProgram, phase: int) -> Hashable:
+    """Programs are values: equal ones have equal steps. One that cannot be hashed stands for itself."""
+    try:
+        hash(program)
+    except TypeError:
+        return (id(program), phase)
+    return (program, phase)
+
+
+def _record(function: Flat, tensors: Sequence[Tensor]) -> Flat | None:
     try:
         with torch.random.fork_rng(devices=[]):  # recording runs the function: it must not use up chance
             recorded = make_fx(function)(*tensors)
     except Exception as error:  # whatever torch cannot record, plain execution does or explains
         log.debug("not recorded: %s", error)
-        return function
+        return None
     _simplify(recorded.graph)
     recorded.recompile()
     return recorded

@@ -1,0 +1,75 @@
+"""A recorded step is the same step: the same bits, whenever recording begins."""
+
+import pytest
+from torch import nn
+
+from shoal import tree
+from shoal.client.train import LocalTraining
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.tracing import Recorder
+from shoal.fleet.vector import VectorFleet
+from shoal.models import load_model
+from shoal.types import Plan, Task
+
+
+class OwnDropout(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.inside, self.drop, self.out = nn.Linear(input_shape[0], 8), nn.Dropout(0.5), nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(self.drop(self.inside(x).relu()))
+
+
+class Branching(nn.Module):
+    """Control flow that depends on data: it cannot be recorded."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.out = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x):
+        return self.out(x) if float(x.detach().sum()) > 0 else -self.out(x)
+
+
+def results(tiny, fleet_type, model, after):
+    fleet = fleet_type(tiny)
+    fleet.recorder = Recorder(after)
+    program = LocalTraining(model, epochs=3, batch_size=4, momentum=0.9, clip=1.0, weight_decay=0.01, mu=0.1)
+    plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
+    first = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
+    again = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
+    assert tree.distance(first, again) == 0
+    return first, fleet.recorder
+
+
+@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+@pytest.mark.parametrize("after", [1, 2, 17])
+@pytest.mark.parametrize("name", ["mlp", "mlp-dropout", f"{__name__}:OwnDropout"])
+def test_the_moment_of_recording_does_not_matter(tiny, fleet, name, after):
+    model = load_model(name, (6,), 4)
+    expected, none = results(tiny, fleet, model, 10**9)
+    found, some = results(tiny, fleet, model, after)
+    assert not none._replays
+    assert some._replays
+    assert tree.distance(expected, found) == 0
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(tiny):
+    model = load_model(f"{__name__}:Branching", (6,), 4)
+    expected, _ = results(tiny, PlainFleet, model, 10**9)
+    found, recorder = results(tiny, PlainFleet, model, 1)
+    assert not recorder._replays
+    assert tree.distance(expected, found) == 0
+
+
+def test_batch_norm_and_convolutions_are_recorded_too():
+    from federations import tiny_federation
+
+    federation = tiny_federation(3, (1, 6, 6))
+    for name in ("networks:SmallBatchNorm", "networks:SmallConvolution"):
+        model = load_model(name, (1, 6, 6), 4)
+        expected, _ = results(federation, PlainFleet, model, 10**9)
+        found, recorder = results(federation, PlainFleet, model, 2)
+        assert recorder._replays
+        assert tree.distance(expected, found) == 0
