@@ -20,7 +20,7 @@ from shoal.lab import arrange, make_fleet
 from shoal.types import Examples, Plan
 
 WORK = {"mlp": ((1, 28, 28), 10), "cnn-cifar": ((3, 32, 32), 2)}
-FLEETS = ("plain", "vector", "flower")
+FLEETS = ("plain", "vector", "pool", "pool-vector", "flower")
 
 
 def federation(shape: tuple[int, ...], clients: int = 10, rows: int = 448) -> Federation:

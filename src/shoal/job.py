@@ -33,7 +33,7 @@ class Job(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     model: str = "mlp"
     seed: int = 0
-    fleet: Literal["auto", "plain", "vector", "flower"] = "auto"
+    fleet: Literal["auto", "plain", "vector", "pool", "pool-vector", "flower"] = "auto"
     eval_every: Positive = 1
     device: str = "cpu"
     rows: Positive | None = None  # a subsample of the training data

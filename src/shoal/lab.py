@@ -18,6 +18,7 @@ from shoal.data.heterogeneity import figures
 from shoal.engine import Record, Result
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
+from shoal.fleet.pool import PoolFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
 from shoal.methods import Setting, build, find
@@ -148,6 +149,10 @@ def make_fleet(
             return PlainFleet(federation, private)
         case "vector":
             return VectorFleet(federation, private)
+        case "pool":
+            return PoolFleet(method, federation, private, inside=PlainFleet)
+        case "pool-vector":
+            return PoolFleet(method, federation, private, inside=VectorFleet)
         case "flower":
             try:
                 from shoal.fleet.flower import loop_fleet
