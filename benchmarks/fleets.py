@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from shoal.lab import arrange, make_fleet
 from shoal.types import Examples, Plan
 
 WORK = {"mlp": ((1, 28, 28), 10), "cnn-cifar": ((3, 32, 32), 2)}
-FLEETS = ("plain", "vector", "pool", "pool-vector", "flower")
+FLEETS = ("plain", "vector", "pool", "flower")
 
 
 def federation(shape: tuple[int, ...], clients: int = 10, rows: int = 448) -> Federation:
@@ -39,21 +40,15 @@ def seconds(model: str, rounds: int) -> dict[str, float]:
     bench = arrange(Job(model=model, epochs=epochs, batch_size=64, cohort=1.0, clients=10), "fedavg", fed)
     state = bench.method.init(0)
     train = bench.method.stages[1]
-    fleets = {name: make_fleet(name, bench.method, fed) for name in FLEETS}
+    fleets = {name: make_fleet(replace(bench, job=bench.job.model_copy(update={"fleet": name}))) for name in FLEETS}
     spent: dict[str, list[float]] = {name: [] for name in FLEETS}
     for r in range(rounds + 1):
-        tasks = train.plan(_with_cohort(state, fed), r).tasks
+        tasks = train.plan(replace(state, cohort=tuple(fed)), r).tasks
         for name, fleet in fleets.items():
             begun = time.perf_counter()
             fleet.execute(Plan(train.programs[0], tasks))
             spent[name].append(time.perf_counter() - begun)
     return {name: statistics.median(times[1:]) for name, times in spent.items()}  # the first round warms up
-
-
-def _with_cohort(state, fed):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    return replace(state, cohort=tuple(fed))
 
 
 def main() -> None:

@@ -62,7 +62,10 @@ FLAGS: dict[str, Any] = {
         ),
     ],
     "seed": Annotated[int | None, typer.Option(help="All chance follows from it (default 0).")],
-    "fleet": Annotated[str | None, typer.Option(help="auto (default), plain, vector, or flower (in this process).")],
+    "fleet": Annotated[
+        str | None, typer.Option(help="auto (default), plain, vector, pool, or flower (in this process).")
+    ],
+    "workers": Annotated[int | None, typer.Option(help="Processes of the pool (default: one per core).")],
     "eval_every": Annotated[int | None, typer.Option(help="Evaluate every N rounds, and after the last (default 1).")],
     "device": Annotated[str | None, typer.Option(help="Where tensors live: cpu (default), cuda, ...")],
     "rows": Annotated[int | None, typer.Option(help="Use a stratified subsample of this many training rows.")],

@@ -33,7 +33,8 @@ class Job(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     model: str = "mlp"
     seed: int = 0
-    fleet: Literal["auto", "plain", "vector", "pool", "pool-vector", "flower"] = "auto"
+    fleet: Literal["auto", "plain", "vector", "pool", "flower"] = "auto"
+    workers: Positive | None = None  # processes of the pool; None: as many as cores
     eval_every: Positive = 1
     device: str = "cpu"
     rows: Positive | None = None  # a subsample of the training data

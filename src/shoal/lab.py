@@ -18,7 +18,7 @@ from shoal.data.heterogeneity import figures
 from shoal.engine import Record, Result
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
-from shoal.fleet.pool import PoolFleet
+from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
 from shoal.methods import Setting, build, find
@@ -106,7 +106,13 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         options=job.set,
     )
     built = build(method, setting)
-    decided = {"clients": len(federation), "cohort": cohort, "fleet": choose_fleet(job.fleet, model)}
+    workers = job.workers or cores()
+    decided = {
+        "clients": len(federation),
+        "cohort": cohort,
+        "workers": workers,
+        "fleet": choose_fleet(job.fleet, model, workers),
+    }
     return Bench(job.model_copy(update=decided), federation, model, built)
 
 
@@ -125,7 +131,7 @@ def run(
     bench = arrange(make_job({"method": name} | keys), method, federation)
     return engine.run(
         bench.method,
-        make_fleet(bench.job.fleet, bench.method, federation),
+        make_fleet(bench),
         rounds=bench.job.rounds,
         seed=bench.job.seed,
         central=federation.central,
@@ -134,32 +140,38 @@ def run(
     )
 
 
-def choose_fleet(asked: str, model: Model) -> str:
-    """Stacked convolutions become grouped ones, which are slow on a CPU; dense layers gain from stacking."""
+def choose_fleet(asked: str, model: Model, workers: int) -> str:
+    """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one."""
     if asked != "auto":
         return asked
-    return "plain" if model.uses(nn.modules.conv._ConvNd) or not model.batchable else "vector"
+    if workers > 1:
+        return "pool"
+    return "vector" if stacks_well(model) else "plain"
 
 
-def make_fleet(
-    name: str, method: Method, federation: Federation, private: MutableMapping[ClientId, Tree] | None = None
-) -> Fleet:
-    match name:
+def stacks_well(model: Model) -> bool:
+    """Dense layers gain from stacked clients; stacked convolutions become grouped ones, slow on a CPU."""
+    return model.batchable and not model.uses(nn.modules.conv._ConvNd)
+
+
+def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = None) -> Fleet:
+    method, federation = bench.method, bench.federation
+    match bench.job.fleet:
         case "plain":
             return PlainFleet(federation, private)
         case "vector":
             return VectorFleet(federation, private)
         case "pool":
-            return PoolFleet(method, federation, private, inside=PlainFleet)
-        case "pool-vector":
-            return PoolFleet(method, federation, private, inside=VectorFleet)
+            inside = VectorFleet if stacks_well(bench.model) else PlainFleet
+            return PoolFleet(method, federation, private, inside, bench.job.workers)
         case "flower":
             try:
                 from shoal.fleet.flower import loop_fleet
             except ImportError as error:
                 raise UserError(f"fleet 'flower' needs the extra: pip install shoal[flower] ({error})") from None
             return loop_fleet(method, federation, private)
-    raise UserError(f"fleet {name!r} is not known; choose auto, plain, vector or flower")
+        case unknown:
+            raise UserError(f"fleet {unknown!r} is not known; choose auto, plain, vector, pool or flower")
 
 
 def describe(federation: Federation) -> dict[str, Any]:
@@ -203,7 +215,7 @@ def check_same(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for."""
     found = make_job(json.loads((path / "config.json").read_text()))
     asked = job.model_dump() | {"cohort": job.cohort_size(found.clients or 1)}
-    open_choices = {k for k, v in (("clients", None), ("fleet", "auto")) if asked[k] == v}
+    open_choices = {k for k, v in (("clients", None), ("workers", None), ("fleet", "auto")) if asked[k] == v}
     for key, value in asked.items():
         if key not in open_choices and getattr(found, key) != value:
             raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
@@ -211,7 +223,7 @@ def check_same(path: Path, job: Job) -> None:
 
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None) -> dict[str, Any]:
     state, records, spent_s = store.restore(torch.device(bench.job.device))
-    fleet = make_fleet(bench.job.fleet, bench.method, bench.federation, store.private)
+    fleet = make_fleet(bench, store.private)
     result = engine.run(
         bench.method,
         fleet,

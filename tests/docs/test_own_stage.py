@@ -42,11 +42,11 @@ def test_it_runs_and_chooses_flatter_cohorts(balanced, capsys):
 
 def test_it_agrees_on_every_fleet(balanced):
     federation = partition(load("digits", rows=400), "dirichlet:0.3", clients=6, seed=0)
-    bench = arrange(Job(rounds=2, cohort=3), balanced, federation)
-    ends = [
-        engine.run(bench.method, make_fleet(name, bench.method, federation), rounds=2, seed=0)
-        for name in ("plain", "vector", "flower")
+    benches = [
+        arrange(Job(rounds=2, cohort=3, fleet=name), balanced, federation)
+        for name in ("plain", "vector", "pool", "flower")
     ]
+    ends = [engine.run(bench.method, make_fleet(bench), rounds=2, seed=0) for bench in benches]
     for other in ends[1:]:
         assert tree.distance(ends[0].state.models, other.state.models) < 1e-5
         assert tree.distance(ends[0].state.memory, other.state.memory) == 0

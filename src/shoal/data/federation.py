@@ -38,14 +38,14 @@ class Federation(Mapping[ClientId, ClientData]):
         shifts: Mapping[ClientId, str] | None = None,
         groups: Mapping[ClientId, int] | None = None,
     ) -> None:
-        self.central = central
+        self.central = _laid_out(central)
         self.classes = classes
         self.name = name
         self.spec = spec
         self.note = note
         self.shifts: dict[ClientId, str] = dict(shifts or {})
         self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
-        self._rows = rows
+        self._rows = _laid_out(rows)
         self._bounds = {split: bounds[split].tolist() for split in SPLITS}
         self._clients = clients
         self._position = {client: i for i, client in enumerate(clients)}
@@ -123,6 +123,13 @@ class Federation(Mapping[ClientId, ClientData]):
             shifts=self.shifts,
             groups=self.groups,
         )
+
+
+def _laid_out(rows: Examples) -> Examples:
+    """Images with their channels last in memory: convolutions on a CPU are about 1.4 times faster that way."""
+    if rows.x.dim() != 4:
+        return rows
+    return Examples(rows.x.contiguous(memory_format=torch.channels_last), rows.y)
 
 
 def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Examples, classes: int) -> None:

@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ MakeFleet = Callable[[Mapping[ClientId, ClientData], MutableMapping[ClientId, Tr
 ATTEMPTS = 3  # of a piece of work: one that kills its worker every time is not the machine's fault
 
 
+def cores() -> int:
+    """That this process may use. Elsewhere than on Linux a fork is not safe to build on: one."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
 class PoolFleet:
     """`inside` makes the fleet that each worker runs: stacked clients for dense models, plain for convolutions."""
 
@@ -50,7 +56,7 @@ class PoolFleet:
         self._inside = inside
         self._roster = tuple(sorted(data))
         self._workers: list[Worker] = []
-        self._count = workers or len(os.sched_getaffinity(0))
+        self._count = workers or cores()
         weakref.finalize(self, _stop, self._workers)
 
     def roster(self) -> tuple[ClientId, ...]:

@@ -1,0 +1,186 @@
+"""Worker processes: the same results, whoever dies, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal import engine, tree
+from shoal.client.train import LocalTraining
+from shoal.fleet.plain import ClientError, PlainFleet
+from shoal.fleet.pool import PoolFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.types import Phase, Plan, Report, Task
+
+
+def method(**kw):
+    return build("fedavg-ft", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=4, batch_size=8, **kw))
+
+
+def run(fleet):
+    return engine.run(method(), fleet, rounds=2, seed=0)
+
+
+@pytest.fixture
+def pool(tiny):
+    made = []
+
+    def make(inside=PlainFleet, workers=2, **kw):
+        made.append(PoolFleet(kw.pop("method", method()), tiny, {}, inside, workers))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.close()
+
+
+@pytest.mark.parametrize("inside", [PlainFleet, VectorFleet])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_any_number_of_workers_gives_the_same(tiny, pool, inside, workers):
+    alone = inside(tiny)
+    together = pool(inside, workers)
+    expected, found = run(alone), run(together)
+    assert tree.distance(expected.state.models, found.state.models) < 1e-6
+    assert tree.distance(alone.private, together.private) < 1e-6
+    assert expected.ledger == found.ledger
+
+
+def test_plain_workers_give_the_very_same_bits(tiny, pool):
+    assert tree.distance(run(PlainFleet(tiny)).state.models, run(pool()).state.models) == 0
+
+
+@dataclass(frozen=True)
+class Slow(LocalTraining):
+    """Tells on a file that it is at work, and takes its time."""
+
+    mark: str = ""
+
+    def begin(self, task, private):
+        Path(self.mark, f"{os.getpid()}").touch()
+        time.sleep(0.2)
+        return super().begin(task, private)
+
+
+def test_kill_9_of_a_worker_in_mid_round_changes_nothing(tiny, pool, tmp_path):
+    model = load_model("mlp", (6,), 4)
+    program = Slow(model, mark=str(tmp_path))
+    base = method()
+    slow = replace(base, stages=(base.stages[0], replace(base.stages[1], program=program), *base.stages[2:]))
+    fleet = pool(method=slow)
+    plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
+    expected = PlainFleet(tiny).execute(plan)
+    (tmp_path / str(os.getpid())).unlink()
+    killer = subprocess.Popen(
+        [sys.executable, "-c", KILLER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    found = fleet.execute(plan)
+    killed, _ = killer.communicate(timeout=60)
+    assert len(set(os.listdir(tmp_path))) == 3  # two workers, and one that took over
+    assert int(killed) not in [w.process.pid for w in fleet._workers]
+    for c in tiny:
+        assert tree.distance(expected[c].tensors["model"], found[c].tensors["model"]) == 0
+
+
+KILLER = """
+import os, signal, sys, time
+while not (pids := os.listdir(sys.argv[1])):
+    time.sleep(0.005)
+os.kill(int(pids[0]), signal.SIGKILL)
+print(pids[0])
+"""
+
+
+@dataclass(frozen=True)
+class Deadly:
+    name: str = "deadly"
+    batchable: bool = True
+
+    @property
+    def phases(self):
+        return (Phase("train", 1, 8, lambda s, b: s),)
+
+    def begin(self, task, private):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def end(self, task, s, counts):
+        return Report(), None
+
+
+def test_work_that_always_kills_its_worker_is_given_up(pool):
+    with pytest.raises(ClientError, match="died 3 times over the same work"):
+        pool().execute(Plan(Deadly(), {"c0": Task()}))
+
+
+@dataclass(frozen=True)
+class Broken(Deadly):
+    name: str = "broken"
+
+    def begin(self, task, private):
+        raise KeyError("weights")
+
+
+def test_an_error_names_the_client(pool):
+    with pytest.raises(ClientError, match="program 'broken' failed on client 'c1'"):
+        pool().execute(Plan(Broken(), {"c1": Task()}))
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from shoal import lab
+from shoal.job import Job
+lab.start(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", workers=2), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_run(tmp_path, how):
+    before = set(os.listdir("/dev/shm"))
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], stderr=subprocess.DEVNULL)
+    lines = tmp_path / "run/rounds.jsonl"
+    while not (lines.exists() and lines.stat().st_size):
+        assert parent.poll() is None
+        time.sleep(0.01)
+    workers = children(parent.pid)
+    assert len(workers) == 2
+    parent.send_signal(how)
+    parent.wait(timeout=30)
+    for _ in range(500):
+        left = [pid for pid in workers if Path(f"/proc/{pid}").exists() and "Z" not in state(pid)]
+        if not left:
+            break
+        time.sleep(0.01)
+    assert left == []
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except OSError:
+        return "Z"
+
+
+def test_models_travel_once():
+    from shoal.fleet.pool import work_message
+
+    model = {"w": torch.zeros(1000)}
+    one = len(work_message("train", {"c0": Task({"g": model}, {}, 1)}, {}))
+    ten = len(work_message("train", {f"c{i}": Task({"g": model}, {}, 1) for i in range(10)}, {}))
+    assert ten - one < 1000
