@@ -142,9 +142,12 @@ def run(
 
 def choose_fleet(asked: str, model: Model, workers: int) -> str:
     """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one."""
+    on_cpu = torch.device(model.device).type == "cpu"
+    if asked == "pool" and not on_cpu:
+        raise UserError(f"fleet 'pool' needs --device cpu, not {model.device!r}: a GPU cannot be shared by forking")
     if asked != "auto":
         return asked
-    if workers > 1:
+    if workers > 1 and on_cpu:
         return "pool"
     return "vector" if stacks_well(model) else "plain"
 

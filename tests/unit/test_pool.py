@@ -150,9 +150,10 @@ lab.start(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", worker
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_run(tmp_path, how):
+def test_no_process_outlives_the_run(tmp_path, how, request):
     before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], stderr=subprocess.DEVNULL)
+    request.addfinalizer(parent.kill)
     lines = tmp_path / "run/rounds.jsonl"
     while not (lines.exists() and lines.stat().st_size):
         assert parent.poll() is None

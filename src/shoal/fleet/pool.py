@@ -103,7 +103,8 @@ class PoolFleet:
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
         others = [w.pipe for w in self._workers] + [here]
-        arguments = (there, others, self._programs, self.data, self._inside)
+        quiet = bool(self._workers)  # what all workers would say, one says
+        arguments = (there, others, self._programs, self.data, self._inside, quiet)
         process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         there.close()
@@ -166,12 +167,15 @@ def _serve(
     programs: Mapping[str, ClientProgram],
     data: Mapping[ClientId, ClientData],
     inside: MakeFleet,
+    quiet: bool,
 ) -> None:
     """A worker's life: until the other end of its pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
     for other in others:
         other.close()  # or a dead parent would look alive through a sibling's copy of its end
     torch.set_num_threads(1)
+    if quiet:
+        logging.disable(logging.WARNING)
     private: dict[ClientId, Tree] = {}
     fleet = inside(data, private)
     while True:
