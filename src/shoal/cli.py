@@ -343,6 +343,33 @@ def compare(
 
 
 @app.command()
+@job_flags(*FLAGS)
+def profile(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="`shoal methods` lists the methods.")],
+    flags: dict[str, Any],
+    as_json: AsJson = False,
+) -> None:
+    """Where the time of a method's rounds goes."""
+    with _told(as_json):
+        from shoal import lab
+        from shoal.console import RunProgress
+        from shoal.job import make_job
+
+        job = make_job(_overrides(flags) | {"method": method})
+        with RunProgress(err, method, job.rounds) as progress:
+            parts = lab.profile(job, on_setup=_announce, on_round=progress.on_round)
+        if as_json:
+            _print_json({"method": method, "rounds": job.rounds, "parts": parts})
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("part", "seconds", "ms per round", "share"):
+            table.add_column(heading, justify="left" if heading == "part" else "right")
+        for p in parts:
+            table.add_row(p["part"], f"{p['seconds']:.2f}", f"{1e3 * p['per_round_s']:.1f}", f"{p['share']:.1%}")
+        out.print(table)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first run.")] = None,

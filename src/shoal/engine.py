@@ -12,11 +12,12 @@ import torch
 from shoal import metrics, tree
 from shoal.client.evaluate import Evaluate
 from shoal.cost.ledger import Ledger
+from shoal.cost.timer import Timer
 from shoal.errors import UserError
-from shoal.fleet.plain import run_one
+from shoal.fleet.plain import PlainFleet
 from shoal.metrics import Score
 from shoal.rng import derive_seed
-from shoal.types import ClientId, Examples, Fleet, Method, Plan, Report, ServerState, Task
+from shoal.types import ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,28 @@ class Result:
         return figures
 
 
-def evaluate(method: Method, fleet: Fleet, state: ServerState, central: Examples | None) -> Evaluation:
+class UnseenClient:
+    """Who never trains and has nothing private: it holds the central test set."""
+
+    def __init__(self, central: Examples) -> None:
+        self.fleet = PlainFleet({"unseen": {"test": central}})
+
+    def score(self, program: Evaluate, models: Mapping[str, Params]) -> Score:
+        return _score(self.fleet.execute_one(program, "unseen", Task(models)))
+
+
+def evaluate(
+    method: Method, fleet: Fleet, state: ServerState, unseen: UnseenClient | None, timer: Timer | None = None
+) -> Evaluation:
     """Of exactly what is served: `models_for` and `predict`, on the test split that nothing else opens."""
-    program = Evaluate.of(method)
-    tasks = {c: Task(method.models_for(state, c)) for c in fleet.roster()}
-    reports = fleet.execute(Plan(program, tasks)) if tasks else {}
-    unseen = None
-    if central is not None and len(central.y):
-        report, _ = run_one(program, Task(method.models_for(state, None)), {"test": central}, {})
-        unseen = _score(report)
-    return Evaluation({c: _score(r) for c, r in reports.items() if r.metrics["accuracy"][1]}, unseen)
+    program, timer = Evaluate.of(method), timer or Timer()
+    with timer("evaluate: clients"):
+        tasks = {c: Task(method.models_for(state, c)) for c in fleet.roster()}
+        reports = fleet.execute(Plan(program, tasks)) if tasks else {}
+        scores = {c: _score(r) for c, r in reports.items() if r.metrics["accuracy"][1]}
+    with timer("evaluate: central"):
+        central = None if unseen is None else unseen.score(program, method.models_for(state, None))
+    return Evaluation(scores, central)
 
 
 def _score(report: Report) -> Score:
@@ -121,27 +134,30 @@ def run(
     records: Sequence[Record] = (),
     store: Store | None = None,
     on_round: Callable[[Record], None] | None = None,
+    timer: Timer | None = None,
 ) -> Result:
     """Rounds from `state.round` up to `rounds`; `records` are those of the rounds before."""
     begun = time.perf_counter()
     state = method.init(seed) if state is None else state
-    ledger, history = Ledger(), list(records)
+    ledger, history, timer = Ledger(), list(records), timer or Timer()
+    unseen = UnseenClient(central) if central is not None and len(central.y) else None
     while state.round < rounds:
         started = time.perf_counter()
-        state, record = play_round(method, fleet, state, seed, ledger)
+        state, record = play_round(method, fleet, state, seed, ledger, timer)
         if state.round == rounds or state.round % eval_every == 0:
-            record = replace(record, evaluation=evaluate(method, fleet, state, central))
+            record = replace(record, evaluation=evaluate(method, fleet, state, unseen, timer))
         history.append(record)
         if store is not None:
-            store.append(record, time.perf_counter() - started)
-            store.checkpoint(state)
+            with timer("checkpoint"):
+                store.append(record, time.perf_counter() - started)
+                store.checkpoint(state)
         if on_round is not None:
             on_round(record)
     return Result(state, history, ledger, time.perf_counter() - begun)
 
 
 def play_round(
-    method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger
+    method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
 ) -> tuple[ServerState, Record]:
     number = state.round + 1
     state = replace(state, roster=fleet.roster(), cohort=())
@@ -150,12 +166,18 @@ def play_round(
         if not stage.due(state.round):
             continue
         stage_seed = derive_seed(seed, state.round, stage.name)
-        plan = stage.plan(state, stage_seed)
-        reports = fleet.execute(plan) if plan.tasks else {}
-        ledger.book(number, stage.name, plan, reports)
-        seen |= _means(stage.name, reports)
-        state = stage.fold(state, reports, stage_seed)
-        _refuse_divergence(state, stage.name)
+        with timer(f"{stage.name}: server"):
+            plan = stage.plan(state, stage_seed)
+        if plan.tasks:
+            with timer(f"{stage.name}: clients"):
+                reports = fleet.execute(plan)
+        else:
+            reports = {}
+        with timer(f"{stage.name}: server"):
+            ledger.book(number, stage.name, plan, reports)
+            seen |= _means(stage.name, reports)
+            state = stage.fold(state, reports, stage_seed)
+            _refuse_divergence(state, stage.name)
     down, up = ledger.totals(number)
     record = Record(number, len(state.cohort), seen, down, up)
     return replace(state, round=number, roster=(), cohort=()), record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from shoal import engine
+from shoal.cost.timer import Timer
 from shoal.data import load, partition
 from shoal.data.federation import Federation
 from shoal.data.heterogeneity import figures
@@ -214,6 +216,19 @@ def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: An
         return _play(bench, store, **kw)
 
 
+def profile(job: Job, **kw: Any) -> list[dict[str, Any]]:
+    """Where a job's time goes, by share: a real run, in a folder that is thrown away."""
+    timer = Timer()
+    with tempfile.TemporaryDirectory() as folder:
+        result = start(job, Path(folder) / "run", timer=timer, **kw)
+    spent = dict(timer.seconds)
+    spent["other"] = max(0.0, result["wall_s"] - sum(spent.values()))
+    return [
+        {"part": name, "seconds": round(s, 4), "per_round_s": s / job.rounds, "share": s / result["wall_s"]}
+        for name, s in sorted(spent.items(), key=lambda item: -item[1])
+    ]
+
+
 def check_same(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for."""
     found = make_job(json.loads((path / "config.json").read_text()))
@@ -224,7 +239,7 @@ def check_same(path: Path, job: Job) -> None:
             raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
 
 
-def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None) -> dict[str, Any]:
+def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
     state, records, spent_s = store.restore(torch.device(bench.job.device))
     fleet = make_fleet(bench, store.private)
     result = engine.run(
@@ -238,6 +253,7 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None) -> dic
         records=records,
         store=store,
         on_round=on_round,
+        timer=timer,
     )
     summary = summarise(bench, result, store.path, spent_s + result.wall_s)
     store.finish(summary)

@@ -218,6 +218,15 @@ def test_data_list_and_show():
     assert "c0" in text
 
 
+def test_profile_accounts_for_the_whole_time():
+    parts = as_json("profile", "fedavg", *QUICK)["parts"]
+    names = {p["part"] for p in parts}
+    assert {"train: clients", "train: server", "select: server", "evaluate: clients", "checkpoint", "other"} <= names
+    assert sum(p["share"] for p in parts) == pytest.approx(1, abs=0.02)
+    assert not Path("runs").exists()
+    assert "ms per round" in shoal("profile", "fedavg", *QUICK).stdout
+
+
 def test_demo_makes_a_page():
     found = as_json("demo")
     assert Path(found["report"]).exists()

@@ -68,7 +68,7 @@ def test_evaluation_by_hand():
         return torch.cat([-x, x], 1)
 
     method = Method("hand", lambda s: ServerState(0, {}), (), lambda s, c: {}, predict, 2)
-    found = engine.evaluate(method, PlainFleet(data), ServerState(0, {}), Examples(x[:1], y[:1]))
+    found = engine.evaluate(method, PlainFleet(data), ServerState(0, {}), engine.UnseenClient(Examples(x[:1], y[:1])))
     assert found.clients["a"].accuracy == 0.75
     assert found.clients["a"].n == 4
     # class 0: 2 hits, 2 predicted, 3 actual; class 1: 1 hit, 2 predicted, 1 actual
@@ -93,7 +93,9 @@ def test_central_is_what_an_inference_only_client_sees(tiny):
         asked.append(client)
         return method.models_for(state, client)
 
-    engine.evaluate(replace(method, models_for=models_for), PlainFleet(tiny), method.init(0), tiny.central)
+    engine.evaluate(
+        replace(method, models_for=models_for), PlainFleet(tiny), method.init(0), engine.UnseenClient(tiny.central)
+    )
     assert asked == [*tiny, None]
 
 
@@ -139,6 +141,7 @@ def test_one_test_row_is_evaluated_with_batch_norm_too():
     data = {c: dict(federation[c]) for c in federation}
     data["c0"]["test"] = Examples(*(part[:1] for part in data["c0"]["test"]))
     method = build("fedavg", setting(model=load_model("networks:SmallBatchNorm", (1, 6, 6), 4)))
-    found = engine.evaluate(method, PlainFleet(data), method.init(0), Examples(*(p[:1] for p in federation.central)))
+    unseen = engine.UnseenClient(Examples(*(p[:1] for p in federation.central)))
+    found = engine.evaluate(method, PlainFleet(data), method.init(0), unseen)
     assert found.clients["c0"].n == 1
     assert found.central is not None
