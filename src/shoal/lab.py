@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,15 +132,17 @@ def run(
         if key in keys:
             raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to shoal.partition")
     bench = arrange(make_job({"method": name} | keys), method, federation)
-    return engine.run(
-        bench.method,
-        make_fleet(bench),
-        rounds=bench.job.rounds,
-        seed=bench.job.seed,
-        central=federation.central,
-        eval_every=bench.job.eval_every,
-        on_round=on_round,
-    )
+    fleet = make_fleet(bench)
+    with threads_for(fleet):
+        return engine.run(
+            bench.method,
+            fleet,
+            rounds=bench.job.rounds,
+            seed=bench.job.seed,
+            central=federation.central,
+            eval_every=bench.job.eval_every,
+            on_round=on_round,
+        )
 
 
 def choose_fleet(asked: str, model: Model, workers: int) -> str:
@@ -177,6 +180,18 @@ def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = No
             return loop_fleet(method, federation, private)
         case unknown:
             raise UserError(f"fleet {unknown!r} is not known; choose auto, plain, vector, pool or flower")
+
+
+@contextmanager
+def threads_for(fleet: Fleet) -> Iterator[None]:
+    """Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers."""
+    before = torch.get_num_threads()
+    if isinstance(fleet, PoolFleet):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def describe(federation: Federation) -> dict[str, Any]:
@@ -242,19 +257,20 @@ def check_same(path: Path, job: Job) -> None:
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
     state, records, spent_s = store.restore(torch.device(bench.job.device))
     fleet = make_fleet(bench, store.private)
-    result = engine.run(
-        bench.method,
-        fleet,
-        rounds=bench.job.rounds,
-        seed=bench.job.seed,
-        central=bench.federation.central,
-        eval_every=bench.job.eval_every,
-        state=state,
-        records=records,
-        store=store,
-        on_round=on_round,
-        timer=timer,
-    )
+    with threads_for(fleet):
+        result = engine.run(
+            bench.method,
+            fleet,
+            rounds=bench.job.rounds,
+            seed=bench.job.seed,
+            central=bench.federation.central,
+            eval_every=bench.job.eval_every,
+            state=state,
+            records=records,
+            store=store,
+            on_round=on_round,
+            timer=timer,
+        )
     summary = summarise(bench, result, store.path, spent_s + result.wall_s)
     store.finish(summary)
     return summary

@@ -19,7 +19,7 @@ class Evaluate:
     classes: int
     batchable: bool = True  # as served, a row is its own affair, with batch norm too
     split: str = "test"
-    batch_size: int = 256
+    batch_size: int = 1024  # large: nothing depends on it but speed
     name: str = "evaluate"
 
     @classmethod
