@@ -36,10 +36,10 @@ def record(round, evaluated=True):
 
 def test_checkpoint_round_trip(tmp_path):
     store = Checkpoints(tmp_path)
-    store.save(state(3, 1.5), {"c/1": 2})
+    store.save(state(3, 1.5), [1, 2])
     found = store.load(3)
     assert found.state.round == 3
-    assert found.private == {"c/1": 2}
+    assert found.private == [1, 2]
     for part in ("models", "membership", "memory"):
         assert tree.distance(getattr(found.state, part), getattr(state(3, 1.5), part)) == 0
 
@@ -47,7 +47,7 @@ def test_checkpoint_round_trip(tmp_path):
 def test_the_last_k_are_kept(tmp_path):
     store = Checkpoints(tmp_path, keep=2)
     for r in range(1, 6):
-        store.save(state(r), {})
+        store.save(state(r), [])
         store.discard_old()
     assert store.rounds() == [4, 5]
 
@@ -55,8 +55,8 @@ def test_the_last_k_are_kept(tmp_path):
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no tensors", "no facts", "empty facts"])
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, caplog, damage):
     store = Checkpoints(tmp_path)
-    store.save(state(1, 1.0), {})
-    store.save(state(2, 2.0), {})
+    store.save(state(1, 1.0), [])
+    store.save(state(2, 2.0), [])
     tensors, facts = tmp_path / "round-000002/state.safetensors", tmp_path / "round-000002/state.json"
     data = tensors.read_bytes()
     match damage:
@@ -89,7 +89,7 @@ class TestPrivate:
             "round-000002.safetensors",
         ]
         fresh = PrivateStore(tmp_path / "private")
-        fresh.restore(store.index)
+        fresh.restore(3)
         assert fresh["a"]["m"]["w"].tolist() == [1, 1]
         assert fresh["b"]["m"]["w"].tolist() == [7, 7]
         assert list(fresh) == ["a", "b"]
@@ -136,10 +136,35 @@ class TestPrivate:
             assert found is not None
             assert found.round == 3
 
+    def test_a_file_goes_when_all_its_trees_are_past_for_every_checkpoint(self, tmp_path):
+        with new_run(tmp_path / "run") as run:
+            run.checkpoints.keep = 2
+            both = ("c0", "c1")
+            for r in range(1, 8):
+                run.private[both[r % 2]] = {"x": torch.tensor(float(r))}
+                run.append(record(r), 0.1)
+                run.checkpoint(state(r))
+            # rounds 6 and 7 are kept; at round 6 the trees were those of 5 and 6
+            assert sorted(p.name[-18:-12] for p in run.private.folder.iterdir()) == ["000005", "000006", "000007"]
+
+    def test_what_does_not_fit_into_memory_is_read_again(self, tmp_path):
+        store = PrivateStore(tmp_path / "private", memory_bytes=900)
+        for r in range(1, 6):
+            for i in range(10):
+                store[f"c/{i}"] = {"m": {"w": torch.full((20,), float(r * 100 + i))}}  # 80 bytes
+            store.save(r)
+            assert store._memory_used <= 900
+            store["c/0"] = {"m": {"w": torch.full((20,), -1.0)}}  # not yet on disk: must not be forgotten
+            assert [float(store[f"c/{i}"]["m"]["w"][0]) for i in range(10)] == [
+                -1,
+                *(r * 100 + i for i in range(1, 10)),
+            ]
+        assert len(store) == 10
+
     def test_unsaved_trees_are_gone_after_a_restore(self, tmp_path):
         store = PrivateStore(tmp_path / "private")
         store["a"] = {"x": torch.tensor(1.0)}
-        store.restore({})
+        store.restore(0)
         assert "a" not in store
         assert len(store) == 0
 

@@ -7,7 +7,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 
 from shoal import tree
 from shoal.codec import pack, unpack
-from shoal.types import ClientId, ServerState
+from shoal.types import ServerState
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ KEEP = 3  # checkpoints: the newest, and two to fall back on
 @dataclass(frozen=True)
 class Checkpoint:
     state: ServerState
-    private: dict[ClientId, int]  # see store.private
+    private: list[int]  # rounds whose files of private state belong to it
 
 
 class Checkpoints:
@@ -38,7 +37,7 @@ class Checkpoints:
     def rounds(self) -> list[int]:
         return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("round-*"))
 
-    def save(self, state: ServerState, private: dict[ClientId, int]) -> None:
+    def save(self, state: ServerState, private: list[int]) -> None:
         tensors = pack(
             {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
         )
@@ -78,7 +77,7 @@ class Checkpoints:
             membership=parts.get("membership", {}),
             memory=parts.get("memory", {}),
         )
-        return Checkpoint(state, {c: int(r) for c, r in facts["private"].items()})
+        return Checkpoint(state, [int(r) for r in facts["private"]])
 
     def latest(self, check: Callable[[Checkpoint], None], device: torch.device | str = "cpu") -> Checkpoint | None:
         """The newest that is whole; a damaged one is passed over, and said. `check` raises if the private
@@ -91,11 +90,3 @@ class Checkpoints:
             except (OSError, ValueError, KeyError) as error:
                 log.warning("the checkpoint of round %d is damaged (%s); going back to the one before it", round, error)
         return None
-
-    def private_rounds(self) -> set[int]:
-        """Rounds whose private files some kept checkpoint points into."""
-        used: set[int] = set()
-        for round in self.rounds():
-            with suppress(OSError, ValueError):  # a damaged one will never be gone back to
-                used |= set(json.loads((self._path(round) / "state.json").read_text())["private"].values())
-        return used

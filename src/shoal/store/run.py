@@ -112,13 +112,13 @@ class RunStore:
 
     def checkpoint(self, state: ServerState) -> None:
         self.private.save(state.round)
-        self.checkpoints.save(state, self.private.index)
+        self.checkpoints.save(state, self.private.files)
         self._discard_old()
 
     def _discard_old(self) -> None:
         self.checkpoints.discard_old()
-        if self.private.index:
-            self.private.discard_except(self.checkpoints.private_rounds())
+        kept = self.checkpoints.rounds()
+        self.private.discard_before(kept[0] if kept else 0)
 
     def restore(self, device: torch.device | str = "cpu") -> tuple[ServerState | None, list[Record], float]:
         """The last complete round: its state, the records up to it, the seconds they took.
@@ -128,8 +128,7 @@ class RunStore:
         self._sweep()
         latest = self.checkpoints.latest(lambda found: self.private.check(found.private), device)
         done = latest.state.round if latest else 0
-        if latest:
-            self.private.restore(latest.private, device)
+        self.private.restore(done, device)
         self.checkpoints.discard_after(done)
         self._discard_old()
         kept = {name: [x for x in read_lines(self.path / name) if x["round"] <= done] for name in LINES}
