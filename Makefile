@@ -27,6 +27,7 @@ $(BIN)/python:
 
 # torch first and pinned: an unpinned one brings gigabytes of CUDA.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (a few minutes)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -10,6 +11,7 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +27,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets and how they are divided among clients.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-out = Console()
+out = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a log does not wrap
 err = Console(stderr=True)
 _current: Path | None = None  # the run that is going on, for the word of farewell
 
@@ -80,7 +82,10 @@ FLAGS: dict[str, Any] = {
         list[str] | None, typer.Option(help="An option of a stage, such as train.mu=0.1; may be repeated.")
     ],
 }
-OF_DATA = ("partition", "clients", "seed", "rows", "min_size", "label_column", "client_column", "drop_column")
+OF_DATA = (
+    *("partition", "clients", "seed", "rows", "min_size", "val_share", "test_share"),
+    *("label_column", "client_column", "drop_column"),
+)
 
 
 def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -113,6 +118,13 @@ def _told(as_json: bool) -> Iterator[None]:
         err.print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
         if as_json:
             print(json.dumps({"error": str(error)}))
+        raise typer.Exit(2) from None
+    except OSError as error:
+        place = f"{error.filename} " if error.filename else "a file "
+        sentence = f"{place}cannot be read or written: {error.strerror or error}"
+        err.print(f"[bold red]error:[/] {_escaped(sentence)}", highlight=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"error": sentence}))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print(f"stopped; `shoal resume {_current or 'RUN'}` goes on from the last complete round", soft_wrap=True)
@@ -189,15 +201,25 @@ def _show(paths: list[Path]) -> None:
     out.print(result_table(records) if len(records) == 1 else compare_table(records))
 
 
-def _write_page(paths: list[Path], page: Path) -> Path:
+def _write_page(paths: list[Path], page: Path, title: str | None = None) -> Path:
     from shoal.report import write_page
     from shoal.store.reader import read_run
 
-    return write_page([read_run(p, need_rounds=True) for p in paths], page)
+    return write_page([read_run(p, need_rounds=True) for p in paths], page, title)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from shoal import __version__
+
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
     from shoal.console import setup_logging
 
     setup_logging(err)
@@ -240,6 +262,8 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     from shoal.store.reader import read_run
 
     places = [folder / label for label in recipe.jobs]
+    for job in recipe.jobs.values():
+        lab.check_names(job)  # better now than after hours
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
         title = f"[{i + 1}/{len(places)}] {label}"
         if (place / "result.json").exists():
@@ -250,7 +274,7 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
             _resume(place, title)
         else:
             _run(job, place, title)
-    page = _write_page(places, folder / "report.html")
+    page = _write_page(places, folder / "report.html", recipe.title)
     if as_json:
         runs = summarise([read_run(p) for p in places])
         _print_json({"title": recipe.title, "runs": runs, "report": str(page)})
@@ -286,6 +310,7 @@ def resume(
             _print_json(result | {"report": str(page)})
         else:
             _show([run_dir])
+            out.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -333,6 +358,8 @@ def compare(
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
             lab.check_names(jobs[name]) if name in jobs else read_run(Path(name))
+        if flags and not jobs:
+            raise UserError(f"--{next(iter(flags)).replace('_', '-')} is for methods to run, but only runs are given")
         places = []
         for name in what:
             places.append(_place(jobs[name]) if name in jobs else Path(name))
@@ -476,7 +503,18 @@ def data_show(
 
 
 def main() -> None:
-    app()
+    try:
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        err.print(f"[bold red]error:[/] {_escaped(error.format_message())}", highlight=False, soft_wrap=True)
+        if "--json" in sys.argv:
+            print(json.dumps({"error": error.format_message()}))
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

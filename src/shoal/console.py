@@ -113,7 +113,8 @@ class DownloadProgress:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._bar.stop()
+        if self._tasks:
+            self._bar.stop()
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
         if name not in self._tasks:

@@ -29,7 +29,7 @@ class Job(BaseModel):
     cohort: int | float = 0.25  # clients per round: a whole number, or a share such as 0.1
     epochs: Annotated[int, Field(ge=0)] = 2
     batch_size: Positive = 32
-    lr: Annotated[float, Field(gt=0)] = 0.1
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     model: str = "mlp"
     seed: int = 0
@@ -47,6 +47,10 @@ class Job(BaseModel):
     keep: Positive = 3  # checkpoints
     set: dict[str, dict[str, Any]] = Field(default_factory=dict)  # options of the method's pieces
 
+    @property
+    def natural(self) -> bool:
+        return self.partition.split("+")[0].split(":")[0] == "natural"
+
     def cohort_size(self, clients: int) -> int:
         size = self.cohort
         if isinstance(size, float):
@@ -59,10 +63,19 @@ class Job(BaseModel):
 
 
 def make_job(values: Mapping[str, Any]) -> Job:
+    """A column that says whose row it is asks for the natural partition."""
+    if values.get("client_column") is not None and "partition" not in values:
+        values = {**values, "partition": "natural"}
     try:
-        return Job(**values)
+        job = Job(**values)
     except ValidationError as error:
         raise UserError(_sentence(error.errors()[0])) from None
+    if job.client_column is not None and not job.natural:
+        raise UserError(
+            f"client_column is {job.client_column!r}, but partition {job.partition!r} deals rows anew: "
+            "use --partition natural, or leave the column out with --drop-column"
+        )
+    return job
 
 
 def _sentence(problem: Mapping[str, Any]) -> str:

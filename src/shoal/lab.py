@@ -24,7 +24,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
-from shoal.methods import Setting, build, find
+from shoal.methods import Setting, build
 from shoal.models import Model, check_model, load_model
 from shoal.store.run import RunStore
 from shoal.types import ClientId, Fleet, Method, Tree
@@ -33,6 +33,7 @@ OF_DATA = (
     *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
     *("label_column", "client_column", "drop_columns"),
 )
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 OnRound = Callable[[Record], None]
 
 
@@ -48,16 +49,20 @@ class Bench:
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
-    find(job.method)
+    small = load_model("linear", (1,), 2)
+    build(job.method, Setting(small, rounds=job.rounds, cohort=1, options=job.set))
     check_model(job.model)
     _device(job.device)
+    if job.clients is not None:
+        job.cohort_size(job.clients)
+    if job.fleet == "flower":
+        _flower()
     if out is not None:
         RunStore.check_free(out)
 
 
 def federation_of(job: Job, progress: Any = None) -> Federation:
-    natural = job.partition.split("+")[0].split(":")[0] == "natural"
-    clients = job.clients if job.clients is not None or natural else 20
+    clients = job.clients if job.clients is not None or job.natural else 20
     dataset = load(
         job.data,
         seed=job.seed,
@@ -81,12 +86,14 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
 
 
 def _device(name: str) -> torch.device:
+    kind = name.split(":")[0]
+    if kind not in DEVICES:
+        raise UserError(f"device is {name!r}; it must be one of {', '.join(DEVICES)}, such as cuda:0")
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
+    return torch.device(name)
 
 
 def setup(job: Job, progress: Any = None) -> Bench:
@@ -173,13 +180,20 @@ def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = No
             inside = VectorFleet if stacks_well(bench.model) else PlainFleet
             return PoolFleet(method, federation, private, inside, bench.job.workers)
         case "flower":
-            try:
-                from shoal.fleet.flower import loop_fleet
-            except ImportError as error:
-                raise UserError(f"fleet 'flower' needs the extra: pip install shoal[flower] ({error})") from None
-            return loop_fleet(method, federation, private)
+            fleet: Fleet = _flower()(method, federation, private)
+            return fleet
         case unknown:
             raise UserError(f"fleet {unknown!r} is not known; choose auto, plain, vector, pool or flower")
+
+
+def _flower() -> Callable[..., Fleet]:
+    try:
+        from shoal.fleet.flower import loop_fleet
+    except ImportError as error:
+        raise UserError(
+            f"fleet 'flower' needs the extra of that name: pip install -c constraints.txt -e '.[flower]' ({error})"
+        ) from None
+    return loop_fleet
 
 
 @contextmanager
@@ -202,7 +216,9 @@ def describe(federation: Federation) -> dict[str, Any]:
         "classes": list(federation.classes),
         "counts": counts.tolist(),
         "sizes": {split: federation.sizes(split).tolist() for split in ("train", "val", "test")},
-        "figures": figures(counts),
+        "figures": {k: int(v) if float(v).is_integer() else v for k, v in figures(counts).items()},
+        "shifts": federation.shifts,
+        "groups": federation.groups,
         "spec": federation.spec,
         "note": federation.note,
     }

@@ -202,7 +202,6 @@ def test_methods():
     assert {"fedavg", "fedprox", "fedavg-ft", "local", "centralised"} <= {m["name"] for m in listed}
     options = as_json("methods", "fedprox")["methods"][0]["options"]
     assert options["train"]["mu"] == 0.1
-    assert options["select"]["size"] == 5
     assert "--set train.mu=" in shoal("methods", "fedprox").stdout
 
 
@@ -264,9 +263,12 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--rounds", "0"], "rounds is 0: input should be greater than or equal to 1"),
         (["run", "fedavg", "--lr", "-1"], "lr is -1.0: input should be greater than 0"),
         (["run", "fedavg", "--momentum", "1.5"], "momentum is 1.5"),
+        (["run", "fedavg", "--lr", "inf"], "lr is inf: input should be a finite number"),
+        (["run", "fedavg", "--set", "train.lr=nan"], "option train.lr is nan: input should be a finite number"),
+        (["run", "fedavg", "--device", "meta"], "device is 'meta'; it must be one of cpu"),
         (["run", "fedavg", "--model", "mpl"], "model 'mpl' is not known; did you mean mlp"),
         (["run", "fedavg", "--fleet", "vectro"], "fleet is 'vectro'"),
-        (["run", "fedavg", "--device", "gpu9"], "device 'gpu9' cannot be used"),
+        (["run", "fedavg", "--device", "gpu9"], "device is 'gpu9'; it must be one of cpu"),
         (["run", "fedavg", "--set", "train.mu"], "--set 'train.mu' is not of the form piece.key=value"),
         (["run", "fedavg", "--set", "train.nu=1"], "option train.nu is not known to method fedavg"),
         (["run", "fedavg", "--lr", "1e9", "--rounds", "3"], "diverged"),
@@ -316,6 +318,63 @@ def test_bad_files():
     assert "every feature is the same number" in refused("run", "fedavg", "--data", "t.npz")
     Path("cut.npz").write_bytes(Path("t.npz").read_bytes()[:100])
     assert "cut.npz" in refused("run", "fedavg", "--data", "cut.npz")
+
+
+def test_a_client_column_asks_for_the_natural_partition():
+    Path("t.csv").write_text("a,site,label\n" + "".join(f"{i % 7},s{i % 3},{i % 2}\n" for i in range(90)))
+    shown = as_json("data", "show", "t.csv", "--client-column", "site")
+    assert shown["clients"] == ["s0", "s1", "s2"]
+    said = refused("data", "show", "t.csv", "--client-column", "site", "--partition", "iid")
+    assert "deals rows anew" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,label\n1,x\n2,\n3,y\n", "1 rows have an empty label"),
+        ("a,label\n1,100000000000000000000\n2,1\n3,1\n", "too large"),
+        ("a,label\n1e300,0\n2,1\n3,1\n", "column 'a' has 1 values that are missing, NaN, infinite or beyond 1e30"),
+        ("a;label\n1;0\n2;1\n", "separated by something other than commas"),
+        ("a,b,label\n1,2,0\n2,foo,1\n", "--client-column b"),
+    ],
+)
+def test_bad_tables(rows, message):
+    Path("t.csv").write_text(rows)
+    assert message in refused("data", "show", "t.csv", "--min-size", "1")
+
+
+def test_shifted_clients_are_named():
+    shown = as_json("data", "show", "digits", "--clients", "4", "--partition", "iid+invert:0.5")
+    assert len(shown["shifts"]) == 2
+    assert (
+        "shifted clients: 2 x"
+        in shoal("data", "show", "digits", "--clients", "4", "--partition", "iid+invert:0.5").stdout
+    )
+
+
+def test_grids_are_checked_before_anything_runs():
+    for grid in ('method = ["fedavg", "nope"]', "cohort = [3, 50]", 'model = ["mlp", "mpl"]'):
+        Path("g.toml").write_text(f"rounds = 1\nclients = 6\n[grid]\n{grid}\n")
+        refused("run", "g.toml")
+
+
+def test_usage_errors_are_one_sentence_and_json_too():
+    done = subprocess.run([SHOAL, "run", "fedavg", "--rounds", "x", "--json"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "rounds" in json.loads(done.stdout)["error"]
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert subprocess.run([SHOAL, "--version"], capture_output=True, text=True).stdout.strip() == "0.1.0"
+
+
+def test_places_that_cannot_be_written():
+    Path("file").write_text("")
+    assert "is a file" in refused("run", "fedavg", *QUICK, "--out", "file")
+    assert "cannot be" in refused("run", "fedavg", *QUICK, "--out", "file/sub")
+    assert "cannot be" in refused("run", "fedavg", *QUICK, "--out", "/proc/nothing/x")
+    as_json("run", "fedavg", *QUICK, "--out", "a")
+    result = shoal("report", "a", "--out", "file/x.html", "--json")
+    assert result.exit_code == 2
+    assert "cannot be read or written" in json.loads(result.stdout)["error"]
 
 
 def test_help_does_not_wait_for_torch():

@@ -63,7 +63,7 @@ def test_it_runs_from_the_shell(balanced):
         "--clients",
         "6",
         "--set",
-        "select.size=3",
+        "select.spread=3",
         "--json",
     ]
     done = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], capture_output=True, text=True)

@@ -58,7 +58,7 @@ class TestUniform:
         assert STATE.roster == ROSTER
 
     def test_size_must_be_positive(self):
-        with pytest.raises(UserError, match=r"select\.size is 0"):
+        with pytest.raises(UserError, match="cohort is 0"):
             Uniform(0)
 
 

@@ -62,7 +62,7 @@ def _own(source: str, options: Options) -> Dataset:
     if not path.exists() and not path.suffix and "/" not in source:
         close = difflib.get_close_matches(source, names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise UserError(f"data {source!r} is neither a file nor a known set; {hint}Known are {', '.join(names())}")
+        raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(names())}")
     if path.suffix.lower() not in (".csv", ".parquet"):
         allowed = replace(options, client_column=None) if path.suffix.lower() == ".npz" else options
         _no_columns(source, allowed)

@@ -122,19 +122,22 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
     )
 
 
+_LARGEST = 1e30  # squares of larger numbers leave what float32 can hold
+
+
 def _check_finite(where: str, x: Array, columns: Sequence[str] | None) -> None:
     if x.size == 0:
         raise UserError(f"{where} has no rows or no features")
-    if x.dtype.kind != "f" or np.isfinite(x).all():
+    bad = ~np.isfinite(x) | (np.abs(x) > _LARGEST) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    if not bad.any():
         return
-    bad = ~np.isfinite(x)
     if x.ndim > 2:
-        raise UserError(f"{where}: {int(bad.sum())} features are NaN or infinite")
+        raise UserError(f"{where}: {int(bad.sum())} features are NaN, infinite or beyond 1e30")
     first = int(np.flatnonzero(bad.any(axis=0))[0])
     column = columns[first] if columns else str(first)
     raise UserError(
         f"{where}: column {column!r} has {int(bad[:, first].sum())} values that are "
-        "missing, NaN or infinite: fill them in or leave those rows out"
+        "missing, NaN, infinite or beyond 1e30: fill them in or leave those rows out"
     )
 
 
@@ -222,9 +225,12 @@ def _read_table(path: Path, options: Options) -> _Raw:
         *(("drop", name) for name in options.drop_columns),
     ):
         if name is not None and name not in names:
-            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {', '.join(names)}")
+            hint = "; is the file separated by something other than commas?" if len(names) == 1 else ""
+            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {', '.join(names)}{hint}")
     if table.num_rows == 0:
         raise UserError(f"{path}: the file has columns but no rows")
+    if options.label_column in options.drop_columns:
+        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped")
     aside = {options.label_column, options.client_column, *options.drop_columns}
     features = [name for name in names if name not in aside]
     if not features:
@@ -244,7 +250,8 @@ def _load_table(path: Path) -> pa.Table:
             return pa.csv.read_csv(path)
         return pa.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {error}") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {reason}") from error
 
 
 _NUMBER_TYPES = (
@@ -265,7 +272,8 @@ def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.float
     if not any(is_number(kind) for is_number in _NUMBER_TYPES):
         raise UserError(
             f"{path}: column {name!r} is of type {kind}, but features must be numbers: "
-            f"turn it into numbers or leave it out with --drop-column {name}"
+            f"turn it into numbers, leave it out with --drop-column {name}, "
+            f"or say --client-column {name} if it names the owner of a row"
         )
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
@@ -280,9 +288,15 @@ def _keys(path: Path, table: pa.Table, kind: str, name: str) -> Array:
         raise UserError(f"{path}: {column.null_count} rows have no {kind} in column {name!r}")
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return np.array(column.to_pylist(), dtype=np.str_)
-    return np.asarray(column.to_numpy())
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        raise UserError(f"{path}: column {name!r} is not UTF-8 text; save the file as UTF-8")
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return np.asarray(column.to_numpy())
+    keys = np.array(column.to_pylist(), dtype=np.str_)
+    empty = int((np.char.strip(keys) == "").sum())
+    if empty:
+        raise UserError(f"{path}: {empty} rows have an empty {kind} in column {name!r}")
+    return keys
 
 
 def _read_folder(path: Path) -> _Raw:

@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.errors import UserError
 
 _BLOCK_ROWS = 4096
+_EXACT = 2**53  # beyond this, neighbouring whole numbers are the same float
 
 
 def stratified(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
@@ -48,10 +49,17 @@ def as_classes(labels: NDArray[Any], where: str) -> NDArray[Any]:
         if (labels != np.round(labels)).any():
             first = labels[labels != np.round(labels)][0]
             raise UserError(f"{where}: label {first} is not a class: labels must be whole numbers or text")
+        if (np.abs(labels) > _EXACT).any():
+            raise UserError(f"{where}: label {labels[np.abs(labels) > _EXACT][0]:.6g} is too large to be told apart")
         return labels.astype(np.int64)
     if labels.dtype.kind not in "iubUS":
         raise UserError(f"{where}: labels are of type {labels.dtype}, but must be whole numbers or text")
-    return labels.astype(np.str_) if labels.dtype.kind == "S" else labels
+    if labels.dtype.kind in "US":
+        labels = labels.astype(np.str_)
+        empty = int((np.char.strip(labels) == "").sum())
+        if empty:
+            raise UserError(f"{where}: {empty} rows have an empty label")
+    return labels
 
 
 def encode(labels: NDArray[Any], classes: NDArray[Any], where: str) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ McMahan et al., Communication-efficient learning of deep networks from decentral
 
 | paper | here |
 |---|---|
-| C·K clients per round | `select.size` |
+| C·K clients per round | `--cohort`: `stages.select.Uniform` |
 | E, B, η | `train.epochs`, `train.batch_size`, `train.lr` |
 | w ← Σ n_k/n w_k, over the clients of the round | `stages.train.Federate` |
 """

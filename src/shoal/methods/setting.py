@@ -8,6 +8,7 @@ no piece takes is refused with the list of what could have been meant.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,7 +79,10 @@ def _is_simple(hint: Any) -> bool:
 
 def _typed(path: str, hint: Any, value: Any) -> Any:
     try:
-        return TypeAdapter(hint).validate_python(value)
+        typed = TypeAdapter(hint).validate_python(value)
+        if isinstance(typed, float) and not math.isfinite(typed):
+            raise UserError(f"option {path} is {value!r}: input should be a finite number")
+        return typed
     except ValidationError as error:
         what = error.errors()[0]["msg"]
         raise UserError(f"option {path} is {value!r}: {what[0].lower()}{what[1:]}") from error

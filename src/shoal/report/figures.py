@@ -139,6 +139,7 @@ def partition_heatmap(partition: Mapping[str, Any]) -> go.Figure:
             y=rows,
             colorscale="Cividis",
             zmin=0,
+            zmax=max(1, int(bins.counts.max())),
             texttemplate="%{z}" if few else None,
             hovertemplate="%{y}<br>class %{x}<br>%{z} examples<extra></extra>",
             colorbar={"title": {"text": "Examples", "side": "right"}, "thickness": 12, "outlinewidth": 0},

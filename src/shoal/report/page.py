@@ -27,7 +27,7 @@ FACTS = (
 BEST = ' class="best"'
 
 
-def write_page(runs: Sequence[RunRecord], path: Path) -> Path:
+def write_page(runs: Sequence[RunRecord], path: Path, title: str | None = None) -> Path:
     if not runs:
         raise UserError("The report needs at least one run directory, but none was given.")
     for run in runs:
@@ -39,7 +39,7 @@ def write_page(runs: Sequence[RunRecord], path: Path) -> Path:
         _partitions(runs),
         _configs(runs),
     ]
-    return _write(path, _heading(runs), _origin(runs), sections)
+    return _write(path, title or _heading(runs), _origin(runs), sections)
 
 
 def write_partition_page(partition: Mapping[str, Any], path: Path) -> Path:

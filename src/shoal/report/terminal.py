@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,11 +38,14 @@ def compare_table(records: Sequence[RunRecord]) -> RenderableType:
 
 
 def partition_view(partition: Mapping[str, Any]) -> RenderableType:
-    """Clients down, classes across; the darker a cell, the more examples."""
+    """Clients down, classes across; the fuller a cell, the more examples."""
     bins = bin_counts(partition, MOST_ROWS, MOST_COLUMNS)
     parts: list[RenderableType] = [_heat(bins), Text(_reading(bins), style="dim")]
     if figures := partition.get("figures"):
         parts.append(_figures(figures))
+    if shifts := Counter((partition.get("shifts") or {}).values()):
+        told = "; ".join(f"{n} x {what}" for what, n in sorted(shifts.items()))
+        parts.append(Text(f"shifted clients: {told}"))
     if note := partition.get("note"):
         parts.append(Text(str(note), style="yellow"))
     return Group(*parts)

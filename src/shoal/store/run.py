@@ -62,10 +62,11 @@ class RunStore:
 
     @staticmethod
     def check_free(path: Path) -> None:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"--out {path} exists and is not empty; resume it with `shoal resume {path}`, or choose another"
-            )
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--out {path} is a file; give the name of a folder that is not there yet")
+        if path.exists() and any(path.iterdir()):
+            go_on = f"resume it with `shoal resume {path}`, or " if (path / "config.json").exists() else ""
+            raise UserError(f"--out {path} exists and is not empty; {go_on}choose another")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

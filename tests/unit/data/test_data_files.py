@@ -107,7 +107,7 @@ def with_nan() -> np.ndarray:
         ({"a": X, "y": Y}, "one of the arrays x, X, images is needed; it holds a, y"),
         ({"x": X, "y": Y[:-1]}, "40 rows but 39 labels"),
         ({"x": X, "y": np.zeros(40, int)}, "at least 2 classes, but every label is '0'"),
-        ({"x": with_nan(), "y": Y}, "column '1' has 2 values that are missing, NaN or infinite"),
+        ({"x": with_nan(), "y": Y}, "column '1' has 2 values that are missing, NaN, infinite"),
         ({"x": np.ones((40, 3)), "y": Y}, "every feature is the same number, 1.0"),
         ({"x": X, "y": Y + 0.5}, "label 0.5 is not a class"),
         ({"x": X, "y": np.full(40, np.nan)}, "40 labels are missing"),
