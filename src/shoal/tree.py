@@ -29,15 +29,6 @@ def leaves(t: Mapping[str, Any]) -> Iterator[Tensor]:
             yield v
 
 
-def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
-    return map(lambda *xs: torch.stack(xs), *trees)
-
-
-def select(t: Mapping[str, Any], i: int) -> Tree:
-    """Row `i` of every leaf, in memory of its own: a view would keep the whole stack alive."""
-    return map(lambda x: x[i].clone(), t)
-
-
 def signature(t: Mapping[str, Any]) -> tuple[Any, ...]:
     """Names, shapes and types: equal for trees that can be stacked."""
     return tuple(

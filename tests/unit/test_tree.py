@@ -9,18 +9,16 @@ A = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3.0)}}
 B = {"a": torch.tensor([3.0, 6.0]), "b": {"c": torch.tensor(7.0)}}
 
 
-def test_map_stack_select_round_trip():
-    stacked = tree.stack([A, B])
-    assert stacked["a"].tolist() == [[1, 2], [3, 6]]
-    assert tree.distance(tree.select(stacked, 1), B) == 0
+def test_map():
     assert tree.map(lambda x, y: x + y, A, B)["b"]["c"] == 10
 
 
-def test_select_has_memory_of_its_own():
-    stacked = tree.stack([A, B])
-    row = tree.select(stacked, 0)
-    stacked["a"].zero_()
-    assert row["a"].tolist() == [1, 2]
+def test_filled_restores_empty_subtrees_and_order():
+    t = {"z": {}, "a/b": {"y": torch.tensor(1.0), "x": torch.tensor(2.0)}}
+    back = tree.filled(tree.skeleton(t), tree.flatten(t))
+    assert list(back) == ["z", "a/b"]
+    assert list(back["a/b"]) == ["y", "x"]
+    assert back["a/b"]["x"] is t["a/b"]["x"]
 
 
 def test_flatten_keeps_hostile_names():
