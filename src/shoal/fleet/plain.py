@@ -88,11 +88,12 @@ class PlainFleet:
         self, data: Mapping[ClientId, ClientData], private: MutableMapping[ClientId, Tree] | None = None
     ) -> None:
         self.data = data
+        self._roster = tuple(sorted(data))
         self.private: MutableMapping[ClientId, Tree] = {} if private is None else private
         self.recorder = Recorder()
 
     def roster(self) -> tuple[ClientId, ...]:
-        return tuple(sorted(self.data))
+        return self._roster
 
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
         assert plan.program is not None
