@@ -24,7 +24,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
-from shoal.methods import Setting, build
+from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.store.run import RunStore
 from shoal.types import ClientId, Fleet, Method, Tree
@@ -49,8 +49,7 @@ class Bench:
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
-    small = load_model("linear", (1,), 2)
-    build(job.method, Setting(small, rounds=job.rounds, cohort=1, options=job.set))
+    rehearsed(job.method, job.set)
     check_model(job.model)
     _device(job.device)
     if job.clients is not None:

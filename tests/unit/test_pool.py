@@ -185,3 +185,31 @@ def test_models_travel_once():
     one = len(work_message("train", {"c0": Task({"g": model}, {}, 1)}, {}))
     ten = len(work_message("train", {f"c{i}": Task({"g": model}, {}, 1) for i in range(10)}, {}))
     assert ten - one < 1000
+
+
+def test_a_program_that_changed_is_not_run_as_it_was(tiny, pool):
+    model = load_model("mlp", (6,), 4)
+    fleet = pool()
+    for epochs in (1, 3):
+        program = LocalTraining(model, epochs=epochs)
+        plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}) for c in tiny})
+        expected, found = PlainFleet(tiny).execute(plan), fleet.execute(plan)
+        assert tree.distance(expected["c3"].tensors["model"], found["c3"].tensors["model"]) == 0
+
+
+def test_an_interrupted_round_leaves_no_stale_reply(tiny, pool, monkeypatch):
+    model = load_model("mlp", (6,), 4)
+    fleet = pool()
+    plans = [
+        Plan(LocalTraining(model), {c: Task({"g": model.init(seed)}, {"lr": 0.1}) for c in tiny}) for seed in (1, 2)
+    ]
+
+    def interrupted(pipes):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.fleet.pool.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.execute(plans[0])
+    monkeypatch.undo()
+    expected, found = PlainFleet(tiny).execute(plans[1]), fleet.execute(plans[1])
+    assert tree.distance(expected["c3"].tensors["model"], found["c3"].tensors["model"]) == 0

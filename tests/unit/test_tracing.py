@@ -1,9 +1,11 @@
 """A recorded step is the same step: the same bits, whenever recording begins."""
 
 import pytest
+import torch
 from torch import nn
 
 from shoal import tree
+from shoal.client.evaluate import Evaluate
 from shoal.client.train import LocalTraining
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.tracing import Recorder
@@ -73,3 +75,22 @@ def test_batch_norm_and_convolutions_are_recorded_too():
         found, recorder = results(federation, PlainFleet, model, 2)
         assert recorder._replays
         assert tree.distance(expected, found) == 0
+
+
+def test_models_of_other_names_are_not_confused(tiny):
+    """Clients of two clusters get models of one shape under different names, in turn."""
+
+    def logits(models, private, x):
+        (name,) = models
+        return models[name]["w"].expand(len(x), 4) * (1 if name == "a" else -1)
+
+    program = Evaluate(logits, 4)
+    for fleet_type in (PlainFleet, VectorFleet):
+        fleet = fleet_type(tiny)
+        fleet.recorder = Recorder(2)
+        for _ in range(4):
+            for name in ("a", "b"):
+                model = {name: {"w": torch.tensor([3.0, 2.0, 1.0, 0.0])}}
+                reports = fleet.execute(Plan(program, {c: Task(model) for c in tiny}))
+                chosen = sum(r.tensors["classes"]["predicted"] for r in reports.values())
+                assert int(chosen.argmax()) == (0 if name == "a" else 3)

@@ -68,8 +68,13 @@ class PoolFleet:
         while len(self._workers) < len(shares):
             self._workers.append(self._hired())
         works = [self._work(plan.program, {c: plan.tasks[c] for c in share}) for share in shares]
+        try:
+            replies = self._done(works)
+        except BaseException:
+            self.close()  # replies to this round must not be taken for those to the next
+            raise
         reports: dict[ClientId, Report] = {}
-        for reply in self._done(works):
+        for reply in replies:
             found, private = read_reply(reply)
             reports |= found
             for client, kept in private.items():
@@ -93,7 +98,7 @@ class PoolFleet:
         return shares
 
     def _work(self, program: ClientProgram, tasks: Mapping[ClientId, Task]) -> bytes:
-        if program.name not in self._programs:
+        if self._programs.get(program.name) != program:
             self._programs[program.name] = program
             self.close()  # workers know the programs that were there when they were hired
             self._workers.extend(self._hired() for _ in range(self._count))

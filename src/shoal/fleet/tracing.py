@@ -73,7 +73,7 @@ class Recorder:
         self, kind: Hashable, function: Flat, tensors: Sequence[Tensor], flat: FlatStep
     ) -> tuple[Sequence[Tensor], Leaves]:
         """What `function` gives, which calls `flat` inside. Calls of one kind differ only in their tensors."""
-        key = (kind, _form(tensors))
+        key = (kind, repr(flat.bones), _form(tensors))
         found = self._replays.get(key)
         if found is None:
             self._seen[key] += 1

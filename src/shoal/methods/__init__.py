@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import UserError, imported
@@ -52,11 +52,16 @@ def summary(name: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 
 
+def rehearsed(name: str, options: Mapping[str, Mapping[str, Any]]) -> Setting:
+    """The method built on a small network: its name and its options are checked without any data."""
+    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort=5, options=options)
+    build(name, setting)
+    return setting
+
+
 def options(name: str) -> dict[str, dict[str, Any]]:
     """What `--set` can change, with defaults: piece -> key -> value."""
-    setting = Setting(load_model("linear", (1,), 2), rounds=20, cohort=5)
-    find(name)(setting)
-    return setting.known
+    return rehearsed(name, {}).known
 
 
-__all__ = ["METHODS", "Setting", "build", "find", "options", "summary"]
+__all__ = ["METHODS", "Setting", "build", "find", "options", "rehearsed", "summary"]
