@@ -20,6 +20,7 @@ from shoal.data.federation import Federation
 from shoal.data.heterogeneity import figures
 from shoal.engine import Record, Result
 from shoal.errors import UserError
+from shoal.fleet.memory import keep_freed_memory
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet
@@ -170,6 +171,7 @@ def stacks_well(model: Model) -> bool:
 
 def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = None) -> Fleet:
     method, federation = bench.method, bench.federation
+    keep_freed_memory()
     match bench.job.fleet:
         case "plain":
             return PlainFleet(federation, private)

@@ -52,8 +52,8 @@ def test_the_moment_of_recording_does_not_matter(tiny, fleet, name, after):
     model = load_model(name, (6,), 4)
     expected, none = results(tiny, fleet, model, 10**9)
     found, some = results(tiny, fleet, model, after)
-    assert not none._replays
-    assert some._replays
+    assert not none.recordings
+    assert some.recordings
     assert tree.distance(expected, found) == 0
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(tiny):
     model = load_model(f"{__name__}:Branching", (6,), 4)
     expected, _ = results(tiny, PlainFleet, model, 10**9)
     found, recorder = results(tiny, PlainFleet, model, 1)
-    assert not recorder._replays
+    assert not recorder.recordings
     assert tree.distance(expected, found) == 0
 
 
@@ -73,7 +73,7 @@ def test_batch_norm_and_convolutions_are_recorded_too():
         model = load_model(name, (1, 6, 6), 4)
         expected, _ = results(federation, PlainFleet, model, 10**9)
         found, recorder = results(federation, PlainFleet, model, 2)
-        assert recorder._replays
+        assert recorder.recordings
         assert tree.distance(expected, found) == 0
 
 

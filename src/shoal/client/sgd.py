@@ -31,7 +31,7 @@ class Sgd:
         if self.weight_decay:
             slopes = {k: g + self.weight_decay * params[k] for k, g in slopes.items()}
         if self.momentum:
-            velocity = {k: self.momentum * velocity[k] + g for k, g in slopes.items()}
+            velocity = {k: torch.add(g, velocity[k], alpha=self.momentum) for k, g in slopes.items()}
             slopes = velocity
         return {k: torch.addcmul(p, slopes[k], lr, value=-1) for k, p in params.items()}, velocity
 

@@ -17,9 +17,10 @@ from shoal.models import Model
 from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
 
 
-def mean_cross_entropy(logits: Tensor, b: Batch) -> Tensor:
-    """Over the real rows of a batch."""
-    return (F.cross_entropy(logits, b.y, reduction="none") * b.w).sum() / b.w.sum().clamp(min=1)
+def cross_entropy(logits: Tensor, b: Batch) -> Tensor:
+    """Summed over the real rows of a batch. Written out, because torch's own takes twice the steps when stacked."""
+    chosen = F.log_softmax(logits, dim=-1).gather(-1, b.y.unsqueeze(-1)).squeeze(-1)
+    return -(chosen * b.w).sum()
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,16 @@ class LocalTraining:
 
     def objective(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
         logits, buffers = self.model.forward(params | s["buffers"], b.x, b.key)
-        loss = mean_cross_entropy(logits, b)
-        if not self.mu:
-            return loss, (loss, buffers)
-        drift = squared_norm({k: p - s["anchor"][k] for k, p in params.items()})
-        return loss + self.mu / 2 * drift, (loss, buffers)
+        total = cross_entropy(logits, b)
+        loss = total / b.w.sum().clamp(min=1)
+        if self.mu:
+            loss = loss + self.mu / 2 * squared_norm({k: p - s["anchor"][k] for k, p in params.items()})
+        return loss, (total, buffers)
 
     def step(self, s: Tree, b: Batch) -> Tree:
-        slopes, (loss, buffers) = grad(self.objective, has_aux=True)(s["params"], s, b)
+        slopes, (total, buffers) = grad(self.objective, has_aux=True)(s["params"], s, b)
         params, velocity = self.optimiser.update(s["params"], slopes, s["velocity"], s["lr"])
-        rows = b.w.sum()
-        seen = s["loss"] + torch.stack([loss * rows, rows])
+        seen = s["loss"] + torch.stack([total, b.w.sum()])
         return s | {"params": params, "velocity": velocity, "buffers": buffers, "loss": seen}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

@@ -1,6 +1,8 @@
-"""The order of a client's rows: fixed by the task's seed, the same on every fleet."""
+"""The order of a client's rows, fixed by the task's seed and the same on every fleet; and quick access to rows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -9,17 +11,20 @@ from shoal.rng import derive_seed, generator
 from shoal.types import Phase
 
 
-def row_order(rows: int, phase: Phase, seed: int) -> Tensor:
-    """[steps, batch_size] row numbers, epoch after epoch; -1 where the last batch of an epoch is short."""
-    per_epoch = -(-rows // phase.batch_size)
-    padding = torch.full((per_epoch * phase.batch_size - rows,), -1)
+def passes(rows: int, phase: Phase, seed: int) -> Iterator[Tensor]:
+    """Row numbers, epoch after epoch."""
     g = generator(seed)
-    passes = (
-        torch.cat([torch.randperm(rows, generator=g) if phase.shuffle else torch.arange(rows), padding])
-        for _ in range(phase.epochs)
-    )
-    order = [p.view(-1, phase.batch_size) for p in passes if rows]
-    return torch.cat(order) if order else torch.empty((0, phase.batch_size), dtype=torch.int64)
+    for _ in range(phase.epochs if rows else 0):
+        yield torch.randperm(rows, generator=g) if phase.shuffle else torch.arange(rows)
+
+
+def row_order(rows: int, phase: Phase, seed: int) -> Tensor:
+    """[steps, batch_size] row numbers; -1 where the last batch of an epoch is short."""
+    per_epoch = -(-rows // phase.batch_size)
+    order = torch.full((phase.epochs if rows else 0, per_epoch * phase.batch_size), -1)
+    for epoch, numbers in enumerate(passes(rows, phase, seed)):
+        order[epoch, :rows] = numbers
+    return order.view(-1, phase.batch_size)
 
 
 def step_keys(steps: int, seed: int) -> Tensor:
@@ -29,3 +34,12 @@ def step_keys(steps: int, seed: int) -> Tensor:
 
 def phase_seed(seed: int, phase: int) -> int:
     return derive_seed(seed, "phase", phase)
+
+
+def taker(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """`x[rows]` for row numbers of any shape, several times as fast, with images' channels still last in memory."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        take = taker(x.permute(0, 2, 3, 1))
+        return lambda rows: take(rows).movedim(-1, -3)
+    flat, shape = x.reshape(len(x), -1) if x.dim() > 1 and x.numel() else x, x.shape[1:]
+    return lambda rows: flat.index_select(0, rows.reshape(-1)).view(*rows.shape, *shape)

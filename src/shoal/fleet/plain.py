@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from shoal import tree
-from shoal.fleet.batches import phase_seed, row_order, step_keys
-from shoal.fleet.tracing import FlatStep, Recorder, kind_of
+from shoal.fleet.batches import passes, phase_seed, step_keys, taker
+from shoal.fleet.tracing import Recorder
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree
 
 
@@ -27,36 +26,25 @@ def run_one(
         torch.default_generator.manual_seed(task.seed)
         s = program.begin(task, private)
         for number, phase in enumerate(program.phases):
-            kind, seed = kind_of(program, number), phase_seed(task.seed, number)
-            bones, leaves = tree.skeleton(s), tree.flatten(s)
-            for batch in true_batches(data[phase.split], phase, seed, program.batchable):
-                bones, leaves = _stepped(recorder, kind, phase, bones, leaves, batch)
-            s = phase.finish(tree.filled(bones, leaves))
+            step, state = recorder.steps(program, number), recorder.state(s)
+            for batch in true_batches(data[phase.split], phase, phase_seed(task.seed, number), program.batchable):
+                state = step(state, batch)
+            s = phase.finish(state.tree())
         return program.end(task, s, counts_of(data))
-
-
-def _stepped(
-    recorder: Recorder, kind: Hashable, phase: Phase, bones: Tree, leaves: dict[str, Tensor], batch: Batch
-) -> tuple[Tree, dict[str, Tensor]]:
-    flat = FlatStep(phase.step, bones, tuple(leaves))
-
-    def step(*tensors: Tensor) -> list[Tensor]:
-        return flat(tensors[:-4], Batch(*tensors[-4:]))
-
-    outputs, done = recorder(kind, step, [*leaves.values(), *batch], flat)
-    return done.bones, done.merged(leaves, outputs)
 
 
 def true_batches(held: Examples, phase: Phase, seed: int, single_rows: bool) -> Iterator[Batch]:
     """Without padding. Batch norm has no statistics of a single row, so there a row that is left over joins
     the batch before it, and a client with only one row takes no step."""
-    x, y = held
-    order = [rows[rows >= 0] for rows in row_order(len(y), phase, seed)]
+    device = held.y.device
+    epochs = (numbers.to(device) for numbers in passes(len(held.y), phase, seed))
+    order = [rows for numbers in epochs for rows in torch.split(numbers, phase.batch_size)]
     if not single_rows:
         order = _without_single_rows(order)
-    for rows, key in zip(order, step_keys(len(order), seed).to(x.device), strict=True):
-        rows = rows.to(x.device)
-        yield Batch(x[rows], y[rows], torch.ones(len(rows), device=x.device), key)
+    take_x, take_y = taker(held.x), taker(held.y)
+    ones = torch.ones(min(len(held.y), phase.batch_size + 1), device=device)
+    for rows, key in zip(order, step_keys(len(order), seed).to(device).unbind(), strict=True):
+        yield Batch(take_x(rows), take_y(rows), ones[: len(rows)], key)
 
 
 def _without_single_rows(order: Sequence[Tensor]) -> list[Tensor]:

@@ -9,116 +9,245 @@ recorded (control flow that depends on data) is simply run as it is.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor
 
 from shoal import tree
-from shoal.types import Batch, ClientProgram, Tree
+from shoal.types import Batch, ClientProgram, Phase, Tree
 
 log = logging.getLogger(__name__)
 
 Flat = Callable[..., Sequence[Tensor]]  # tensors in, tensors out
 
+DIRECT = frozenset(  # operations whose function in torch takes the same arguments
+    re.findall(
+        r"\w+",
+        "_log_softmax add addcmul addmm baddbmm bmm clamp div exp gather mean mm mul neg relu rsub scatter_add "
+        "select sigmoid sqrt stack sub sum t tanh transpose unsqueeze where",
+    )
+)
 RECORD_AFTER = 60  # calls of one kind: recording costs about as much as it saves in so many
-NO_OPS = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
 
 
-@dataclass(frozen=True)
-class Leaves:
-    """How a step's outputs become the next state: which leaves it has, and which of them are new.
-
-    What a step leaves alone is found by identity, so it is neither copied nor stacked.
-    """
+@dataclass(frozen=True, eq=False)
+class Form:
+    """All of a state but its numbers. There is one object per form, so that comparing is free."""
 
     bones: Tree  # see tree.skeleton
-    kept: tuple[str, ...]
-    changed: tuple[str, ...]
+    names: tuple[str, ...]  # of the leaves, in order
+    shared: frozenset[str]  # leaves that the clients of a stack have in common
 
-    def merged(self, before: Mapping[str, Tensor], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        new = dict(zip(self.changed, outputs, strict=True))
-        return {k: new[k] if k in new else before[k] for k in self.kept}
+
+class State(NamedTuple):
+    form: Form
+    tensors: Sequence[Tensor]
+
+    def tree(self) -> Tree:
+        return tree.filled(self.form.bones, self.leaves())
+
+    def leaves(self) -> dict[str, Tensor]:
+        return dict(zip(self.form.names, self.tensors, strict=True))
 
 
 class FlatStep:
-    """A phase's step from leaves to changed leaves. `leaves` tells what its last call did."""
+    """A step from leaves to those leaves that it changed, found by identity: what it leaves alone is neither
+    copied nor stacked. `bones`, `names` and `changed` tell what the last call did."""
 
-    def __init__(self, step: Callable[[Tree, Batch], Tree], bones: Tree, names: Sequence[str]) -> None:
-        self.step, self.bones, self.names = step, bones, names
-        self.leaves = Leaves({}, (), ())
+    def __init__(self, step: Callable[[Tree, Batch], Tree], form: Form) -> None:
+        self.step, self.form = step, form
+        self.bones: Tree = {}
+        self.names: tuple[str, ...] = ()
+        self.changed: tuple[str, ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor], batch: Batch) -> list[Tensor]:
-        before = dict(zip(self.names, tensors, strict=True))
-        result = self.step(tree.filled(self.bones, before), batch)
+        before = dict(zip(self.form.names, tensors, strict=True))
+        result = self.step(tree.filled(self.form.bones, before), batch)
         after = tree.flatten(result)
-        changed = tuple(k for k, x in after.items() if x is not before.get(k))
-        self.leaves = Leaves(tree.skeleton(result), tuple(after), changed)
-        return [after[k] for k in self.leaves.changed]
+        self.bones, self.names = tree.skeleton(result), tuple(after)
+        self.changed = tuple(k for k, x in after.items() if x is not before.get(k))
+        return [after[k] for k in self.changed]
+
+    def merged(self, before: dict[str, Any], outputs: Sequence[Any]) -> list[Any]:
+        after = before | dict(zip(self.changed, outputs, strict=True))
+        return [after[k] for k in self.names]
+
+
+Lift = Callable[[FlatStep], Flat]
+
+
+def alone(step: FlatStep) -> Flat:
+    """For one client; `shoal.fleet.vector` lifts a step to many."""
+    return lambda *tensors: step(tensors[:-4], Batch(*tensors[-4:]))
 
 
 class Recorder:
-    """Calls a function as it is until it has shown to be called often, then records and replays it."""
+    """The forms and recordings of a fleet."""
 
     def __init__(self, after: int = RECORD_AFTER) -> None:
         self.after = after
+        self._forms: dict[Hashable, Form] = {}
+        self._steps: dict[Hashable, Steps] = {}
+
+    def state(self, s: Tree) -> State:
+        leaves = tree.flatten(s)
+        return self.formed(tree.skeleton(s), tuple(leaves), frozenset(), list(leaves.values()))
+
+    def formed(self, bones: Tree, names: tuple[str, ...], shared: frozenset[str], tensors: Sequence[Tensor]) -> State:
+        key = (repr(bones), names, shared, _layout(tensors))
+        return State(self._forms.setdefault(key, Form(bones, names, shared)), tensors)
+
+    def steps(self, program: ClientProgram, phase: int, lift: Lift = alone) -> Steps:
+        """Programs are values: equal ones have equal steps. One that cannot be hashed stands for itself."""
+        try:
+            key: Hashable = (program, phase, lift)
+            hash(key)
+        except TypeError:
+            key = (id(program), phase, lift)
+        if key not in self._steps:
+            self._steps[key] = Steps(self, program, program.phases[phase], lift)
+        return self._steps[key]
+
+    @property
+    def recordings(self) -> int:
+        return sum(len(steps.replays) for steps in self._steps.values())
+
+
+@dataclass(frozen=True)
+class Replay:
+    function: Flat  # all leaves and the batch in, all leaves of the next state out
+    after: Form
+
+
+class Steps:
+    """One phase's step: called as it is until it has shown to be called often, then recorded and replayed."""
+
+    def __init__(self, recorder: Recorder, program: ClientProgram, phase: Phase, lift: Lift) -> None:
+        self.recorder, self.phase, self.lift = recorder, phase, lift
+        self.program = program  # kept, so that its id is not another's
+        self.replays: dict[Hashable, Replay] = {}
         self._seen: Counter[Hashable] = Counter()
-        self._replays: dict[Hashable, tuple[Flat, Leaves]] = {}
 
-    def __call__(
-        self, kind: Hashable, function: Flat, tensors: Sequence[Tensor], flat: FlatStep
-    ) -> tuple[Sequence[Tensor], Leaves]:
-        """What `function` gives, which calls `flat` inside. Calls of one kind differ only in their tensors."""
-        key = (kind, repr(flat.bones), _form(tensors))
-        found = self._replays.get(key)
-        if found is None:
+    def __call__(self, state: State, batch: Batch) -> State:
+        x = batch.x
+        key = (state.form, x.shape, x.stride(), x.dtype, batch.y.dtype)
+        replay = self.replays.get(key)
+        if replay is None:
             self._seen[key] += 1
-            replay = _record(function, tensors) if self._seen[key] == self.after else None
-            if replay is None:
-                return function(*tensors), flat.leaves
-            found = self._replays[key] = (replay, flat.leaves)
-        replay, leaves = found
+            return (
+                self._run(state, batch) if self._seen[key] != self.recorder.after else self._record(key, state, batch)
+            )
         with torch.no_grad():
-            return replay(*tensors), leaves
+            return State(replay.after, replay.function(*state.tensors, *batch))
+
+    def _run(self, state: State, batch: Batch) -> State:
+        step = FlatStep(self.phase.step, state.form)
+        outputs = self.lift(step)(*state.tensors, *batch)
+        return self._next(step, state, step.merged(state.leaves(), outputs))
+
+    def _next(self, step: FlatStep, state: State, tensors: Sequence[Tensor]) -> State:
+        return self.recorder.formed(step.bones, step.names, state.form.shared - set(step.changed), tensors)
+
+    def _record(self, key: Hashable, state: State, batch: Batch) -> State:
+        step = FlatStep(self.phase.step, state.form)
+        function = _recorded(step, self.lift(step), [*state.tensors, *batch])
+        if function is None:
+            return self._run(state, batch)
+        with torch.no_grad():
+            after = self._next(step, state, function(*state.tensors, *batch))
+        self.replays[key] = Replay(function, after.form)
+        return after
 
 
-def _form(tensors: Sequence[Tensor]) -> Hashable:
-    """Layout, and which tensors are one and the same: a recording takes these for granted."""
+def _layout(tensors: Sequence[Tensor]) -> Hashable:
+    """Shapes and strides, and which tensors are one and the same: a recording takes these for granted."""
     first: dict[int, int] = {}
     return tuple((x.shape, x.stride(), x.dtype, first.setdefault(id(x), i)) for i, x in enumerate(tensors))
 
 
-def kind_of(program: ClientProgram, phase: int) -> Hashable:
-    """Programs are values: equal ones have equal steps. One that cannot be hashed stands for itself."""
-    try:
-        hash(program)
-    except TypeError:
-        return (id(program), phase)
-    return (program, phase)
+def _recorded(step: FlatStep, function: Flat, tensors: Sequence[Tensor]) -> Flat | None:
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import, and a short run does without
 
-
-def _record(function: Flat, tensors: Sequence[Tensor]) -> Flat | None:
     try:
         with torch.random.fork_rng(devices=[]):  # recording runs the function: it must not use up chance
-            recorded = make_fx(function)(*tensors)
+            module = make_fx(function)(*tensors)
     except Exception as error:  # whatever torch cannot record, plain execution does or explains
         log.debug("not recorded: %s", error)
         return None
-    _simplify(recorded.graph)
-    recorded.recompile()
-    return recorded
+    _simplify(module.graph)
+    _return_all(module.graph, step)
+    module.recompile()
+    forward: Flat = module.forward
+    return forward
 
 
-def _simplify(graph: fx.Graph) -> None:
-    """Without what is never used, and without views that do not change the shape."""
-    for node in graph.nodes:
-        if node.target in NO_OPS and _shape(node) == _shape(node.args[0]):
-            node.replace_all_uses_with(node.args[0])
+def _return_all(graph: Any, step: FlatStep) -> None:
+    """The whole next state: what the step did not change comes out as it went in."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output")
+    before = dict(zip(step.form.names, inputs, strict=False))  # the batch comes after the leaves
+    output.args = (step.merged(before, output.args[0]),)
+
+
+def _simplify(graph: Any) -> None:
+    """The same values from fewer calls: without views that change nothing, transposes that undo each other,
+    factors of one and second computations of the same, unless something is changed in place."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    pure = all(_pure(node.target) for node in calls)
+    seen: dict[Hashable, Any] = {}
+    for node in calls:
+        same = _undone(node) or (pure and (_times_one(node) or _computed(node, seen)))
+        if same:
+            node.replace_all_uses_with(same)
     graph.eliminate_dead_code()
+    for node in graph.nodes:
+        node.target = _direct(node.target)
+
+
+def _pure(target: Any) -> bool:
+    return not (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
+
+
+def _undone(node: Any) -> Any:
+    """The node that this one is a view of, with nothing changed."""
+    aten = torch.ops.aten
+    if node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default, aten.permute.default):
+        return node.args[0] if _shape(node) == _shape(node.args[0]) else None
+    if node.target in (aten.t.default, aten.transpose.int):
+        inner = node.args[0]
+        return inner.args[0] if (inner.target, inner.args[1:]) == (node.target, node.args[1:]) else None
+    return None
+
+
+def _times_one(node: Any) -> Any:
+    x = node.args[0] if node.args else None
+    return x if node.target == torch.ops.aten.mul.Scalar and node.args[1] == 1 and _dtype(x) == _dtype(node) else None
+
+
+def _computed(node: Any, seen: dict[Hashable, Any]) -> Any:
+    """An earlier node with the same operation on the same values; what is drawn by chance is never the same."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+        return None
+    first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+    return None if first is node else first
+
+
+def _direct(target: Any) -> Any:
+    """torch.add for torch.ops.aten.add.Tensor: the same kernel, found in half the time."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    name = target._schema.name.removeprefix("aten::")
+    return getattr(torch, name) if name in DIRECT else target
+
+
+def _dtype(node: Any) -> Any:
+    value = node.meta.get("val", node.meta.get("tensor_meta"))
+    return None if value is None else value.dtype
 
 
 def _shape(node: Any) -> Any:

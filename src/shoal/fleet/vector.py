@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from shoal import tree
-from shoal.fleet.batches import phase_seed, row_order, step_keys
+from shoal.fleet.batches import phase_seed, row_order, step_keys, taker
 from shoal.fleet.plain import PlainFleet, blaming, counts_of
-from shoal.fleet.tracing import FlatStep, Recorder, kind_of
+from shoal.fleet.tracing import Flat, FlatStep, Form, Recorder, State
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree, unchanged
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class VectorFleet(PlainFleet):
         reports: dict[ClientId, Report] = {}
         for ids in self._stacks(program, begun):
             try:
-                stack = self._run(program, ids, plan.tasks, Stack.of([begun[c] for c in ids]))
+                stack = self._run(program, ids, plan.tasks, [begun[c] for c in ids])
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 # Either torch cannot batch the network, or the program is wrong. Plain execution tells:
                 # it succeeds in the first case and raises with the client's name in the second.
@@ -62,7 +62,7 @@ class VectorFleet(PlainFleet):
             for i, c in enumerate(ids):
                 task, counts = plan.tasks[c], counts_of(self.data[c])
                 with blaming(program, c):
-                    reports[c], private = program.end(task, stack.select(i), counts)
+                    reports[c], private = program.end(task, picked(stack, i), counts)
                 if private is not None:
                     self.private[c] = private
         return {c: reports[c] for c in plan.tasks}
@@ -91,61 +91,61 @@ class VectorFleet(PlainFleet):
                 yield ids[i : i + width]
 
     def _run(
-        self, program: ClientProgram, ids: Sequence[ClientId], tasks: Mapping[ClientId, Task], stack: Stack
-    ) -> Stack:
+        self, program: ClientProgram, ids: Sequence[ClientId], tasks: Mapping[ClientId, Task], states: Sequence[Tree]
+    ) -> State:
+        stack = stacked(self.recorder, states)
         for number, phase in enumerate(program.phases):
+            step = self.recorder.steps(program, number, together)
             seeds = [phase_seed(tasks[c].seed, number) for c in ids]
-            held = [self.data[c][phase.split] for c in ids]
-            for batch, live in batches(held, phase, seeds):
-                stack = stack.stepped(self.recorder, kind_of(program, number), phase, batch, live)
+            for batch, live in batches([self.data[c][phase.split] for c in ids], phase, seeds):
+                after = step(stack, batch)
+                stack = after if all(live) else held_back(self.recorder, stack, after, live)
             if phase.finish is not unchanged:
-                stack = stack.finished(phase)
+                stack = finished(self.recorder, stack, phase)
         return stack
 
 
-class Stack:
-    """The states of several clients: leaves that differ are stacked, leaves that all share are kept once."""
+def stacked(recorder: Recorder, states: Sequence[Tree]) -> State:
+    """Leaves that differ are stacked, leaves that all clients share are kept once."""
+    flat = [tree.flatten(s) for s in states]
+    shared = frozenset(k for k, x in flat[0].items() if all(f[k] is x for f in flat))
+    tensors = [x if k in shared else torch.stack([f[k] for f in flat]) for k, x in flat[0].items()]
+    return recorder.formed(tree.skeleton(states[0]), tuple(flat[0]), shared, tensors)
 
-    def __init__(self, bones: Tree, leaves: dict[str, Tensor], shared: frozenset[str]) -> None:
-        self.bones, self.leaves, self.shared = bones, leaves, shared
 
-    @classmethod
-    def of(cls, states: Sequence[Tree]) -> Stack:
-        flat = [tree.flatten(s) for s in states]
-        shared = frozenset(k for k, x in flat[0].items() if all(f[k] is x for f in flat))
-        leaves = {k: x if k in shared else torch.stack([f[k] for f in flat]) for k, x in flat[0].items()}
-        return cls(tree.skeleton(states[0]), leaves, shared)
+def picked(stack: State, i: int) -> Tree:
+    """One client's state, in memory of its own: a view would keep the whole stack alive."""
+    shared = stack.form.shared
+    return tree.filled(stack.form.bones, {k: x if k in shared else x[i].clone() for k, x in stack.leaves().items()})
 
-    def select(self, i: int) -> Tree:
-        """One client's state, in memory of its own: a view would keep the whole stack alive."""
-        return tree.filled(self.bones, {k: x if k in self.shared else x[i].clone() for k, x in self.leaves.items()})
 
-    def stepped(self, recorder: Recorder, kind: Hashable, phase: Phase, batch: Batch, live: Sequence[bool]) -> Stack:
-        one = FlatStep(phase.step, self.bones, tuple(self.leaves))
-        dims = self._dims()
+def _dims(form: Form) -> list[int | None]:
+    return [None if k in form.shared else 0 for k in form.names]
 
-        def step(*tensors: Tensor) -> list[Tensor]:
-            outputs: list[Tensor] = vmap(one, in_dims=(dims, 0))(list(tensors[:-4]), Batch(*tensors[-4:]))
-            return outputs
 
-        outputs, leaves = recorder((kind, self.shared), step, [*self.leaves.values(), *batch], one)
-        if not all(live):
-            outputs = [self._held_back(k, x, live) for k, x in zip(leaves.changed, outputs, strict=True)]
-        return Stack(leaves.bones, leaves.merged(self.leaves, outputs), self.shared - set(leaves.changed))
+def together(step: FlatStep) -> Flat:
+    """A step of one client as a step of a stack."""
+    batched = vmap(step, in_dims=(_dims(step.form), 0))
+    return lambda *tensors: batched(list(tensors[:-4]), Batch(*tensors[-4:]))
 
-    def _dims(self) -> list[int | None]:
-        return [None if k in self.shared else 0 for k in self.leaves]
 
-    def _held_back(self, name: str, new: Tensor, live: Sequence[bool]) -> Tensor:
-        """The old leaf for clients whose batch was all padding."""
-        mask = torch.tensor(live, device=new.device).view(-1, *[1] * (new.dim() - 1))
-        return torch.where(mask, new, self.leaves[name])
+def finished(recorder: Recorder, stack: State, phase: Phase) -> State:
+    one = FlatStep(lambda s, b: phase.finish(s), stack.form)
+    outputs = vmap(lambda leaves: one(leaves, NO_BATCH), in_dims=(_dims(stack.form),))(list(stack.tensors))
+    return recorder.formed(
+        one.bones, one.names, stack.form.shared - set(one.changed), one.merged(stack.leaves(), outputs)
+    )
 
-    def finished(self, phase: Phase) -> Stack:
-        one = FlatStep(lambda s, b: phase.finish(s), self.bones, tuple(self.leaves))
-        outputs = vmap(lambda leaves: one(leaves, NO_BATCH), in_dims=(self._dims(),))(list(self.leaves.values()))
-        done = one.leaves
-        return Stack(done.bones, done.merged(self.leaves, outputs), self.shared - set(done.changed))
+
+def held_back(recorder: Recorder, before: State, after: State, live: Sequence[bool]) -> State:
+    """The old leaves for clients whose batch was all padding."""
+    old, mask = before.leaves(), torch.tensor(live, device=after.tensors[0].device)
+
+    def kept(name: str, new: Tensor) -> Tensor:
+        return new if new is old[name] else torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old[name])
+
+    tensors = [kept(k, x) for k, x in after.leaves().items()]
+    return recorder.formed(after.form.bones, after.form.names, after.form.shared, tensors)
 
 
 def batches(held: Sequence[Examples], phase: Phase, seeds: Sequence[int]) -> Iterator[tuple[Batch, Sequence[bool]]]:
@@ -154,18 +154,45 @@ def batches(held: Sequence[Examples], phase: Phase, seeds: Sequence[int]) -> Ite
     orders = [row_order(len(e.y), phase, seed) for e, seed in zip(held, seeds, strict=True)]
     steps = max(len(order) for order in orders)
     width = min(phase.batch_size, max(len(e.y) for e in held))
-    starts = torch.tensor([0] + [len(e.y) for e in held[:-1]]).cumsum(0)
     rows = torch.full((len(held), steps, phase.batch_size), -1)
     for i, order in enumerate(orders):
         rows[i, : len(order)] = order
     rows = rows[..., :width]
     weights = (rows >= 0).to(torch.float32)
     live = (weights.amax(-1) > 0).T.tolist()  # [steps, clients]
-    places = (rows.clamp(min=0) + starts[:, None, None]).clamp(max=sum(len(e.y) for e in held) - 1)
+    x, y, starts = joined(held)
+    places = (rows.clamp(min=0) + starts[:, None, None]).clamp(max=len(y) - 1)
     by_step = places.transpose(0, 1).contiguous().to(device)
     weights = weights.transpose(0, 1).contiguous().to(device)
-    x, y = torch.cat([e.x for e in held]), torch.cat([e.y for e in held])
     keys = torch.stack([step_keys(steps, seed) for seed in seeds], dim=1).to(device)
+    take_x, take_y = taker(x), taker(y)
     for t in range(steps):
-        at = by_step[t]
-        yield Batch(x[at], y[at], weights[t], keys[t]), live[t]
+        yield Batch(take_x(by_step[t]), take_y(by_step[t]), weights[t], keys[t]), live[t]
+
+
+def joined(held: Sequence[Examples]) -> tuple[Tensor, Tensor, Tensor]:
+    """All rows in one tensor, and where each client's begin. Clients of one federation are views of one tensor
+    already: then nothing is copied."""
+    sizes = torch.tensor([len(e.y) for e in held])
+    whole = _common(held)
+    if whole is not None:
+        return whole
+    return torch.cat([e.x for e in held]), torch.cat([e.y for e in held]), sizes.cumsum(0) - sizes
+
+
+def _common(held: Sequence[Examples]) -> tuple[Tensor, Tensor, Tensor] | None:
+    x, y = held[0]
+    per_row = x.stride(0)
+    one_place = all(
+        e.x.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        and e.y.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+        and e.x.stride() == x.stride()
+        and e.y.stride() == y.stride() == (1,)
+        and e.x.storage_offset() == e.y.storage_offset() * per_row
+        for e in held
+    )
+    if not one_place:
+        return None
+    starts = [e.y.storage_offset() for e in held]
+    end = max(start + len(e.y) for start, e in zip(starts, held, strict=True))
+    return x.as_strided((end, *x.shape[1:]), x.stride(), 0), y.as_strided((end,), (1,), 0), torch.tensor(starts)

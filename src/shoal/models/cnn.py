@@ -1,4 +1,7 @@
-"""Small convolutional networks of papers 002 and 003."""
+"""Small convolutional networks of papers 002 and 003.
+
+The largest of four is taken before negative values are cut off, not after: the same result from a quarter of the work.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ class CnnCifar(nn.Module):
         self.head = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv3(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(F.max_pool2d(self.conv3(x), 2))
         return self.head(F.relu(self.fc(x.flatten(1))))
 
 
@@ -58,6 +61,6 @@ class CnnFedAvg(nn.Module):
         self.head = nn.Linear(512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         return self.head(F.relu(self.fc(x.flatten(1))))
