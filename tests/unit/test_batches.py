@@ -1,8 +1,8 @@
 import torch
 
-from shoal.fleet.batches import row_order, step_keys
+from shoal.fleet.batches import row_order, step_keys, taker
 from shoal.fleet.plain import true_batches
-from shoal.fleet.vector import batches
+from shoal.fleet.vector import batches, joined
 from shoal.types import Examples, Phase
 
 
@@ -47,6 +47,44 @@ def test_stacked_batches_hold_each_clients_own_rows():
             seen[i] += real.sum()
     assert seen.tolist() == [3, 9, 0]
     assert lives == [[True, True, False], [False, True, False], [False, True, False]]
+
+
+def test_nobody_holding_a_row_is_no_batch():
+    none = Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
+    assert list(batches([none, none], phase(), [1, 2])) == []
+
+
+def test_rows_are_taken_as_by_indexing():
+    rows = torch.tensor([[2, 0], [1, 1]])
+    for x in (
+        torch.randn(3),
+        torch.randn(3, 5),
+        torch.randn(3, 2, 4),
+        torch.randn(3, 2, 4, 4),
+        torch.randn(3, 1, 4, 4),
+    ):
+        assert torch.equal(taker(x)(rows), x[rows])
+        assert torch.equal(taker(x)(rows[0]), x[rows[0]])
+    images = torch.randn(3, 2, 4, 5).contiguous(memory_format=torch.channels_last)
+    taken = taker(images)(rows[0])
+    assert torch.equal(taken, images[rows[0]])
+    assert taken.is_contiguous(memory_format=torch.channels_last)
+    assert taker(torch.zeros(0, 4))(rows[:0]).shape == (0, 2, 4)
+
+
+def test_views_of_one_tensor_are_joined_without_a_copy():
+    x, y = torch.randn(9, 3), torch.arange(9)
+    held = [Examples(x[5:9], y[5:9]), Examples(x[1:3], y[1:3])]
+    whole, labels, starts = joined(held)
+    assert whole.data_ptr() == x.data_ptr()
+    assert starts.tolist() == [5, 1]
+    assert torch.equal(whole, x)
+    assert torch.equal(labels, y)
+    apart = [Examples(x[5:9].clone(), y[5:9]), Examples(x[1:3], y[1:3])]
+    whole, labels, starts = joined(apart)
+    assert labels.tolist() == [5, 6, 7, 8, 1, 2]
+    assert starts.tolist() == [0, 4]
+    assert torch.equal(whole, torch.cat([e.x for e in apart]))
 
 
 def test_batch_norm_takes_no_single_rows():

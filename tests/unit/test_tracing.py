@@ -94,3 +94,22 @@ def test_models_of_other_names_are_not_confused(tiny):
                 reports = fleet.execute(Plan(program, {c: Task(model) for c in tiny}))
                 chosen = sum(r.tensors["classes"]["predicted"] for r in reports.values())
                 assert int(chosen.argmax()) == (0 if name == "a" else 3)
+
+
+@pytest.mark.parametrize("fleet_type", [PlainFleet, VectorFleet])
+def test_what_a_fleet_did_before_does_not_matter(fleet_type):
+    """Large enough that kernels for shared and for stacked weights round differently."""
+    from federations import tiny_federation
+
+    federation = tiny_federation(5, (1, 28, 28))
+    model = load_model("mlp", (1, 28, 28), 4)
+    program = LocalTraining(model, epochs=4, batch_size=7, momentum=0.5, mu=0.1)
+    plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(federation)})
+    fleet = fleet_type(federation)
+    fleet.recorder = Recorder(5)
+    begin = tree.map(torch.clone, plan.tasks["c0"].models)
+    first = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
+    later = [{c: r.tensors["model"] for c, r in fleet.execute(plan).items()} for _ in range(4)]
+    assert fleet.recorder.recordings
+    assert all(tree.distance(first, found) == 0 for found in later)
+    assert tree.distance(begin, plan.tasks["c0"].models) == 0  # working in place never reaches what was sent

@@ -27,8 +27,9 @@ def run_one(
         s = program.begin(task, private)
         for number, phase in enumerate(program.phases):
             step, state = recorder.steps(program, number), recorder.state(s)
-            for batch in true_batches(data[phase.split], phase, phase_seed(task.seed, number), program.batchable):
-                state = step(state, batch)
+            seed = phase_seed(task.seed, number)
+            for i, batch in enumerate(true_batches(data[phase.split], phase, seed, program.batchable)):
+                state = step(step.ready(state, batch) if i == 0 else state, batch)
             s = phase.finish(state.tree())
         return program.end(task, s, counts_of(data))
 

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -195,8 +196,9 @@ def _serve(
             reports = fleet.execute(Plan(programs[name], tasks))
             changed = {c: t for c, t in private.items() if t is not held.get(c)}
             pipe.send_bytes(reply_message(reports, changed))
-        except ClientError as error:
-            pipe.send_bytes(pack({}, {"error": str(error)}))
+        except Exception as error:  # any that the parent should hear of; dying is for what Python cannot catch
+            said = str(error) if isinstance(error, ClientError) else f"{name}: {traceback.format_exc()}"
+            pipe.send_bytes(pack({}, {"error": said}))
 
 
 def work_message(program: str, tasks: Mapping[ClientId, Task], private: Mapping[ClientId, Tree]) -> bytes:

@@ -8,6 +8,7 @@ recorded (control flow that depends on data) is simply run as it is.
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections import Counter
@@ -32,6 +33,13 @@ DIRECT = frozenset(  # operations whose function in torch takes the same argumen
         "select sigmoid sqrt stack sub sum t tanh transpose unsqueeze where",
     )
 )
+IN_PLACE = {
+    torch.ops.aten.add.Tensor: "add_",
+    torch.ops.aten.addcmul.default: "addcmul_",
+    torch.ops.aten.mul.Tensor: "mul_",
+    torch.ops.aten.relu.default: "relu_",
+    torch.ops.aten.sub.Tensor: "sub_",
+}
 RECORD_AFTER = 60  # calls of one kind: recording costs about as much as it saves in so many
 
 
@@ -47,6 +55,7 @@ class Form:
 class State(NamedTuple):
     form: Form
     tensors: Sequence[Tensor]
+    by: Replay | None = None  # which made it, and may therefore use its memory again
 
     def tree(self) -> Tree:
         return tree.filled(self.form.bones, self.leaves())
@@ -121,6 +130,7 @@ class Recorder:
 @dataclass(frozen=True)
 class Replay:
     function: Flat  # all leaves and the batch in, all leaves of the next state out
+    consuming: Flat  # the same, with leaves updated where they lie: for a state that nobody else has seen
     after: Form
 
 
@@ -131,7 +141,24 @@ class Steps:
         self.recorder, self.phase, self.lift = recorder, phase, lift
         self.program = program  # kept, so that its id is not another's
         self.replays: dict[Hashable, Replay] = {}
+        self._changes: set[str] = set()  # leaves that the step has been seen to change
         self._seen: Counter[Hashable] = Counter()
+
+    def ready(self, state: State, batch: Batch) -> State:
+        """A first state in the form that later ones will have, so that the recording fits it too: a leaf that the
+        step changes is no other leaf's and not shared. What it changes is tried out once, so that the first stack
+        is treated as all others."""
+        leaves, form = state.leaves(), state.form
+        if form.shared and not self._changes:
+            self._run(state, batch)
+        often = Counter(id(x) for x in state.tensors)
+        joint = {k for k in self._changes if k in form.shared or often[id(leaves.get(k))] > 1}
+        if not joint:
+            return state
+        for k in joint:
+            x = leaves[k]
+            leaves[k] = x.expand(len(batch.y), *x.shape).clone() if k in form.shared else x.clone()
+        return self.recorder.formed(form.bones, form.names, form.shared - joint, list(leaves.values()))
 
     def __call__(self, state: State, batch: Batch) -> State:
         x = batch.x
@@ -142,8 +169,9 @@ class Steps:
             return (
                 self._run(state, batch) if self._seen[key] != self.recorder.after else self._record(key, state, batch)
             )
+        function = replay.consuming if state.by is replay else replay.function
         with torch.no_grad():
-            return State(replay.after, replay.function(*state.tensors, *batch))
+            return State(replay.after, function(*state.tensors, *batch), replay)
 
     def _run(self, state: State, batch: Batch) -> State:
         step = FlatStep(self.phase.step, state.form)
@@ -151,16 +179,18 @@ class Steps:
         return self._next(step, state, step.merged(state.leaves(), outputs))
 
     def _next(self, step: FlatStep, state: State, tensors: Sequence[Tensor]) -> State:
+        self._changes.update(set(step.changed) & set(state.form.names))
         return self.recorder.formed(step.bones, step.names, state.form.shared - set(step.changed), tensors)
 
     def _record(self, key: Hashable, state: State, batch: Batch) -> State:
         step = FlatStep(self.phase.step, state.form)
-        function = _recorded(step, self.lift(step), [*state.tensors, *batch])
-        if function is None:
+        graph = _recorded(step, self.lift(step), [*state.tensors, *batch])
+        if graph is None:
             return self._run(state, batch)
+        function, consuming = _compiled(graph, consuming=False), _compiled(graph, consuming=True)
         with torch.no_grad():
             after = self._next(step, state, function(*state.tensors, *batch))
-        self.replays[key] = Replay(function, after.form)
+        self.replays[key] = Replay(function, consuming, after.form)
         return after
 
 
@@ -170,7 +200,8 @@ def _layout(tensors: Sequence[Tensor]) -> Hashable:
     return tuple((x.shape, x.stride(), x.dtype, first.setdefault(id(x), i)) for i, x in enumerate(tensors))
 
 
-def _recorded(step: FlatStep, function: Flat, tensors: Sequence[Tensor]) -> Flat | None:
+def _recorded(step: FlatStep, function: Flat, tensors: Sequence[Tensor]) -> Any:
+    """The step as a torch.fx.GraphModule, or None if torch cannot."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import, and a short run does without
 
     try:
@@ -181,8 +212,19 @@ def _recorded(step: FlatStep, function: Flat, tensors: Sequence[Tensor]) -> Flat
         return None
     _simplify(module.graph)
     _return_all(module.graph, step)
-    module.recompile()
-    forward: Flat = module.forward
+    return module
+
+
+def _compiled(module: Any, consuming: bool) -> Flat:
+    from torch.fx import GraphModule
+
+    made = GraphModule(module, copy.deepcopy(module.graph))
+    if all(_pure(node.target) for node in made.graph.nodes):
+        _work_in_place(made.graph, consuming)
+    for node in made.graph.nodes:
+        node.target = _direct(node.target)
+    made.recompile()
+    forward: Flat = made.forward
     return forward
 
 
@@ -205,8 +247,40 @@ def _simplify(graph: Any) -> None:
         if same:
             node.replace_all_uses_with(same)
     graph.eliminate_dead_code()
-    for node in graph.nodes:
-        node.target = _direct(node.target)
+
+
+def _work_in_place(graph: Any, consuming: bool) -> None:
+    """Elementwise operations write over their first operand if nothing needs it afterwards. That may be a leaf
+    (when consuming), if the result is the same leaf's next value: then the state's maker owns its memory."""
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    inputs = [node for node in place if node.op == "placeholder"]
+    outputs = next(node for node in place if node.op == "output").args[0]
+
+    def last_use(node: Any) -> int:
+        return max((place[u] if not _is_view(u) else max(place[u], last_use(u)) for u in node.users), default=-1)
+
+    for node in [n for n in place if n.target in IN_PLACE]:
+        operand = node.args[0]
+        if _look(operand) != _look(node) or operand in node.args[1:] or last_use(operand) != place[node]:
+            continue
+        leaf = operand.op == "placeholder"
+        own = leaf and consuming and node in outputs and _same_leaf(inputs, outputs, operand, node)
+        if own or (operand.op == "call_function" and _is_fresh(operand)):
+            node.op, node.target = "call_method", IN_PLACE[node.target]
+
+
+def _same_leaf(inputs: Sequence[Any], outputs: Sequence[Any], before: Any, after: Any) -> bool:
+    return list(outputs).count(after) == 1 and outputs.index(after) == inputs.index(before)
+
+
+def _is_view(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def _is_fresh(node: Any) -> bool:
+    """In memory of its own: neither a view nor one of several results."""
+    return isinstance(node.target, torch._ops.OpOverload) and not _is_view(node)
 
 
 def _pure(target: Any) -> bool:
@@ -217,7 +291,7 @@ def _undone(node: Any) -> Any:
     """The node that this one is a view of, with nothing changed."""
     aten = torch.ops.aten
     if node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default, aten.permute.default):
-        return node.args[0] if _shape(node) == _shape(node.args[0]) else None
+        return node.args[0] if _look(node) == _look(node.args[0]) else None
     if node.target in (aten.t.default, aten.transpose.int):
         inner = node.args[0]
         return inner.args[0] if (inner.target, inner.args[1:]) == (node.target, node.args[1:]) else None
@@ -226,7 +300,7 @@ def _undone(node: Any) -> Any:
 
 def _times_one(node: Any) -> Any:
     x = node.args[0] if node.args else None
-    return x if node.target == torch.ops.aten.mul.Scalar and node.args[1] == 1 and _dtype(x) == _dtype(node) else None
+    return x if node.target == torch.ops.aten.mul.Scalar and node.args[1] == 1 and _look(x) == _look(node) else None
 
 
 def _computed(node: Any, seen: dict[Hashable, Any]) -> Any:
@@ -245,11 +319,7 @@ def _direct(target: Any) -> Any:
     return getattr(torch, name) if name in DIRECT else target
 
 
-def _dtype(node: Any) -> Any:
-    value = node.meta.get("val", node.meta.get("tensor_meta"))
-    return None if value is None else value.dtype
-
-
-def _shape(node: Any) -> Any:
-    value = node.meta.get("val", node.meta.get("tensor_meta"))
-    return None if value is None else (tuple(value.shape), tuple(value.stride()) if hasattr(value, "stride") else None)
+def _look(node: Any) -> Any:
+    """Shape, strides and type as they were at recording; None is like nothing, not even itself."""
+    value = getattr(node, "meta", {}).get("val")
+    return object() if not isinstance(value, Tensor) else (tuple(value.shape), value.stride(), value.dtype)

@@ -97,9 +97,13 @@ class VectorFleet(PlainFleet):
         for number, phase in enumerate(program.phases):
             step = self.recorder.steps(program, number, together)
             seeds = [phase_seed(tasks[c].seed, number) for c in ids]
-            for batch, live in batches([self.data[c][phase.split] for c in ids], phase, seeds):
-                after = step(stack, batch)
-                stack = after if all(live) else held_back(self.recorder, stack, after, live)
+            held = [self.data[c][phase.split] for c in ids]
+            for i, (batch, live) in enumerate(batches(held, phase, seeds)):
+                stack = step.ready(stack, batch) if i == 0 else stack
+                if all(live):
+                    stack = step(stack, batch)
+                else:
+                    stack = held_back(self.recorder, stack, step(stack._replace(by=None), batch), live)
             if phase.finish is not unchanged:
                 stack = finished(self.recorder, stack, phase)
         return stack
@@ -153,6 +157,8 @@ def batches(held: Sequence[Examples], phase: Phase, seeds: Sequence[int]) -> Ite
     device = held[0].y.device
     orders = [row_order(len(e.y), phase, seed) for e, seed in zip(held, seeds, strict=True)]
     steps = max(len(order) for order in orders)
+    if not steps:
+        return
     width = min(phase.batch_size, max(len(e.y) for e in held))
     rows = torch.full((len(held), steps, phase.batch_size), -1)
     for i, order in enumerate(orders):

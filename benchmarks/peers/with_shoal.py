@@ -1,0 +1,20 @@
+"""The work in shoal: the fleet that it chooses by itself."""
+
+import sys
+import time
+from pathlib import Path
+
+import work
+
+import shoal
+
+
+def main(folder: Path, rounds: int) -> None:
+    ends: list[float] = []
+    keys = work.keys(work.load(folder)) | {"rounds": rounds, "eval_every": rounds}
+    result = shoal.run("fedavg", work.federation(folder), on_round=lambda record: ends.append(time.time()), **keys)
+    work.finish(folder, "shoal", ends, result.state.models["global"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
