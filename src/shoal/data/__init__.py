@@ -9,10 +9,8 @@ from pathlib import Path
 
 import torch
 
-from shoal.data.dataset import Dataset, validate
-from shoal.data.download import Progress
+from shoal.data.dataset import Dataset, Options, Progress, validate
 from shoal.data.federation import SPLITS, Federation
-from shoal.data.files import Options, read
 from shoal.data.heterogeneity import figures
 from shoal.data.partitions import partition
 from shoal.data.prepare import stratified
@@ -66,6 +64,8 @@ def _own(source: str, options: Options) -> Dataset:
     if path.suffix.lower() not in (".csv", ".parquet"):
         allowed = replace(options, client_column=None) if path.suffix.lower() == ".npz" else options
         _no_columns(source, allowed)
+    from shoal.data.files import read  # slow to import: only for files of one's own
+
     return read(path, options)
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from shoal.errors import UserError
 from shoal.types import Examples
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the user's own file is to be read."""
+
+    label_column: str = "label"
+    client_column: str | None = None
+    drop_columns: tuple[str, ...] = ()
+    test_share: float = 0.2
+    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,12 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
+from shoal.data.dataset import Progress
 from shoal.errors import UserError
-
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all
 
 _TIMEOUT_S = 30.0
 _BUSY = {408, 425, 429}

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from shoal.data.dataset import Dataset, validate
+from shoal.data.dataset import Dataset, Options, validate
 from shoal.data.prepare import as_classes, channel_moments, encode, held_out, standardise
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -27,15 +27,6 @@ from shoal.types import Examples
 Array = NDArray[Any]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _IMAGE_MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
-
-
-@dataclass(frozen=True)
-class Options:
-    label_column: str = "label"
-    client_column: str | None = None
-    drop_columns: tuple[str, ...] = ()
-    test_share: float = 0.2
-    seed: int = 0
 
 
 @dataclass(frozen=True)

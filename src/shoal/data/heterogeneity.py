@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist
-from scipy.stats import entropy
 from torch import Tensor
 
 from shoal.rng import derive_seed
@@ -37,6 +35,8 @@ def _js_distance(shares: NDArray[np.float64], seed: int) -> float:
         shares = shares[rng.choice(len(shares), _MAX_PAIRED, replace=False)]
     if len(shares) < 2:
         return 0.0
+    from scipy.spatial.distance import pdist  # slow to import: not before it is needed
+
     return float(pdist(shares, "jensenshannon").mean() / np.sqrt(np.log(2)))
 
 
@@ -44,7 +44,9 @@ def _class_imbalance(shares: NDArray[np.float64]) -> float:
     """0 where every client has all classes equally often, 1 where each has one class only."""
     if shares.size == 0 or shares.shape[1] < 2:
         return 0.0
-    return float((1 - entropy(shares, axis=1) / np.log(shares.shape[1])).mean())
+    from scipy.special import entr
+
+    return float((1 - entr(shares).sum(axis=1) / np.log(shares.shape[1])).mean())
 
 
 def _gini(sizes: NDArray[np.float64]) -> float:

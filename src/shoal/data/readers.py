@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 
 from shoal.errors import UserError
 
@@ -72,6 +70,9 @@ def read_cifar(
 
 def read_svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Cropped digits: X [32, 32, 3, N] and y, in which 10 stands for the digit 0."""
+    from scipy.io import loadmat  # slow to import: not before it is needed
+    from scipy.io.matlab import MatReadError
+
     try:
         content = loadmat(path, variable_names=["X", "y"])
     except (OSError, EOFError, ValueError, TypeError, IndexError, NotImplementedError) as error:

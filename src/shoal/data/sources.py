@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from shoal.data.archives import unpack
 from shoal.data.catalogue import SOURCES, Remote, Source, existing
-from shoal.data.dataset import Dataset, validate
-from shoal.data.download import Progress, fetch
+from shoal.data.dataset import Dataset, Progress, validate
 from shoal.data.prepare import channel_moments, held_out
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -47,6 +45,8 @@ def names() -> tuple[str, ...]:
 
 def digits(seed: int) -> Dataset:
     """8 x 8 grey images from scikit-learn; it has no official test part, so one is held out."""
+    from sklearn.datasets import load_digits  # slow to import: not before it is needed
+
     bunch = load_digits()
     x = bunch.images[:, None].astype(np.float32)
     y = bunch.target.astype(np.int64)
@@ -201,6 +201,8 @@ def _download(source: Source, progress: Progress | None) -> Path:
 def _download_one(remote: Remote, folder: Path, subfolder: str, progress: Progress | None) -> None:
     path = folder / remote.file
     if not path.exists():
+        from shoal.data.download import fetch  # slow to import: most runs download nothing
+
         fetch(remote.url, path, remote.sha256, remote.size_bytes, progress)
     if remote.members:
         unpack(path, remote.members, folder / subfolder)

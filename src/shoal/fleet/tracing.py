@@ -40,7 +40,7 @@ IN_PLACE = {
     torch.ops.aten.relu.default: "relu_",
     torch.ops.aten.sub.Tensor: "sub_",
 }
-RECORD_AFTER = 60  # calls of one kind: recording costs about as much as it saves in so many
+RECORD_AFTER = 30  # calls of one kind: recording costs about as much as it saves in so many
 
 
 @dataclass(frozen=True, eq=False)
