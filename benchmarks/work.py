@@ -106,8 +106,7 @@ def orders(folder: Path) -> Tensor:
 
 @cache
 def held(folder: Path) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
-    """All of it, read once per worker process (which has one core to itself)."""
-    torch.set_num_threads(1)
+    """All of it, read once per worker process."""
     return *data(folder), orders(folder), network(load(folder))
 
 

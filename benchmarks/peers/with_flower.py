@@ -1,4 +1,8 @@
-"""The work in Flower's simulation engine (Ray): one actor per core, FedAvg from its own strategies."""
+"""The work in Flower's simulation engine (Ray), FedAvg from its own strategies.
+
+A third argument gives the CPUs per client: 1 runs as many clients at a time as there are cores. Without it
+Flower decides, which is 2.
+"""
 
 import sys
 import time
@@ -27,7 +31,7 @@ def client_app(folder: Path) -> ClientApp:
     return app
 
 
-def server_app(folder: Path, rounds: int) -> ServerApp:
+def server_app(folder: Path, rounds: int, who: str) -> ServerApp:
     app, ends = ServerApp(), []
 
     class Timed(FedAvg):
@@ -40,16 +44,16 @@ def server_app(folder: Path, rounds: int) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.CLIENTS)
         result = strategy.start(grid, ArrayRecord(work.first(folder)), num_rounds=rounds)
-        work.finish(folder, "flower", ends, result.arrays.to_torch_state_dict())
+        work.finish(folder, who, ends, result.arrays.to_torch_state_dict())
 
     return app
 
 
 if __name__ == "__main__":
-    given, rounds = Path(sys.argv[1]), int(sys.argv[2])
+    place, number, *cpus = sys.argv[1:]
     run_simulation(
-        server_app(given, rounds),
-        client_app(given),
+        server_app(Path(place), int(number), "flower-tuned" if cpus else "flower"),
+        client_app(Path(place)),
         num_supernodes=work.CLIENTS,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        backend_config={"client_resources": {"num_cpus": int(cpus[0]), "num_gpus": 0.0}} if cpus else None,
     )
