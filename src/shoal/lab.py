@@ -140,7 +140,7 @@ def run(
             raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to shoal.partition")
     bench = arrange(make_job({"method": name} | keys), method, federation)
     fleet = make_fleet(bench)
-    with threads_for(fleet):
+    with at_work(fleet):
         return engine.run(
             bench.method,
             fleet,
@@ -198,8 +198,9 @@ def _flower() -> Callable[..., Fleet]:
 
 
 @contextmanager
-def threads_for(fleet: Fleet) -> Iterator[None]:
-    """Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers."""
+def at_work(fleet: Fleet) -> Iterator[None]:
+    """Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers, who
+    go when the work is done."""
     before = torch.get_num_threads()
     if isinstance(fleet, PoolFleet):
         torch.set_num_threads(1)
@@ -207,6 +208,8 @@ def threads_for(fleet: Fleet) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+        if isinstance(fleet, PoolFleet):
+            fleet.close()
 
 
 def describe(federation: Federation) -> dict[str, Any]:
@@ -231,8 +234,12 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
     bench = setup(job, kw.pop("progress", None))
     if on_setup:
         on_setup(bench)
+    return play(bench, out, **kw)
+
+
+def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
     config = json.loads(bench.job.model_dump_json())
-    with RunStore.create(out, config, describe(bench.federation), keep=job.keep) as store:
+    with RunStore.create(out, config, describe(bench.federation), keep=bench.job.keep) as store:
         return _play(bench, store, **kw)
 
 
@@ -274,7 +281,7 @@ def check_same(path: Path, job: Job) -> None:
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
     state, records, spent_s = store.restore(torch.device(bench.job.device))
     fleet = make_fleet(bench, store.private)
-    with threads_for(fleet):
+    with at_work(fleet):
         result = engine.run(
             bench.method,
             fleet,

@@ -179,12 +179,36 @@ def state(pid):
 
 
 def test_models_travel_once():
-    from shoal.fleet.pool import work_message
+    from shoal.fleet.pool import read_work, work_message
 
-    model = {"w": torch.zeros(1000)}
-    one = len(work_message("train", {"c0": Task({"g": model}, {}, 1)}, {}))
-    ten = len(work_message("train", {f"c{i}": Task({"g": model}, {}, 1) for i in range(10)}, {}))
-    assert ten - one < 1000
+    model, other = {"w": torch.zeros(1000)}, {"w": torch.ones(1000)}
+    ten = {f"c{i}": Task({"g": model}, {}, 1) for i in range(10)}
+    one = len(work_message("train", {"c0": Task({"g": model}, {}, 1)}, {}, {}))
+    assert len(work_message("train", ten, {}, {})) - one < 1000
+    knows, held = {}, {}
+    read_work(work_message("train", ten, {}, knows), held)
+    later = work_message("train", {"c10": Task({"g": model}), "c11": Task({"g": other})}, {}, knows)
+    assert len(later) < 2 * 4000
+    _, tasks, _ = read_work(later, held)
+    assert float(tasks["c10"].models["g"]["w"].sum()) == 0
+    assert float(tasks["c11"].models["g"]["w"].sum()) == 1000
+
+
+@pytest.mark.parametrize("inside", [PlainFleet, VectorFleet])
+def test_a_large_round_goes_out_in_pieces(tiny, pool, inside, monkeypatch):
+    monkeypatch.setattr("shoal.fleet.pool.PIECE_CLIENTS", 1)
+    model = load_model("mlp", (6,), 4)
+    program = LocalTraining(model, epochs=2, batch_size=4, keep=True)
+    firsts = [model.init(0), model.init(1)]
+    plan = Plan(program, {c: Task({"g": firsts[i % 2]}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
+    fleet, plain = pool(inside=inside, workers=2), PlainFleet(tiny)
+    assert len(fleet._dealt(plan)) == len(tiny)
+    for _ in range(2):
+        expected, found = plain.execute(plan), fleet.execute(plan)
+        assert list(found) == list(plan.tasks)
+        for c in tiny:
+            assert tree.distance(expected[c].tensors, found[c].tensors) < 1e-5
+            assert tree.distance(plain.private[c], fleet.private[c]) < 1e-5
 
 
 def test_a_program_that_changed_is_not_run_as_it_was(tiny, pool):

@@ -36,10 +36,10 @@ def record(round, evaluated=True):
 
 def test_checkpoint_round_trip(tmp_path):
     store = Checkpoints(tmp_path)
-    store.save(state(3, 1.5), [1, 2])
+    store.save(state(3, 1.5), ["000001", "000002-0003"])
     found = store.load(3)
     assert found.state.round == 3
-    assert found.private == [1, 2]
+    assert found.private == ["000001", "000002-0003"]
     for part in ("models", "membership", "memory"):
         assert tree.distance(getattr(found.state, part), getattr(state(3, 1.5), part)) == 0
 
@@ -160,6 +160,39 @@ class TestPrivate:
                 *(r * 100 + i for i in range(1, 10)),
             ]
         assert len(store) == 10
+
+    def test_a_round_too_large_for_memory_goes_to_disk_in_parts(self, tmp_path):
+        def value(store):
+            return [float(store[f"c{i}"]["w"][0]) for i in range(12)]
+
+        store = PrivateStore(tmp_path / "private", memory_bytes=400)  # five trees of 80 bytes
+        for i in range(12):
+            store[f"c{i}"] = {"w": torch.full((20,), float(i))}
+            assert store._memory_used <= 480
+        store["c0"] = {"w": torch.full((20,), 100.0)}  # again in the same round: the last one counts
+        now = [100.0, *range(1, 12)]
+        assert value(store) == now
+        assert not list(store.folder.glob("round-*"))  # nothing that a killed run would be taken to have done
+        store.save(1)
+        assert value(store) == now
+        names = sorted(p.name for p in store.folder.iterdir())
+        assert len(names) > 2
+        assert all(name.startswith("round-000001") for name in names)
+        fresh = PrivateStore(tmp_path / "private", memory_bytes=400)
+        fresh.restore(1)
+        assert value(fresh) == now
+        assert fresh.files == store.files
+        fresh.check(fresh.files)
+        for i in range(12):
+            fresh[f"c{i}"] = {"w": torch.full((20,), float(-i))}
+        fresh.restore(1)  # the round was not finished
+        assert value(fresh) == now
+        for i in range(12):
+            fresh[f"c{i}"] = {"w": torch.full((20,), float(-i))}
+        fresh.save(2)
+        fresh.discard_before(2)
+        assert all(p.name.startswith("round-000002") for p in fresh.folder.iterdir())
+        assert value(fresh) == [-float(i) for i in range(12)]
 
     def test_unsaved_trees_are_gone_after_a_restore(self, tmp_path):
         store = PrivateStore(tmp_path / "private")

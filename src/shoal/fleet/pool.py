@@ -8,6 +8,7 @@ done again by its successor, with the same result.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import multiprocessing
 import os
@@ -15,8 +16,9 @@ import signal
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
@@ -31,6 +33,7 @@ from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Pla
 log = logging.getLogger(__name__)
 
 MakeFleet = Callable[[Mapping[ClientId, ClientData], MutableMapping[ClientId, Tree]], PlainFleet]
+PIECE_CLIENTS = 64  # enough to stack, few enough that messages stay small and no worker waits long for another
 ATTEMPTS = 3  # of a piece of work: one that kills its worker every time is not the machine's fault
 
 
@@ -65,45 +68,45 @@ class PoolFleet:
 
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
         assert plan.program is not None
-        shares = self._dealt(plan)
-        while len(self._workers) < len(shares):
+        self._learn(plan.program)
+        pieces = self._dealt(plan)
+        while len(self._workers) < min(self._count, len(pieces)):
             self._workers.append(self._hired())
-        works = [self._work(plan.program, {c: plan.tasks[c] for c in share}) for share in shares]
+        for worker in self._workers:
+            worker.knows.clear()  # models go by their identity, which lasts as long as the plan
+        reports: dict[ClientId, Report] = {}
         try:
-            replies = self._done(works)
+            for reply in self._replies(plan.program, pieces):
+                found, private = read_reply(reply)
+                reports |= found
+                for client, kept in private.items():
+                    self.private[client] = kept
         except BaseException:
             self.close()  # replies to this round must not be taken for those to the next
             raise
-        reports: dict[ClientId, Report] = {}
-        for reply in replies:
-            found, private = read_reply(reply)
-            reports |= found
-            for client, kept in private.items():
-                self.private[client] = kept
         return {c: reports[c] for c in plan.tasks}
 
     def close(self) -> None:
         _stop(self._workers)
 
-    def _dealt(self, plan: Plan) -> list[list[ClientId]]:
-        """Largest first, each to the worker with the least to do so far; the same deal for the same plan."""
-        assert plan.program is not None
-        passes = [(phase.split, phase.epochs) for phase in plan.program.phases]
-        load = {c: sum(n * len(self.data[c][split].y) for split, n in passes) for c in plan.tasks}
-        shares: list[list[ClientId]] = [[] for _ in range(min(self._count, len(load)))]
-        total = [0] * len(shares)
-        for client in sorted(load, key=lambda c: (-load[c], c)):
-            least = total.index(min(total))
-            shares[least].append(client)
-            total[least] += load[client]
-        return shares
-
-    def _work(self, program: ClientProgram, tasks: Mapping[ClientId, Task]) -> bytes:
+    def _learn(self, program: ClientProgram) -> None:
         if self._programs.get(program.name) != program:
             self._programs[program.name] = program
             self.close()  # workers know the programs that were there when they were hired
-            self._workers.extend(self._hired() for _ in range(self._count))
-        return work_message(program.name, tasks, {c: self.private[c] for c in tasks if c in self.private})
+
+    def _dealt(self, plan: Plan) -> list[dict[ClientId, Task]]:
+        """Pieces of about the same work, the same for the same plan: which worker does which is left to chance."""
+        assert plan.program is not None
+        passes = [(phase.split, phase.epochs) for phase in plan.program.phases]
+        load = {c: sum(n * len(self.data[c][split].y) for split, n in passes) for c in plan.tasks}
+        count = min(len(load), self._count * -(-len(load) // (self._count * PIECE_CLIENTS)))
+        pieces: list[dict[ClientId, Task]] = [{} for _ in range(count)]
+        total = [(0, i) for i in range(count)]  # a heap: largest clients first, each to the piece with the least
+        for client in sorted(load, key=lambda c: (-load[c], c)):
+            least, i = total[0]
+            pieces[i][client] = plan.tasks[client]
+            heapq.heapreplace(total, (least + load[client], i))
+        return pieces
 
     def _hired(self) -> Worker:
         context = multiprocessing.get_context("fork")
@@ -116,36 +119,51 @@ class PoolFleet:
         there.close()
         return Worker(process, here)
 
-    def _done(self, works: Sequence[bytes]) -> list[bytes]:
-        """One reply per piece of work; a worker that dies is replaced and its work done again."""
-        replies: dict[int, bytes] = {}
-        attempts = [0] * len(works)
-        waiting = set(range(len(works)))
-        for i in waiting:
-            self._send(i, works[i], attempts)
-        while waiting:
-            ready = wait([self._workers[i].pipe for i in waiting])
-            for i in [i for i in waiting if self._workers[i].pipe in ready]:
-                try:
-                    replies[i] = self._workers[i].pipe.recv_bytes()
-                    waiting.discard(i)
-                except (EOFError, OSError):
-                    log.warning("worker %d died; another does its work again", i)
-                    self._replace(i)
-                    self._send(i, works[i], attempts)
-        return [replies[i] for i in range(len(works))]
+    def _replies(self, program: ClientProgram, pieces: Sequence[Mapping[ClientId, Task]]) -> Iterator[bytes]:
+        """As they come; a worker that dies is replaced and its piece done again."""
+        left = deque(range(len(pieces)))
+        attempts = [0] * len(pieces)
+        busy = {worker: left.popleft() for worker in range(min(len(self._workers), len(left)))}
+        for worker, piece in busy.items():
+            self._begin(worker, program, pieces[piece], attempts, piece)
+        while busy:
+            ready = wait([self._workers[w].pipe for w in busy])
+            for worker in [w for w in busy if self._workers[w].pipe in ready]:
+                reply = self._reply(worker)
+                if reply is not None:
+                    del busy[worker]
+                if reply is not None and left:
+                    busy[worker] = left.popleft()
+                if worker in busy:  # with the next piece, or with the same one again
+                    self._begin(worker, program, pieces[busy[worker]], attempts, busy[worker])
+                if reply is not None:
+                    yield reply
 
-    def _send(self, i: int, work: bytes, attempts: list[int]) -> None:
-        attempts[i] += 1
-        if attempts[i] > ATTEMPTS:
-            raise ClientError(f"a worker process died {ATTEMPTS} times over the same work; is there enough memory?")
+    def _begin(
+        self, worker: int, program: ClientProgram, tasks: Mapping[ClientId, Task], attempts: list[int], piece: int
+    ) -> None:
+        while attempts[piece] < ATTEMPTS:
+            attempts[piece] += 1
+            try:
+                self._workers[worker].pipe.send_bytes(self._work(program, tasks, self._workers[worker]))
+                return
+            except OSError:
+                self._replace(worker)
+        raise ClientError(f"a worker process died {ATTEMPTS} times over the same work; is there enough memory?")
+
+    def _reply(self, worker: int) -> bytes | None:
         try:
-            self._workers[i].pipe.send_bytes(work)
-        except OSError:
-            self._replace(i)
-            self._send(i, work, attempts)
+            return self._workers[worker].pipe.recv_bytes()
+        except (EOFError, OSError):
+            self._replace(worker)
+            return None
+
+    def _work(self, program: ClientProgram, tasks: Mapping[ClientId, Task], worker: Worker) -> bytes:
+        private = {c: self.private[c] for c in tasks if c in self.private}
+        return work_message(program.name, tasks, private, worker.knows)
 
     def _replace(self, i: int) -> None:
+        log.warning("worker %d died; another does its work again", i)
         self._workers[i].stop()
         self._workers[i] = self._hired()
 
@@ -154,6 +172,7 @@ class PoolFleet:
 class Worker:
     process: ForkProcess
     pipe: Connection
+    knows: dict[int, int] = field(default_factory=dict)  # this round's models that it has: identity -> number
 
     def stop(self) -> None:
         self.pipe.close()
@@ -183,13 +202,14 @@ def _serve(
     if quiet:
         logging.disable(logging.WARNING)
     private: dict[ClientId, Tree] = {}
+    models: dict[str, Params] = {}
     fleet = inside(data, private)
     while True:
         try:
             message = pipe.recv_bytes()
         except EOFError:
             return
-        name, tasks, held = read_work(message)
+        name, tasks, held = read_work(message, models)
         private.clear()
         private.update(held)
         try:
@@ -201,24 +221,30 @@ def _serve(
             pipe.send_bytes(pack({}, {"error": said}))
 
 
-def work_message(program: str, tasks: Mapping[ClientId, Task], private: Mapping[ClientId, Tree]) -> bytes:
-    """Every model once: tasks name theirs by number."""
-    numbers: dict[int, int] = {}
+def work_message(
+    program: str, tasks: Mapping[ClientId, Task], private: Mapping[ClientId, Tree], knows: dict[int, int]
+) -> bytes:
+    """Tasks name their models by number; only models that the worker does not know yet go along."""
+    first = not knows
     models: dict[str, Params] = {}
     facts: dict[ClientId, Any] = {}
     for client, task in tasks.items():
         for model in task.models.values():
-            if id(model) not in numbers:
-                numbers[id(model)] = len(numbers)
-                models[str(numbers[id(model)])] = model
-        named = {name: str(numbers[id(model)]) for name, model in task.models.items()}
+            if id(model) not in knows:
+                knows[id(model)] = len(knows)
+                models[str(knows[id(model)])] = model
+        named = {name: str(knows[id(model)]) for name, model in task.models.items()}
         facts[client] = [named, dict(task.config), task.seed]
-    return pack({"models": models, "private": dict(private)}, {"program": program, "tasks": list(facts.items())})
+    meta = {"program": program, "tasks": list(facts.items()), "first": first}
+    return pack({"models": models, "private": dict(private)}, meta)
 
 
-def read_work(message: bytes) -> tuple[str, dict[ClientId, Task], dict[ClientId, Tree]]:
+def read_work(message: bytes, models: dict[str, Params]) -> tuple[str, dict[ClientId, Task], dict[ClientId, Tree]]:
+    """`models` are those that came before in this round; those that come now are added."""
     t, meta = unpack(message)
-    models = t.get("models", {})
+    if meta["first"]:
+        models.clear()
+    models |= t.get("models", {})
     tasks = {
         client: Task({name: models[number] for name, number in named.items()}, config, seed)
         for client, (named, config, seed) in meta["tasks"]

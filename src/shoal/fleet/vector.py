@@ -47,11 +47,11 @@ class VectorFleet(PlainFleet):
             self._refuse(program, "it mixes the rows of a batch (batch norm)")
         if program.name in self._refused or len(plan.tasks) == 1:
             return super().execute(plan)
-        begun = {c: self._begin(program, c, task) for c, task in plan.tasks.items()}
         reports: dict[ClientId, Report] = {}
-        for ids in self._stacks(program, begun):
+        for begun in self._stacks(program, plan.tasks):
+            ids = list(begun)
             try:
-                stack = self._run(program, ids, plan.tasks, [begun[c] for c in ids])
+                stack = self._run(program, plan.tasks, begun)
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 # Either torch cannot batch the network, or the program is wrong. Plain execution tells:
                 # it succeeds in the first case and raises with the client's name in the second.
@@ -76,24 +76,26 @@ class VectorFleet(PlainFleet):
             self._refused.add(program.name)
             log.warning("program %r runs client by client, not stacked: %s", program.name, reason)
 
-    def _stacks(self, program: ClientProgram, begun: Mapping[ClientId, Tree]) -> Iterator[Sequence[ClientId]]:
-        """Clients whose states have one shape, those of like size together, in groups that fit in memory."""
-        alike: dict[tuple[Any, ...], list[ClientId]] = defaultdict(list)
-        for c, s in begun.items():
-            alike[tree.signature(s)].append(c)
-        splits = {phase.split for phase in program.phases}
-        for ids in alike.values():
-            fit = STACK_BYTES // max(1, tree.size_bytes(begun[ids[0]]))
-            width = max(1, min(self.stack_clients, fit))
-            if len(ids) > width:
-                ids.sort(key=lambda c: [len(self.data[c][split].y) for split in sorted(splits)])
-            for i in range(0, len(ids), width):
-                yield ids[i : i + width]
+    def _stacks(self, program: ClientProgram, tasks: Mapping[ClientId, Task]) -> Iterator[dict[ClientId, Tree]]:
+        """First states of one shape, clients of like size together, in groups that fit in memory. States are begun
+        as they are needed: those of a whole fleet may be too many."""
+        ids = list(tasks)
+        if len(ids) > self.stack_clients:
+            splits = sorted({phase.split for phase in program.phases})
+            ids.sort(key=lambda c: [len(self.data[c][split].y) for split in splits])
+        for i in range(0, len(ids), self.stack_clients):
+            alike: dict[tuple[Any, ...], dict[ClientId, Tree]] = defaultdict(dict)
+            for c in ids[i : i + self.stack_clients]:
+                s = self._begin(program, c, tasks[c])
+                alike[tree.signature(s)][c] = s
+            for begun in alike.values():
+                width = max(1, STACK_BYTES // max(1, tree.size_bytes(next(iter(begun.values())))))
+                items = list(begun.items())
+                for j in range(0, len(items), width):
+                    yield dict(items[j : j + width])
 
-    def _run(
-        self, program: ClientProgram, ids: Sequence[ClientId], tasks: Mapping[ClientId, Task], states: Sequence[Tree]
-    ) -> State:
-        stack = stacked(self.recorder, states)
+    def _run(self, program: ClientProgram, tasks: Mapping[ClientId, Task], begun: Mapping[ClientId, Tree]) -> State:
+        stack, ids = stacked(self.recorder, list(begun.values())), list(begun)
         for number, phase in enumerate(program.phases):
             step = self.recorder.steps(program, number, together)
             seeds = [phase_seed(tasks[c].seed, number) for c in ids]

@@ -24,7 +24,7 @@ KEEP = 3  # checkpoints: the newest, and two to fall back on
 @dataclass(frozen=True)
 class Checkpoint:
     state: ServerState
-    private: list[int]  # rounds whose files of private state belong to it
+    private: list[str]  # files of private state that belong to it
 
 
 class Checkpoints:
@@ -37,7 +37,7 @@ class Checkpoints:
     def rounds(self) -> list[int]:
         return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("round-*"))
 
-    def save(self, state: ServerState, private: list[int]) -> None:
+    def save(self, state: ServerState, private: list[str]) -> None:
         tensors = pack(
             {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
         )
@@ -77,7 +77,7 @@ class Checkpoints:
             membership=parts.get("membership", {}),
             memory=parts.get("memory", {}),
         )
-        return Checkpoint(state, [int(r) for r in facts["private"]])
+        return Checkpoint(state, [str(name) for name in facts["private"]])
 
     def latest(self, check: Callable[[Checkpoint], None], device: torch.device | str = "cpu") -> Checkpoint | None:
         """The newest that is whole; a damaged one is passed over, and said. `check` raises if the private

@@ -1,9 +1,10 @@
 """What clients keep to themselves, for fleets that live in this process.
 
-Between checkpoints new trees are in memory only, so that a killed run loses a round as a whole. At a
-checkpoint those that changed go into one file of that round. A client's tree is the one in the newest file
-that has it. A file stays until every tree in it has a newer one that all kept checkpoints know. Trees that
-are safely on disk leave memory, least recently used first, when there is more than `memory_bytes` of them.
+Between checkpoints new trees are in memory, and in files without a name yet where they are too many, so that a
+killed run loses a round as a whole. At a checkpoint those that changed get a file of that round, or several. A
+client's tree is the one in the newest file that has it. A file stays until every tree in it has a newer one that
+all kept checkpoints know. Trees that are safely on disk leave memory, least recently used first, when there is
+more than `memory_bytes` of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import torch
@@ -31,63 +33,102 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self._device: torch.device | str = "cpu"
         self._memory: OrderedDict[ClientId, Tree] = OrderedDict()
         self._memory_used = 0
-        self._changed: set[ClientId] = set()
-        self._home: dict[ClientId, int] = {}  # client -> round whose file has its tree
-        self._current: dict[int, int] = {}  # round -> trees in its file that are nobody's past
-        self._past: dict[int, int] = {}  # round -> the round in which its last tree was replaced
+        self._changed: set[ClientId] = set()  # in memory only
+        self._changed_bytes = 0
+        self._parts: list[list[ClientId]] = []  # changed too, and already in files that have no name yet
+        self._part_of: dict[ClientId, int] = {}
+        self._home: dict[ClientId, str] = {}  # client -> the file that has its tree: its round, and its part if any
+        self._current: dict[str, int] = {}  # file -> trees in it that are nobody's past
+        self._past: dict[str, int] = {}  # file -> the round in which its last tree was replaced
+        self._open: _File | None = None  # the file read last
 
     def __getitem__(self, client: ClientId) -> Tree:
         if client not in self._memory:
-            self._remember(client, self._read(client, self._home[client]))
+            part = self._part_of.get(client)
+            path = self._path(self._home[client]) if part is None else self._part_path(part)
+            self._remember(client, self._read(client, path))
+            self._shrink()
         self._memory.move_to_end(client)
         return self._memory[client]
 
     def __setitem__(self, client: ClientId, private: Tree) -> None:
+        if client in self._changed:
+            self._changed_bytes -= tree.size_bytes(self._memory[client])
         self._remember(client, private)
         self._changed.add(client)
+        self._changed_bytes += tree.size_bytes(private)
+        self._part_of.pop(client, None)
+        if self._changed_bytes > self.memory_bytes // 4:
+            self._write_part()
 
     def __delitem__(self, client: ClientId) -> None:
         raise TypeError("a client's private tree is replaced, never deleted")
 
     def __iter__(self) -> Iterator[ClientId]:
-        return iter(sorted(self._home.keys() | self._changed))
+        return iter(sorted(self._home.keys() | self._changed | self._part_of.keys()))
 
     def __len__(self) -> int:
-        return len(self._home.keys() | self._changed)
+        return len(self._home.keys() | self._changed | self._part_of.keys())
 
     def __contains__(self, client: object) -> bool:
-        return client in self._home or client in self._changed
+        return client in self._home or client in self._changed or client in self._part_of
 
     @property
-    def files(self) -> list[int]:
-        """The rounds whose files hold somebody's present tree."""
+    def files(self) -> list[str]:
+        """Those that hold somebody's present tree."""
         return sorted(self._current)
 
     def save(self, round: int) -> None:
         """Write what changed since the last save, and forget what does not fit into memory."""
+        for part, clients in enumerate(self._parts):
+            name = f"{round:06d}-{part:04d}"
+            self._part_path(part).rename(self._path(name))
+            for client in clients:
+                self._settle(client, name)
         if self._changed:
-            self.folder.mkdir(exist_ok=True)
-            write_bytes(self._path(round), pack({c: self._memory[c] for c in sorted(self._changed)}))
+            name = f"{round:06d}"
+            self._write(self._path(name))
             for client in self._changed:
-                self._settle(client, round)
-            self._changed.clear()
-        while self._memory_used > self.memory_bytes and self._memory:
-            _, old = self._memory.popitem(last=False)
-            self._memory_used -= tree.size_bytes(old)
+                self._settle(client, name)
+        self._parts, self._part_of, self._open = [], {}, None
+        self._changed.clear()
+        self._changed_bytes = 0
+        self._shrink()
+
+    def _write_part(self) -> None:
+        part = len(self._parts)
+        self._write(self._part_path(part))
+        self._parts.append(sorted(self._changed))
+        self._part_of |= dict.fromkeys(self._changed, part)
+        self._changed.clear()
+        self._changed_bytes = 0
+        self._shrink()
+
+    def _write(self, path: Path) -> None:
+        self.folder.mkdir(exist_ok=True)
+        write_bytes(path, pack({c: self._memory[c] for c in sorted(self._changed)}))
+
+    def _shrink(self) -> None:
+        """Down to the budget, but for trees that are nowhere else."""
+        for client in list(self._memory) if self._memory_used > self.memory_bytes else ():
+            if client not in self._changed:
+                self._memory_used -= tree.size_bytes(self._memory.pop(client))
+            if self._memory_used <= self.memory_bytes // 2:  # well below, or the next tree would search again
+                return
 
     def discard_before(self, oldest: int) -> None:
         """Files in which no checkpoint from round `oldest` on would look."""
-        for round in [r for r, replaced in self._past.items() if replaced <= oldest]:
-            self._path(round).unlink(missing_ok=True)
-            del self._past[round]
+        for name in [n for n, replaced in self._past.items() if replaced <= oldest]:
+            self._path(name).unlink(missing_ok=True)
+            del self._past[name]
 
-    def check(self, rounds: list[int]) -> None:
+    def check(self, names: list[str]) -> None:
         """ValueError where one of these files is missing or cut short."""
-        for round in rounds:
-            path = self._path(round)
+        for name in names:
+            path = self._path(name)
             if not path.exists():
                 raise ValueError(f"{path.name} of the clients' private state is missing")
-            header, header_bytes = self._header(round)
+            header, header_bytes = _header(path)
             ends = [x["data_offsets"][1] for x in header.values()]
             if path.stat().st_size != 8 + header_bytes + max(ends, default=0):
                 raise ValueError(f"{path.name} of the clients' private state is cut short")
@@ -96,24 +137,25 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         """As it was after this round. Files of later rounds belong to work that will be done again."""
         self.__init__(self.folder, self.memory_bytes)  # type: ignore[misc]
         self._device = device
-        for path in sorted(self.folder.glob("round-*.safetensors")):
-            written = int(path.stem.split("-")[1])
-            if written > round:
+        for left in self.folder.glob(".part-*.tmp"):
+            left.unlink()
+        for path in sorted(self.folder.glob("round-*.safetensors")):  # parts of a round come before its last file
+            name = path.stem.removeprefix("round-")
+            if _round_of(name) > round:
                 path.unlink()
                 continue
-            header, _ = self._header(written)
-            for client in {unquote(name.split("/")[0]) for name in header}:
-                self._settle(client, written)
+            for client in {unquote(leaf.split("/")[0]) for leaf in _header(path)[0]}:
+                self._settle(client, name)
 
-    def _settle(self, client: ClientId, round: int) -> None:
+    def _settle(self, client: ClientId, name: str) -> None:
         old = self._home.get(client)
-        self._home[client] = round
-        self._current[round] = self._current.get(round, 0) + 1
+        self._home[client] = name
+        self._current[name] = self._current.get(name, 0) + 1
         if old is not None:
             self._current[old] -= 1
             if self._current[old] == 0:
                 del self._current[old]
-                self._past[old] = round
+                self._past[old] = _round_of(name)
 
     def _remember(self, client: ClientId, private: Tree) -> None:
         if client in self._memory:
@@ -122,18 +164,45 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self._memory.move_to_end(client)
         self._memory_used += tree.size_bytes(private)
 
-    def _path(self, round: int) -> Path:
-        return self.folder / f"round-{round:06d}.safetensors"
+    def _path(self, name: str) -> Path:
+        return self.folder / f"round-{name}.safetensors"
 
-    def _read(self, client: ClientId, round: int) -> Tree:
-        prefix = quote(client, safe="*") + "/"
-        with safe_open(self._path(round), framework="pt", device=str(self._device)) as f:
-            names = sorted(name for name in f.keys() if name.startswith(prefix))  # noqa: SIM118
-            return tree.unflatten({name.removeprefix(prefix): f.get_tensor(name) for name in names})
+    def _part_path(self, part: int) -> Path:
+        return self.folder / f".part-{part:04d}.tmp"  # what a killed run leaves of these is swept away
 
-    def _header(self, round: int) -> tuple[dict[str, dict[str, list[int]]], int]:
-        with self._path(round).open("rb") as f:
-            header_bytes = int.from_bytes(f.read(8), "little")
-            header = json.loads(f.read(header_bytes))
-        header.pop("__metadata__", None)
-        return header, header_bytes
+    def _read(self, client: ClientId, path: Path) -> Tree:
+        if self._open is None or self._open.path != path:
+            self._open = _File(path, str(self._device))
+        return self._open.tree(client)
+
+
+class _File:
+    """Opened once for many reads: neighbours in a round are neighbours in a file."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self.path = path
+        self._file: Any = safe_open(path, framework="pt", device=device)
+        self._names = self._by_client()
+
+    def _by_client(self) -> dict[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for name in self._file.keys():  # noqa: SIM118
+            names.setdefault(name.split("/")[0], []).append(name)
+        return names
+
+    def tree(self, client: ClientId) -> Tree:
+        key = quote(client, safe="*")
+        names = sorted(self._names.get(key, []))
+        return tree.unflatten({name.removeprefix(key + "/"): self._file.get_tensor(name).clone() for name in names})
+
+
+def _round_of(name: str) -> int:
+    return int(name.split("-")[0])
+
+
+def _header(path: Path) -> tuple[dict[str, dict[str, list[int]]], int]:
+    with path.open("rb") as f:
+        header_bytes = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(header_bytes))
+    header.pop("__metadata__", None)
+    return header, header_bytes
