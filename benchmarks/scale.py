@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from shoal.types import Examples
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = (1, 28, 28)
+WARM = 2  # rounds that are not counted
 
 
 def federation(clients: int, rows: int, tested: int = 1, central: int = 1) -> Federation:
@@ -45,32 +48,68 @@ def federation(clients: int, rows: int, tested: int = 1, central: int = 1) -> Fe
     return Federation(draw(int(starts[-1])), bounds, names, central=draw(central), classes=tuple("0123456789"))
 
 
+class Memory:
+    """The most that this process and its workers held at any time; pages that they share are counted once."""
+
+    most = 0
+
+    def __enter__(self) -> Memory:
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.5):
+            workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            self.most = max(self.most, sum(resident(pid) for pid in [str(os.getpid()), *workers]))
+
+
+def resident(pid: str) -> int:
+    try:
+        facts = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0  # just gone
+    return int(facts.partition("Pss:")[2].split()[0]) * 1024
+
+
 def played(method: str, fed: Federation, **keys: Any) -> tuple[dict[str, float], list[float], int]:
-    """Seconds by part, the moments at which rounds ended, the largest resident memory of all processes, in bytes."""
-    timer, ends = Timer(), []
+    """Seconds by part and the moments at which rounds ended, both without the first rounds, in which libraries are
+    loaded and steps recorded; and the largest resident memory of all processes, in bytes."""
+    timer, ends, cold = Timer(), [], {}
+
+    def on_round(record: Any) -> None:
+        ends.append(time.perf_counter())
+        if record.round == WARM:
+            cold.update(timer.seconds)
+
     bench = lab.arrange(Job(method=method, model="mlp", **keys), method, fed)
-    with tempfile.TemporaryDirectory() as folder:
-        lab.play(bench, Path(folder) / "run", timer=timer, on_round=lambda record: ends.append(time.perf_counter()))
-    own, others = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return dict(timer.seconds), ends, (own + others * bench.job.workers) * 1024
+    with tempfile.TemporaryDirectory() as folder, Memory() as memory:
+        lab.play(bench, Path(folder) / "run", timer=timer, on_round=on_round)
+    spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}
+    return spent, ends[WARM - 1 :], memory.most
 
 
 def overhead() -> dict[str, Any]:
     """100 clients, all in every round, two epochs of 448 rows: how much of a round is not training."""
     rounds = 6
-    spent, ends, _ = played(
-        "fedavg", federation(100, 448), rounds=rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=rounds
+    spent, _, _ = played(
+        "fedavg", federation(100, 448), rounds=WARM + rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=100
     )
     evaluated = sum(s for k, s in spent.items() if k.startswith("evaluate"))
     rest = sum(s for k, s in spent.items() if k != "train: clients") - evaluated
     return {"train_s": spent["train: clients"] / rounds, "other_s": rest / rounds, "parts_s": spent}
 
 
-def evaluation() -> dict[str, Any]:
-    """Evaluated in every round: 10 of 100 clients train for an epoch, all 100 and 10,000 central rows are tested."""
-    rounds = 8
+def evaluation(epochs: int) -> dict[str, Any]:
+    """Evaluated in every round: 10 of 100 clients train, all 100 and 10,000 central rows are tested."""
+    rounds = 12
     fed = federation(100, 448, tested=64, central=10_000)
-    spent, _, _ = played("fedavg", fed, rounds=rounds, cohort=10, epochs=1, batch_size=64, eval_every=1)
+    spent, _, _ = played("fedavg", fed, rounds=WARM + rounds, cohort=10, epochs=epochs, batch_size=64, eval_every=1)
     tested = {k: s / rounds for k, s in spent.items() if k.startswith("evaluate")}
     return {"train_s": spent["train: clients"] / rounds, "evaluate_s": sum(tested.values()), **tested}
 
@@ -81,7 +120,7 @@ def clients(count: int) -> dict[str, Any]:
     _, ends, memory = played(
         "fedavg", federation(count, 20), rounds=rounds, cohort=100, epochs=5, batch_size=10, eval_every=rounds
     )
-    gaps = [b - a for a, b in zip(ends[2:-1], ends[3:-1], strict=False)]  # the last round is evaluated
+    gaps = [b - a for a, b in pairwise(ends[:-1])]  # the last round is evaluated
     return {"clients": count, "per_round_s": statistics.median(gaps), "resident_bytes": memory}
 
 
@@ -94,7 +133,8 @@ def private() -> dict[str, Any]:
 
 PARTS: dict[str, Any] = {
     "overhead": overhead,
-    "evaluation": evaluation,
+    "evaluation-10-epochs": lambda: evaluation(10),
+    "evaluation-1-epoch": lambda: evaluation(1),
     "clients-1000": lambda: clients(1000),
     "clients-10000": lambda: clients(10_000),
     "clients-100000": lambda: clients(100_000),
@@ -107,9 +147,9 @@ def said(found: dict[str, Any]) -> list[str]:
     if "overhead" in found:
         o = found["overhead"]
         lines.append(f"not training, 100 clients: {o['other_s'] / (o['other_s'] + o['train_s']):.1%} of a round")
-    if "evaluation" in found:
-        e = found["evaluation"]
-        lines.append(f"evaluation with 10,000 central rows: {e['evaluate_s'] / e['train_s']:.2f} of the training")
+    for part in [p for p in found if p.startswith("evaluation")]:
+        e = found[part]
+        lines.append(f"{part}, 10,000 central rows: {e['evaluate_s'] / e['train_s']:.2f} of the training")
     if {"clients-1000", "clients-100000"} <= set(found):
         few, many = found["clients-1000"], found["clients-100000"]
         lines.append(f"1,000 to 100,000 clients, cohort 100: {many['per_round_s'] / few['per_round_s']:.2f}x per round")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -10,6 +11,11 @@ import torch
 from torch import Tensor
 
 from shoal.types import Tree
+
+
+@lru_cache(maxsize=100_000)
+def _quoted(name: str) -> str:
+    return quote(name, safe="*")
 
 
 def map(f: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
@@ -32,7 +38,7 @@ def leaves(t: Mapping[str, Any]) -> Iterator[Tensor]:
 def signature(t: Mapping[str, Any]) -> tuple[Any, ...]:
     """Names, shapes and types: equal for trees that can be stacked."""
     return tuple(
-        (k, signature(v)) if isinstance(v, Mapping) else (k, tuple(v.shape), v.dtype) for k, v in sorted(t.items())
+        (k, tuple(v.shape), v.dtype) if isinstance(v, Tensor) else (k, signature(v)) for k, v in sorted(t.items())
     )
 
 
@@ -48,11 +54,11 @@ def flatten(t: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     """One level, path parts joined by "/". An empty subtree has no leaves and is not kept."""
     flat: dict[str, Tensor] = {}
     for k, v in t.items():
-        path = prefix + quote(k, safe="*")
-        if isinstance(v, Mapping):
-            flat |= flatten(v, path + "/")
-        else:
+        path = prefix + _quoted(k)
+        if isinstance(v, Tensor):  # asked first: it is quicker to say than whether something is a mapping
             flat[path] = v
+        else:
+            flat |= flatten(v, path + "/")
     return flat
 
 
@@ -72,7 +78,7 @@ def skeleton(t: Mapping[str, Any]) -> Tree:
 
     def place(t: Mapping[str, Any], prefix: str) -> Tree:
         return {
-            k: place(v, f"{prefix}{quote(k, safe='*')}/") if isinstance(v, Mapping) else prefix + quote(k, safe="*")
+            k: prefix + _quoted(k) if isinstance(v, Tensor) else place(v, f"{prefix}{_quoted(k)}/")
             for k, v in t.items()
         }
 

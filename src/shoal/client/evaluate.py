@@ -31,7 +31,7 @@ class Evaluate:
         return (Phase(self.split, 1, self.batch_size, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        counts = {k: torch.zeros(self.classes) for k in ("hits", "predicted", "actual")}
+        counts = torch.zeros(3, self.classes)  # hits, predicted and actual rows of each class
         return {"models": dict(task.models), "private": private, "counts": counts, "loss": torch.zeros(2)}
 
     def step(self, s: Tree, b: Batch) -> Tree:
@@ -39,15 +39,14 @@ class Evaluate:
         each = torch.arange(self.classes, device=b.y.device)
         chosen = (logits.argmax(-1)[:, None] == each) * b.w[:, None]  # [rows, classes]
         actual = (b.y[:, None] == each) * b.w[:, None]
-        seen = {"hits": (chosen * actual).sum(0), "predicted": chosen.sum(0), "actual": actual.sum(0)}
+        seen = torch.stack([(chosen * actual).sum(0), chosen.sum(0), actual.sum(0)])
         loss = (F.cross_entropy(logits, b.y, reduction="none") * b.w).sum()
         return s | {
-            "counts": {k: v.to(seen[k].device) + seen[k] for k, v in s["counts"].items()},
+            "counts": s["counts"].to(seen.device) + seen,
             "loss": s["loss"].to(loss.device) + torch.stack([loss, b.w.sum()]),
         }
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        rows = float(s["counts"]["actual"].sum())
-        total, _ = s["loss"].tolist()
-        metrics = {"accuracy": (float(s["counts"]["hits"].sum()), rows), "loss": (total, rows)}
-        return Report({"classes": s["counts"]}, metrics, counts), None
+        hits, _, rows = s["counts"].sum(1).tolist()
+        metrics = {"accuracy": (hits, rows), "loss": (float(s["loss"][0]), rows)}
+        return Report({"classes": {"counts": s["counts"]}}, metrics, counts), None

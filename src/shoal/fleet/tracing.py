@@ -40,6 +40,7 @@ IN_PLACE = {
     torch.ops.aten.relu.default: "relu_",
     torch.ops.aten.sub.Tensor: "sub_",
 }
+NEVER = 0
 RECORD_AFTER = 30  # calls of one kind: recording costs about as much as it saves in so many
 
 

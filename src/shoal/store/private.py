@@ -24,7 +24,7 @@ from shoal.codec import pack
 from shoal.store.files import write_bytes
 from shoal.types import ClientId, Tree
 
-MEMORY_BYTES = 2**30
+MEMORY_BYTES = 2**29
 
 
 class PrivateStore(MutableMapping[ClientId, Tree]):
