@@ -194,3 +194,22 @@ def test_defaults_are_the_users_own_affair():
 def test_models_that_could_not_be_federated(name, message):
     with pytest.raises(UserError, match=message):
         load_model(f"{__name__}:{name}", (4,), 3)
+
+
+@pytest.mark.parametrize("name", ["cnn-cifar", "cnn-fedavg"])
+def test_convolutional_networks_are_the_textbook_ones(name):
+    """Convolution, ReLU, largest of 2 x 2: taking the largest first changes neither outputs nor gradients."""
+    from torch.nn import functional as F
+
+    net = load_model(name, (3, 32, 32), 10).factory()
+
+    def textbook(x):
+        for conv in [m for m in net.children() if isinstance(m, torch.nn.Conv2d)]:
+            x = F.max_pool2d(F.relu(conv(x)), 2)
+        return net.head(F.relu(net.fc(x.flatten(1))))
+
+    x = torch.randn(5, 3, 32, 32)
+    assert torch.allclose(net(x), textbook(x), atol=1e-6)
+    slopes = [torch.autograd.grad(f(x).square().sum(), list(net.parameters())) for f in (net, textbook)]
+    for ours, theirs in zip(*slopes, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
