@@ -113,3 +113,35 @@ def test_what_a_fleet_did_before_does_not_matter(fleet_type):
     assert fleet.recorder.recordings
     assert all(tree.distance(first, found) == 0 for found in later)
     assert tree.distance(begin, plan.tasks["c0"].models) == 0  # working in place never reaches what was sent
+
+
+def test_nothing_is_written_over_that_is_still_read(tiny):
+    """A sum of a matrix and its transpose, and a leaf that is a view of another."""
+    from shoal.types import Phase, Report
+
+    class Aliasing:
+        name, batchable = "aliasing", True
+        phases = (Phase("train", 3, 4, lambda s, b: Aliasing.step(s)),)
+
+        @staticmethod
+        def step(s):
+            twice = s["w"] * 0.5
+            w = (twice + twice.t()) + s["turned"] * 0.25
+            new = torch.add(s["w"], w, alpha=0.1)
+            return {"w": new, "turned": new.t()}
+
+        def begin(self, task, private):
+            w = torch.arange(9.0).view(3, 3) / 10
+            return {"w": w, "turned": w.t()}
+
+        def end(self, task, s, counts):
+            return Report({"m": {"w": s["w"]}}, {}, counts), None
+
+    found = []
+    for after in (10**9, 1, 2):
+        fleet = PlainFleet(tiny)
+        fleet.recorder = Recorder(after)
+        reports = fleet.execute(Plan(Aliasing(), {c: Task() for c in tiny}))
+        found.append({c: r.tensors["m"] for c, r in reports.items()})
+        assert bool(fleet.recorder.recordings) == (after < 10)
+    assert tree.distance(found[0], found[1]) == tree.distance(found[0], found[2]) == 0

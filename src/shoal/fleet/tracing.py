@@ -262,8 +262,12 @@ def _work_in_place(graph: Any, consuming: bool) -> None:
 
     for node in [n for n in place if n.target in IN_PLACE]:
         operand = node.args[0]
-        if _look(operand) != _look(node) or operand in node.args[1:] or last_use(operand) != place[node]:
+        if _look(operand) != _look(node) or last_use(operand) != place[node]:
             continue
+        if operand in node.args[1:] or any(
+            _root(n) is _root(operand) for n in node.all_input_nodes if n is not operand
+        ):
+            continue  # it would read what it is writing over
         leaf = operand.op == "placeholder"
         own = leaf and consuming and node in outputs and _same_leaf(inputs, outputs, operand, node)
         if own or (operand.op == "call_function" and _is_fresh(operand)):
@@ -271,7 +275,15 @@ def _work_in_place(graph: Any, consuming: bool) -> None:
 
 
 def _same_leaf(inputs: Sequence[Any], outputs: Sequence[Any], before: Any, after: Any) -> bool:
-    return list(outputs).count(after) == 1 and outputs.index(after) == inputs.index(before)
+    """And no other leaf is a view of it."""
+    return [_root(node) for node in outputs].count(after) == 1 and outputs.index(after) == inputs.index(before)
+
+
+def _root(node: Any) -> Any:
+    """What a view is a view of, in the end."""
+    while node.op == "call_function" and _is_view(node):
+        node = node.args[0]
+    return node
 
 
 def _is_view(node: Any) -> bool:
