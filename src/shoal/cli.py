@@ -75,6 +75,29 @@ FLAGS: dict[str, Any] = {
     "val_share": Annotated[float | None, typer.Option(help="Of each client's rows, for validation (default 0.1).")],
     "test_share": Annotated[float | None, typer.Option(help="Of each client's rows, for testing (default 0.2).")],
     "keep": Annotated[int | None, typer.Option(help="How many checkpoints to keep (default 3).")],
+    "devices": Annotated[
+        str | None,
+        typer.Option(
+            help="What clients are, for seconds and joules: pi (default), microcontroller, phone, jetson, server, "
+            "or a mix such as pi:0.7,phone:0.3."
+        ),
+    ],
+    "link": Annotated[
+        str | None, typer.Option(help="How clients are connected: wifi (default), wifi-slow, lte-m, ethernet.")
+    ],
+    "radio_w": Annotated[float | None, typer.Option(help="Watts of a radio's electronics while it is on.")],
+    "count_idle": Annotated[bool | None, typer.Option(help="Charge clients for waiting until all are done.")],
+    "battery": Annotated[float | None, typer.Option(help="Joules of each client; who has used them up leaves.")],
+    "budget_joules": Annotated[
+        float | None, typer.Option(help="Joules of all clients together; when they are spent the run ends.")
+    ],
+    "deadline_s": Annotated[
+        float | None, typer.Option(help="Simulated seconds of a stage; a report that takes longer is dropped.")
+    ],
+    "measure": Annotated[
+        str | None, typer.Option(help="codecarbon: also measure what this machine uses (default none).")
+    ],
+    "country": Annotated[str | None, typer.Option(help="Three letters, such as ESP, for the CO2 of what is measured.")],
     "label_column": Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")],
     "client_column": Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")],
     "drop_column": Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")],
@@ -201,11 +224,11 @@ def _show(paths: list[Path]) -> None:
     out.print(result_table(records) if len(records) == 1 else compare_table(records))
 
 
-def _write_page(paths: list[Path], page: Path, title: str | None = None) -> Path:
+def _write_page(paths: list[Path], page: Path, title: str | None = None, **more: Any) -> Path:
     from shoal.report import write_page
     from shoal.store.reader import read_run
 
-    return write_page([read_run(p, need_rounds=True) for p in paths], page, title)
+    return write_page([read_run(p, need_rounds=True) for p in paths], page, title, **more)
 
 
 def _version(wanted: bool) -> None:
@@ -258,9 +281,11 @@ def run(
 def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     """All jobs of a recipe, each in its own run directory; what is finished is not run again."""
     from shoal import lab
-    from shoal.report import summarise
+    from shoal.report import beside_paper, paper_view, read_paper, summarise
     from shoal.store.reader import read_run
 
+    if recipe.paper is not None:
+        read_paper(recipe.paper)
     places = [folder / label for label in recipe.jobs]
     for job in recipe.jobs.values():
         lab.check_names(job)  # better now than after hours
@@ -274,13 +299,17 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
             _resume(place, title)
         else:
             _run(job, place, title)
-    page = _write_page(places, folder / "report.html", recipe.title)
+    records = [read_run(p) for p in places]
+    paper = beside_paper(records, recipe.paper) if recipe.paper is not None else None
+    page = _write_page(places, folder / "report.html", recipe.title, paper=paper)
     if as_json:
-        runs = summarise([read_run(p) for p in places])
-        _print_json({"title": recipe.title, "runs": runs, "report": str(page)})
+        beside = {"paper": paper.json()} if paper is not None else {}
+        _print_json({"title": recipe.title, "runs": summarise(records), **beside, "report": str(page)})
     else:
         out.print(f"[bold]{_escaped(recipe.title)}")
         _show(places)
+        if paper is not None:
+            out.print(paper_view(paper))
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
@@ -328,14 +357,18 @@ def demo(as_json: AsJson = False) -> None:
         _finish_comparison(places, page, as_json)
 
 
-def _finish_comparison(places: list[Path], page: Path, as_json: bool) -> None:
-    from shoal.report import summarise
+def _finish_comparison(places: list[Path], page: Path, as_json: bool, questions: Any = None) -> None:
+    from shoal.report import Answers, Questions, sheet_view, summarise
     from shoal.store.reader import read_run
 
+    records = [read_run(p) for p in places]
+    answers = Answers(records, questions or Questions())
     if as_json:
-        _print_json({"runs": summarise([read_run(p) for p in places]), "report": str(page)})
+        _print_json({"runs": summarise(records), **answers.json(), "report": str(page)})
         return
     _show(places)
+    for sheet in answers.sheets():
+        out.print(sheet_view(sheet))
     out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
 
 
@@ -344,6 +377,18 @@ def _finish_comparison(places: list[Path], page: Path, as_json: bool) -> None:
 def compare(
     what: Annotated[list[str], typer.Argument(metavar="RUN|METHOD...", help="Run directories, or methods to run.")],
     flags: dict[str, Any],
+    to_accuracy: Annotated[
+        str | None, typer.Option(help="Joules and rounds until these accuracies are held, such as 0.4,0.5.")
+    ] = None,
+    at_budget: Annotated[
+        str | None,
+        typer.Option(help="Accuracy held within these joules: percents of the reference (60,80,100), or 500J, 2Wh."),
+    ] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(help="The reference, a label or a RUN (default: the runs of fedavg, else the first)."),
+    ] = None,
+    held: Annotated[int, typer.Option(help="For how many evaluated rounds in a row.")] = 20,
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -352,8 +397,10 @@ def compare(
         from shoal import lab
         from shoal.job import make_job
         from shoal.methods import METHODS
+        from shoal.report import Questions
         from shoal.store.reader import read_run
 
+        questions = Questions.parse(to_accuracy, at_budget, of, held)
         methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
@@ -365,8 +412,8 @@ def compare(
             places.append(_place(jobs[name]) if name in jobs else Path(name))
             if name in jobs:
                 _run(jobs[name], places[-1])
-        page = _write_page(places, out_path or _free("compare", ".html"))
-        _finish_comparison(places, page, as_json)
+        page = _write_page(places, out_path or _free("compare", ".html"), questions=questions)
+        _finish_comparison(places, page, as_json, questions)
 
 
 @app.command()

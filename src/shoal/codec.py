@@ -84,6 +84,7 @@ def _report_tree(report: Report) -> tuple[Tree, object]:
         "tensors": dict(report.tensors),
         "metrics": torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2),
         "counts": torch.tensor(counts, dtype=torch.int64),
+        "flops": torch.tensor(report.flops),
     }
     return t, [sorted(report.metrics), sorted(report.counts)]
 
@@ -99,6 +100,7 @@ def decode_report(data: bytes) -> Report:
         t.get("tensors", {}),
         dict(zip(metrics, pairs, strict=True)),
         dict(zip(counts, t["counts"].tolist(), strict=True)),
+        int(t["flops"]),
     )
 
 

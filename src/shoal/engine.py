@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from shoal import metrics, tree
 from shoal.client.evaluate import Evaluate
-from shoal.cost.ledger import Ledger
+from shoal.cost.ledger import Ledger, Page, totals
 from shoal.cost.timer import Timer
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
@@ -52,6 +52,10 @@ class Record:
     bytes_down: int
     bytes_up: int
     evaluation: Evaluation | None = None
+    flops: int = 0  # of all clients
+    joules: Mapping[str, float] = field(default_factory=dict)  # of all clients: pre, train, comm
+    sim_time_s: float = 0.0  # how long the round would take on the clients' devices and links
+    late: int = 0  # reports that came after the deadline
 
     def line(self) -> dict[str, Any]:
         figures = self.evaluation.figures() if self.evaluation else {"accuracy": None, "loss": None}
@@ -62,14 +66,26 @@ class Record:
             "metrics": dict(self.metrics),
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
+            "flops": self.flops,
+            "joules": dict(self.joules),
+            "sim_time_s": self.sim_time_s,
+            "late": self.late,
             **figures,
         }
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a round took here, by the clock: never the same twice."""
+
+    wall_s: float
+    server_s: float  # planning and folding: the work of a real server
 
 
 class Store(Protocol):
     """Where a run is kept. `append` comes before `checkpoint`: a line too many is easily dropped."""
 
-    def append(self, record: Record, wall_s: float) -> None: ...
+    def append(self, record: Record, pages: Sequence[Page], clock: Clock) -> None: ...
 
     def checkpoint(self, state: ServerState) -> None: ...
 
@@ -80,6 +96,8 @@ class Result:
     records: Sequence[Record]
     ledger: Ledger
     wall_s: float
+    server_s: float
+    stopped: str | None = None  # why, if before the last round
 
     @property
     def evaluation(self) -> Evaluation:
@@ -140,55 +158,91 @@ def run(
     eval_every: int = 1,
     state: ServerState | None = None,
     records: Sequence[Record] = (),
+    ledger: Ledger | None = None,
     store: Store | None = None,
     on_round: Callable[[Record], None] | None = None,
     timer: Timer | None = None,
 ) -> Result:
-    """Rounds from `state.round` up to `rounds`; `records` are those of the rounds before."""
-    begun = time.perf_counter()
+    """Rounds from `state.round` up to `rounds`; `records` and `ledger` are those of the rounds before."""
+    begun, server_s = time.perf_counter(), 0.0
     state = method.init(seed) if state is None else state
-    ledger, history, timer = Ledger(), list(records), timer or Timer()
+    ledger, history, timer = ledger or Ledger(), list(records), timer or Timer()
     unseen = UnseenClient(central) if central is not None and len(central.y) else None
-    while state.round < rounds:
+    stopped = _spent(ledger, fleet)
+    while state.round < rounds and not stopped:
         started = time.perf_counter()
-        state, record = play_round(method, fleet, state, seed, ledger, timer)
-        if state.round == rounds or state.round % eval_every == 0:
+        state, record, worked_s = play_round(method, fleet, state, seed, ledger, timer)
+        stopped = _spent(ledger, fleet)
+        if stopped or state.round == rounds or state.round % eval_every == 0:
             record = replace(record, evaluation=evaluate(method, fleet, state, unseen, timer))
         history.append(record)
+        server_s += worked_s
         if store is not None:
             with timer("checkpoint"):
-                store.append(record, time.perf_counter() - started)
+                store.append(record, ledger.of(record.round), Clock(time.perf_counter() - started, worked_s))
                 store.checkpoint(state)
         if on_round is not None:
             on_round(record)
-    return Result(state, history, ledger, time.perf_counter() - begun)
+    return Result(state, history, ledger, time.perf_counter() - begun, server_s, stopped)
+
+
+def _spent(ledger: Ledger, fleet: Fleet) -> str | None:
+    """Why there is no next round. Only modelled joules decide, so that the same run ends at the same round."""
+    if ledger.costs.budget_joules is not None and ledger.total_joules >= ledger.costs.budget_joules:
+        return f"the budget of {ledger.costs.budget_joules:g} J is spent"
+    if ledger.costs.battery_joules is not None and not _charged(ledger, fleet):
+        return "every battery is empty"
+    return None
+
+
+def _charged(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
+    """The clients that are there and have something left in their batteries."""
+    limit = ledger.costs.battery_joules
+    return tuple(c for c in fleet.roster() if limit is None or ledger.spent_joules.get(c, 0.0) < limit)
 
 
 def play_round(
     method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
-) -> tuple[ServerState, Record]:
-    number = state.round + 1
-    state = replace(state, roster=fleet.roster(), cohort=())
+) -> tuple[ServerState, Record, float]:
+    """The next state, what is known of the round, and the seconds that the server worked for it."""
+    number, server_s, late = state.round + 1, 0.0, 0
+    state = replace(state, roster=_charged(ledger, fleet), cohort=())
     seen: dict[str, float] = {}
     for stage in method.stages:
         if not stage.due(state.round):
             continue
         stage_seed = derive_seed(seed, state.round, stage.name)
-        with timer(f"{stage.name}: server"):
+        with timer(f"{stage.name}: server") as planning:
             plan = stage.plan(state, stage_seed)
+        reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
                 reports = fleet.execute(plan)
-        else:
-            reports = {}
-        with timer(f"{stage.name}: server"):
-            ledger.book(number, stage.name, plan, reports)
-            seen |= _means(stage.name, reports)
+            with timer("ledger"):
+                too_late = ledger.book(number, stage.name, stage.purpose, plan, reports)
+                seen |= _means(stage.name, reports)
+            reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
+            late += len(too_late)
+        with timer(f"{stage.name}: server") as folding:
             state = stage.fold(state, reports, stage_seed)
-            _refuse_divergence(state, stage.name)
-    down, up = ledger.totals(number)
-    record = Record(number, len(state.cohort), seen, down, up)
-    return replace(state, round=number, roster=(), cohort=()), record
+        server_s += planning.seconds + folding.seconds
+        _refuse_divergence(state, stage.name)
+    record = replace(_cost(number, ledger), cohort=len(state.cohort), metrics=seen, late=late)
+    return replace(state, round=number, roster=(), cohort=()), record, server_s
+
+
+def _cost(number: int, ledger: Ledger) -> Record:
+    pages = ledger.of(number)
+    return Record(
+        number,
+        cohort=0,
+        metrics={},
+        bytes_down=sum(int(p.bytes_down.sum()) for p in pages),
+        bytes_up=sum(int(p.bytes_up.sum()) for p in pages),
+        flops=sum(int(p.flops.sum()) for p in pages),
+        joules=totals(pages),
+        sim_time_s=sum(ledger.costs.duration_s(p.seconds) for p in pages),
+    )
 
 
 def _means(stage: str, reports: Mapping[ClientId, Report]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from shoal.errors import UserError
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Joules = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Job(BaseModel):
@@ -45,6 +46,15 @@ class Job(BaseModel):
     client_column: str | None = None
     drop_columns: tuple[str, ...] = ()
     keep: Positive = 3  # checkpoints
+    devices: str = "pi"  # what clients are: a profile, or a mix such as pi:0.5,phone:0.5
+    link: str = "wifi"
+    radio_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # None: as the link says
+    count_idle: bool = False
+    battery: Joules | None = None  # of each client
+    budget_joules: Joules | None = None  # of all clients together
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # of a stage, on the simulated clock
+    measure: Literal["none", "codecarbon"] = "none"
+    country: str | None = None  # three letters, for the CO2 of a measured kilowatt hour
     set: dict[str, dict[str, Any]] = Field(default_factory=dict)  # options of the method's pieces
 
     @property
@@ -118,12 +128,14 @@ def parse_cohort(text: str) -> int | float:
 
 
 class Recipe(BaseModel):
-    """A file that reproduces one table: a job, and under [grid] the keys that vary."""
+    """A file that reproduces one table: a job, under [grid] the keys that vary, under [only.METHOD] those of one
+    method, and under [paper] the figures it is to be read beside."""
 
     model_config = ConfigDict(frozen=True)
 
     title: str
     jobs: dict[str, Job]  # label -> job; one job without a label where nothing varies
+    paper: dict[str, Any] | None = None
 
     @property
     def single(self) -> Job | None:
@@ -137,7 +149,8 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
         raise UserError(f"recipe {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} is not valid TOML: {error}") from None
-    title = str(content.pop("title", path.stem))
+    title, paper = str(content.pop("title", path.stem)), content.pop("paper", None)
+    only = _only(path, content.pop("only", {}))
     grid, flags = _grid(path, content.pop("grid", {})), _paths(overrides)
     grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
     fixed = _paths(content) | flags
@@ -147,8 +160,9 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
             raise UserError(
                 f"recipe {path}: two points of the grid are called {label!r}; each value must be there once"
             )
-        jobs[label] = make_job(_nested({k: v for k, v in fixed.items() if not k.startswith("grid")} | point))
-    return Recipe(title=title, jobs=jobs)
+        values = {k: v for k, v in fixed.items() if not k.startswith("grid")} | point
+        jobs[label] = make_job(_nested(only.get(str(values.get("method")), {}) | values))
+    return Recipe(title=title, jobs=jobs, paper=paper)
 
 
 def _grid(path: Path, grid: Any) -> dict[str, list[Any]]:
@@ -159,6 +173,12 @@ def _grid(path: Path, grid: Any) -> dict[str, list[Any]]:
         if not isinstance(values, list) or not values:
             raise UserError(f"recipe {path}: grid.{key} is {values!r}; it must be a list of values")
     return flat
+
+
+def _only(path: Path, tables: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise UserError(f"recipe {path}: [only] is {tables!r}; it must be tables by method, such as [only.simclust]")
+    return {method: _paths(values) for method, values in tables.items()}
 
 
 def _paths(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from shoal import engine
+from shoal.client.histogram import LabelHistogram
+from shoal.cost.devices import assign
+from shoal.cost.ledger import Ledger, totals
+from shoal.cost.links import link
+from shoal.cost.model import Costs
 from shoal.cost.timer import Timer
 from shoal.data import load, partition
 from shoal.data.federation import Federation
 from shoal.data.heterogeneity import figures
-from shoal.engine import Record, Result
+from shoal.engine import Clock, Record, Result
 from shoal.errors import UserError
 from shoal.fleet.memory import keep_freed_memory
 from shoal.fleet.plain import PlainFleet
@@ -27,8 +34,15 @@ from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
+from shoal.privacy import guarantee
+from shoal.rng import derive_seed
+from shoal.stages.cluster import Group
+from shoal.stages.represent import AskOnce
+from shoal.stages.table import Table
 from shoal.store.run import RunStore
-from shoal.types import ClientId, Fleet, Method, Tree
+from shoal.types import ClientId, Fleet, Method, ServerState, Tree
+
+log = logging.getLogger(__name__)
 
 OF_DATA = (
     *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
@@ -46,12 +60,14 @@ class Bench:
     federation: Federation
     model: Model
     method: Method
+    costs: Costs
 
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
     rehearsed(job.method, job.set)
     check_model(job.model)
+    costs_of(job, ())
     _device(job.device)
     if job.clients is not None:
         job.cohort_size(job.clients)
@@ -123,7 +139,32 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         "workers": workers,
         "fleet": choose_fleet(job.fleet, model, workers),
     }
-    return Bench(job.model_copy(update=decided), federation, model, built)
+    costs = costs_of(job, federation)
+    _warn_of_small_devices(costs, model)
+    return Bench(job.model_copy(update=decided), federation, model, built, costs)
+
+
+def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:
+    return Costs(
+        profiles=assign(job.devices, list(clients), job.seed),
+        link=link(job.link, job.radio_w),
+        count_idle=job.count_idle,
+        battery_joules=job.battery,
+        budget_joules=job.budget_joules,
+        deadline_s=job.deadline_s,
+    )
+
+
+def _warn_of_small_devices(costs: Costs, model: Model) -> None:
+    """Training holds at least the weights, their gradients and what was received."""
+    least_bytes = 3 * 4 * model.parameters
+    for profile in sorted({p.name: p for p in costs.profiles.values()}.values(), key=lambda p: p.memory_bytes):
+        if profile.memory_bytes < least_bytes:
+            log.warning(
+                "device %r has %s bytes of memory, but training this model needs at least %s: it is simulated all the "
+                "same",
+                *(profile.name, f"{profile.memory_bytes:,}", f"{least_bytes:,}"),
+            )
 
 
 def run(
@@ -148,6 +189,7 @@ def run(
             seed=bench.job.seed,
             central=federation.central,
             eval_every=bench.job.eval_every,
+            ledger=Ledger(bench.costs),
             on_round=on_round,
         )
 
@@ -279,9 +321,10 @@ def check_same(path: Path, job: Job) -> None:
 
 
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
-    state, records, spent_s = store.restore(torch.device(bench.job.device))
+    before = store.restore(torch.device(bench.job.device))
     fleet = make_fleet(bench, store.private)
-    with at_work(fleet):
+    timer = timer or Timer()
+    with at_work(fleet), measuring(bench, timer) as measured:
         result = engine.run(
             bench.method,
             fleet,
@@ -289,19 +332,69 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
             seed=bench.job.seed,
             central=bench.federation.central,
             eval_every=bench.job.eval_every,
-            state=state,
-            records=records,
+            state=before.state,
+            records=before.records,
+            ledger=Ledger(bench.costs, before.pages),
             store=store,
             on_round=on_round,
             timer=timer,
         )
-    summary = summarise(bench, result, store.path, spent_s + result.wall_s)
+    clock = Clock(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
+    summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state)
     store.finish(summary)
     return summary
 
 
-def summarise(bench: Bench, result: Result, path: Path, wall_s: float) -> dict[str, Any]:
-    job = bench.job
+@contextmanager
+def measuring(bench: Bench, timer: Timer) -> Iterator[dict[str, Any]]:
+    """What CodeCarbon says this process used, if asked; known when the work is done."""
+    found: dict[str, Any] = {}
+    if bench.job.measure == "none":
+        yield found
+        return
+    from shoal.cost.carbon import Carbon, split
+
+    with Carbon(bench.job.country) as carbon:
+        yield found
+    measured = carbon.measured
+    found["measured"] = {**asdict(measured), "parts_joules": split(measured, parts_of(bench.method, timer))}
+
+
+def parts_of(method: Method, timer: Timer) -> dict[str, float]:
+    """Seconds of a run by what they were for: the server's are all preparation, clients' are what their stage is."""
+    stages = {f"{s.name}: clients": s.purpose for s in method.stages} | {
+        f"{s.name}: server": "pre" for s in method.stages
+    }
+    found = dict.fromkeys(("pre", "train", "evaluate", "other"), 0.0)
+    for name, seconds in timer.seconds.items():
+        found[stages.get(name, "evaluate" if name.startswith("evaluate") else "other")] += seconds
+    return found
+
+
+def protection(bench: Bench, state: ServerState) -> dict[str, Any]:
+    """What noise on label distributions protects, and how much of the grouping it leaves as it was."""
+    asked = [s.program for s in bench.method.stages if isinstance(s, AskOnce) and isinstance(s.program, LabelHistogram)]
+    gamma = max((program.gamma for program in asked), default=0.0)
+    if not gamma:
+        return {}
+    from sklearn.metrics import adjusted_rand_score
+
+    found = guarantee(gamma, len(bench.federation.classes), bench.federation.sizes("train").tolist())
+    for stage in (s for s in bench.method.stages if isinstance(s, Group)):
+        grouped = Table.load(state, stage.name)
+        counts = {
+            c: torch.bincount(bench.federation[c]["train"].y, minlength=asked[0].classes) for c in grouped.clients
+        }
+        true = np.stack([(n / n.sum().clamp(min=1)).double().cpu().numpy() for n in counts.values()])
+        without = stage.rule(true, derive_seed(bench.job.seed, 0, stage.name))
+        found["ari"] = float(adjusted_rand_score(without, grouped["group"].numpy()))
+    return {"privacy": found}
+
+
+def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
+    job, server = bench.job, bench.costs.server
+    joules = totals(result.ledger.pages)
+    server_joules = clock.server_s * server.active_w
     return {
         "method": job.method,
         "seed": job.seed,
@@ -317,6 +410,18 @@ def summarise(bench: Bench, result: Result, path: Path, wall_s: float) -> dict[s
         "train_loss": result.records[-1].metrics.get("train.loss"),
         "bytes_up": sum(r.bytes_up for r in result.records),
         "bytes_down": sum(r.bytes_down for r in result.records),
-        "wall_s": round(wall_s, 3),
+        "flops": sum(r.flops for r in result.records),
+        "joules": joules | {"pre": joules["pre"] + server_joules, "total": sum(joules.values()) + server_joules},
+        "joules_of_clients": joules | {"kind": "modelled", "devices": job.devices, "link": job.link},
+        "joules_of_server": {
+            "pre": server_joules,
+            "seconds": clock.server_s,
+            "watts": server.active_w,
+            "kind": "measured",
+        },
+        "sim_time_s": sum(r.sim_time_s for r in result.records),
+        "rounds_done": len(result.records),
+        "stopped": result.stopped,
+        "wall_s": round(clock.wall_s, 3),
         "run_dir": str(path),
     }

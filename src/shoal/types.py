@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -53,6 +53,7 @@ class Report:
     tensors: Mapping[str, Params] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # name -> (sum, count)
     counts: Mapping[str, int] = field(default_factory=dict)  # split -> examples held
+    flops: int = 0  # what the client computed for it; filled in by whoever runs the program
 
 
 def unchanged(s: Tree) -> Tree:
@@ -110,11 +111,17 @@ class ServerState:
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
 
 
+Purpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train
+
+
 class Stage(Protocol):
     """The server's side of one step of a round."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def purpose(self) -> Purpose: ...
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:

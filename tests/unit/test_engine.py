@@ -5,7 +5,7 @@ import torch
 
 from shoal import engine
 from shoal.client.evaluate import Evaluate
-from shoal.cost.ledger import Ledger
+from shoal.cost.devices import PROFILES
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
@@ -51,7 +51,8 @@ def test_an_empty_round_is_survived(tiny, name):
 def test_silent_clients_are_booked_down_but_not_up(tiny):
     method = build("fedavg", setting(cohort=6))
     result = engine.run(method, Deaf(tiny, {"c1"}), rounds=1, seed=0)
-    up = {e.client: e.bytes_up for e in result.ledger.entries}
+    (page,) = result.ledger.pages
+    up = dict(zip(page.clients, page.bytes_up.tolist(), strict=True))
     assert up["c1"] == 0
     assert up["c0"] == up["c5"] > 4 * 824  # 6*64+64 + 64*30+30 + 30*4+4 parameters are 2,522 floats
     assert result.records[0].bytes_up == sum(up.values())
@@ -107,7 +108,9 @@ def test_divergence_stops_the_run(tiny):
 
 def test_the_pool_costs_no_bytes(tiny):
     result = engine.run(build("centralised", setting()), PlainFleet(tiny), rounds=1, seed=0)
-    assert result.ledger.entries == []
+    (page,) = result.ledger.pages
+    assert (page.clients, page.bytes_down.tolist(), page.bytes_up.tolist()) == ((POOL,), [0], [0])
+    assert page.compute_joules[0] == page.flops[0] / PROFILES["server"].flops_per_s * PROFILES["server"].active_w
     pooled = tiny[POOL]["train"]
     assert len(pooled.y) == sum(len(tiny[c]["train"].y) for c in tiny)
 
@@ -121,10 +124,6 @@ def test_training_loss_is_a_mean_over_examples(tiny):
     pairs = [fleet.execute_one(program, c, Task(models)).metrics["loss"] for c in tiny]
     expected = sum(s for s, _ in pairs) / sum(n for _, n in pairs)
     assert result.records[0].metrics["train.loss"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_ledger_totals():
-    assert Ledger().totals(3) == (0, 0)
 
 
 def test_keys_of_the_data_are_refused_where_they_would_do_nothing(tiny):

@@ -1,42 +1,149 @@
-"""Bytes of what is really sent, for every client, round and stage."""
+"""What every client was sent, computed and spent, for every round and stage.
+
+Bytes are counted from what is really sent, work from what was really run (both measured); seconds and joules follow
+from the client's device and link (modelled). The server's own seconds are taken from the clock (measured): they differ
+from run to run, so they are kept apart and decide nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.codec import report_bytes, task_bytes
-from shoal.types import POOL, ClientId, Plan, Report
+from shoal.cost.model import Costs
+from shoal.types import POOL, ClientId, Plan, Purpose, Report
+
+Column = NDArray[Any]
+
+PARTS = ("pre", "train", "comm")
+WHOLE = ("bytes_down", "bytes_up", "flops")
+REAL = ("compute_s", "radio_s", "compute_joules", "radio_joules", "idle_joules")
 
 
-@dataclass(frozen=True)
-class Entry:
+@dataclass(frozen=True, eq=False)
+class Page:
+    """One stage of one round: a row for every client that was asked."""
+
     round: int  # counts from 1
     stage: str
-    client: ClientId
-    bytes_down: int
-    bytes_up: int  # 0: the client was silent
+    purpose: Purpose
+    clients: tuple[ClientId, ...]
+    bytes_down: Column
+    bytes_up: Column  # 0: the client was silent
+    flops: Column
+    compute_s: Column
+    radio_s: Column
+    compute_joules: Column
+    radio_joules: Column
+    idle_joules: Column  # while others worked; zeros unless it is asked for
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Page) and self.line() == other.line()
+
+    @property
+    def seconds(self) -> Column:
+        return self.compute_s + self.radio_s
+
+    @property
+    def joules(self) -> Column:
+        return self.compute_joules + self.radio_joules + self.idle_joules
+
+    def parts(self) -> dict[str, float]:
+        """Joules as the paper splits them."""
+        own = float(self.compute_joules.sum() + self.idle_joules.sum())
+        return dict.fromkeys(PARTS, 0.0) | {self.purpose: own, "comm": float(self.radio_joules.sum())}
+
+    def line(self) -> dict[str, Any]:
+        return {
+            f.name: v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)
+        } | {"clients": list(self.clients)}
+
+    @classmethod
+    def read(cls, line: Mapping[str, Any]) -> Page:
+        columns = {k: np.array(line[k], dtype=np.int64) for k in WHOLE}
+        columns |= {k: np.array(line[k], dtype=np.float64) for k in REAL}
+        return cls(line["round"], line["stage"], line["purpose"], tuple(line["clients"]), **columns)
 
 
 @dataclass
 class Ledger:
     """Evaluation is not booked: it measures the run, it is not part of it."""
 
-    rounds: dict[int, list[Entry]] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
+    pages: list[Page] = field(default_factory=list)
+    spent_joules: dict[ClientId, float] = field(default_factory=lambda: defaultdict(float))
+    total_joules: float = 0.0  # of all clients
 
-    def book(self, round: int, stage: str, plan: Plan, reports: Mapping[ClientId, Report]) -> None:
-        page = self.rounds.setdefault(round, [])
+    def __post_init__(self) -> None:
+        pages, self.pages = self.pages, []
+        for page in pages:
+            self.keep(page)
+
+    def keep(self, page: Page) -> None:
+        self.pages.append(page)
+        for client, joules in zip(page.clients, page.joules.tolist(), strict=True):
+            self.spent_joules[client] += joules
+            self.total_joules += joules
+
+    def book(
+        self, round: int, stage: str, purpose: Purpose, plan: Plan, reports: Mapping[ClientId, Report]
+    ) -> set[ClientId]:
+        """Returns the clients whose reports came after the deadline."""
+        down, up, flops, compute, radio = [], [], [], [], []
         for client, task in plan.tasks.items():
-            if client == POOL:
-                continue  # the pool stands in the server's own room
-            up = report_bytes(reports[client]) if client in reports else 0
-            page.append(Entry(round, stage, client, task_bytes(task), up))
+            report = reports.get(client)
+            messages = (task_bytes(task), report_bytes(report) if report else 0)
+            down_bytes, up_bytes = (0, 0) if client == POOL else messages  # the pool stands in the server's own room
+            down.append(down_bytes)
+            up.append(up_bytes)
+            flops.append(report.flops if report else 0)
+            compute.append(self.costs.compute(client, flops[-1]))
+            radio.append(self.costs.radio(down_bytes, up_bytes))
+        compute_s, compute_joules = _columns(compute)
+        radio_s, radio_joules = _columns(radio)
+        clients, seconds = tuple(plan.tasks), compute_s + radio_s
+        end_s = self.costs.duration_s(seconds)
+        idle = self.costs.idle(clients, (end_s - seconds).clip(min=0))
+        sent_down, sent_up, worked = (np.array(x, dtype=np.int64) for x in (down, up, flops))
+        spent = (compute_s, radio_s, compute_joules, radio_joules, idle)
+        page = Page(round, stage, purpose, clients, sent_down, sent_up, worked, *spent)
+        self.keep(page)
+        return {c for c, s in zip(clients, seconds.tolist(), strict=True) if s > end_s}
 
-    @property
-    def entries(self) -> list[Entry]:
-        return [entry for page in self.rounds.values() for entry in page]
+    def of(self, round: int) -> list[Page]:
+        found = []
+        for page in reversed(self.pages):
+            if page.round < round:
+                break
+            found.append(page)
+        return found[::-1]
 
-    def totals(self, round: int) -> tuple[int, int]:
-        """(down, up) of one round."""
-        page = self.rounds.get(round, [])
-        return sum(e.bytes_down for e in page), sum(e.bytes_up for e in page)
+    def by_client(self) -> dict[ClientId, dict[str, float]]:
+        """Joules of each client, as the paper splits them."""
+        found: dict[ClientId, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
+        for page in self.pages:
+            own = (page.compute_joules + page.idle_joules).tolist()
+            for client, work, radio in zip(page.clients, own, page.radio_joules.tolist(), strict=True):
+                found[client][page.purpose] += work
+                found[client]["comm"] += radio
+        return dict(found)
+
+
+def totals(pages: Iterable[Page]) -> dict[str, float]:
+    """Joules of all clients, as the paper splits them."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for page in pages:
+        for part, joules in page.parts().items():
+            found[part] += joules
+    return found
+
+
+def _columns(pairs: list[tuple[float, float]]) -> tuple[Column, Column]:
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]

@@ -6,6 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Span:
+    seconds: float = 0.0  # known when it is over
 
 
 class Timer:
@@ -13,9 +19,10 @@ class Timer:
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        begun = time.perf_counter()
+    def __call__(self, name: str) -> Iterator[Span]:
+        begun, span = time.perf_counter(), Span()
         try:
-            yield
+            yield span
         finally:
-            self.seconds[name] += time.perf_counter() - begun
+            span.seconds = time.perf_counter() - begun
+            self.seconds[name] += span.seconds

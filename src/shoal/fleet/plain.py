@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,14 +25,16 @@ def run_one(
     recorder = Recorder() if recorder is None else recorder
     with torch.random.fork_rng(devices=[]):  # a network of the user's own may draw from the global generator
         torch.default_generator.manual_seed(task.seed)
-        s = program.begin(task, private)
+        s, flops = program.begin(task, private), 0
         for number, phase in enumerate(program.phases):
             step, state = recorder.steps(program, number), recorder.state(s)
-            seed = phase_seed(task.seed, number)
-            for i, batch in enumerate(true_batches(data[phase.split], phase, seed, program.batchable)):
+            seed, held = phase_seed(task.seed, number), data[phase.split]
+            flops += step.work(state, held.x).flops(len(held.y), phase)
+            for i, batch in enumerate(true_batches(held, phase, seed, program.batchable)):
                 state = step(step.ready(state, batch) if i == 0 else state, batch)
             s = phase.finish(state.tree())
-        return program.end(task, s, counts_of(data))
+        report, kept = program.end(task, s, counts_of(data))
+        return replace(report, flops=flops), kept
 
 
 def true_batches(held: Examples, phase: Phase, seed: int, single_rows: bool) -> Iterator[Batch]:

@@ -253,7 +253,7 @@ def read_work(message: bytes, models: dict[str, Params]) -> tuple[str, dict[Clie
 
 
 def reply_message(reports: Mapping[ClientId, Report], private: Mapping[ClientId, Tree]) -> bytes:
-    facts = {c: [{k: list(v) for k, v in r.metrics.items()}, dict(r.counts)] for c, r in reports.items()}
+    facts = {c: [{k: list(v) for k, v in r.metrics.items()}, dict(r.counts), r.flops] for c, r in reports.items()}
     tensors = {c: dict(r.tensors) for c, r in reports.items()}
     return pack({"tensors": tensors, "private": dict(private)}, {"reports": facts})
 
@@ -264,7 +264,7 @@ def read_reply(message: bytes) -> tuple[dict[ClientId, Report], dict[ClientId, T
         raise ClientError(meta["error"])
     tensors = t.get("tensors", {})
     reports = {
-        c: Report(tensors.get(c, {}), {k: (s, n) for k, (s, n) in metrics.items()}, counts)
-        for c, (metrics, counts) in meta["reports"].items()
+        c: Report(tensors.get(c, {}), {k: (s, n) for k, (s, n) in metrics.items()}, counts, flops)
+        for c, (metrics, counts, flops) in meta["reports"].items()
     }
     return reports, t.get("private", {})

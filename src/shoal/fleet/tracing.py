@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal import tree
+from shoal.fleet.work import Work, work_of
 from shoal.types import Batch, ClientProgram, Phase, Tree
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,14 @@ class Steps:
         self.replays: dict[Hashable, Replay] = {}
         self._changes: set[str] = set()  # leaves that the step has been seen to change
         self._seen: Counter[Hashable] = Counter()
+        self._work: dict[Hashable, Work] = {}
+
+    def work(self, state: State, x: Tensor, one: Callable[[State], Tree] = State.tree) -> Work:
+        """Of one client in this state; `one` gives it, should the state be a stack."""
+        key = (state.form, x.shape[1:], x.stride(), x.dtype)
+        if key not in self._work:
+            self._work[key] = work_of(self.phase, one(state), x)
+        return self._work[key]
 
     def ready(self, state: State, batch: Batch) -> State:
         """A first state in the form that later ones will have, so that the recording fits it too: a leaf that the

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class VectorFleet(PlainFleet):
         for begun in self._stacks(program, plan.tasks):
             ids = list(begun)
             try:
-                stack = self._run(program, plan.tasks, begun)
+                stack, flops = self._run(program, plan.tasks, begun)
             except (RuntimeError, ValueError, NotImplementedError) as error:
                 # Either torch cannot batch the network, or the program is wrong. Plain execution tells:
                 # it succeeds in the first case and raises with the client's name in the second.
@@ -62,7 +63,8 @@ class VectorFleet(PlainFleet):
             for i, c in enumerate(ids):
                 task, counts = plan.tasks[c], counts_of(self.data[c])
                 with blaming(program, c):
-                    reports[c], private = program.end(task, picked(stack, i), counts)
+                    report, private = program.end(task, picked(stack, i), counts)
+                reports[c] = replace(report, flops=flops[i])
                 if private is not None:
                     self.private[c] = private
         return {c: reports[c] for c in plan.tasks}
@@ -94,12 +96,18 @@ class VectorFleet(PlainFleet):
                 for j in range(0, len(items), width):
                     yield dict(items[j : j + width])
 
-    def _run(self, program: ClientProgram, tasks: Mapping[ClientId, Task], begun: Mapping[ClientId, Tree]) -> State:
+    def _run(
+        self, program: ClientProgram, tasks: Mapping[ClientId, Task], begun: Mapping[ClientId, Tree]
+    ) -> tuple[State, list[int]]:
+        """The last states, and what each client computed."""
         stack, ids = stacked(self.recorder, list(begun.values())), list(begun)
+        flops = [0] * len(ids)
         for number, phase in enumerate(program.phases):
             step = self.recorder.steps(program, number, together)
             seeds = [phase_seed(tasks[c].seed, number) for c in ids]
             held = [self.data[c][phase.split] for c in ids]
+            work = step.work(stack, held[0].x, lambda stack: picked(stack, 0))
+            flops = [so_far + work.flops(len(e.y), phase) for so_far, e in zip(flops, held, strict=True)]
             for i, (batch, live) in enumerate(batches(held, phase, seeds)):
                 stack = step.ready(stack, batch) if i == 0 else stack
                 if all(live):
@@ -108,7 +116,7 @@ class VectorFleet(PlainFleet):
                     stack = held_back(self.recorder, stack, step(stack._replace(by=None), batch), live)
             if phase.finish is not unchanged:
                 stack = finished(self.recorder, stack, phase)
-        return stack
+        return stack, flops
 
 
 def stacked(recorder: Recorder, states: Sequence[Tree]) -> State:

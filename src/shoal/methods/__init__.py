@@ -9,11 +9,18 @@ from typing import Any
 
 from shoal.errors import UserError, imported
 from shoal.methods.centralised import centralised
+from shoal.methods.clustlowvar import clustlowvar
+from shoal.methods.delta import delta
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
+from shoal.methods.fedcor import fedcor
 from shoal.methods.fedprox import fedprox
+from shoal.methods.flis import flis
 from shoal.methods.local import local
+from shoal.methods.powerd import powerd
+from shoal.methods.repclust import repclust
 from shoal.methods.setting import Setting
+from shoal.methods.simclust import simclust
 from shoal.models import load_model
 from shoal.types import Method
 
@@ -21,6 +28,13 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "fedavg-ft": fedavg_ft,
+    "simclust": simclust,
+    "repclust": repclust,
+    "powerd": powerd,
+    "fedcor": fedcor,
+    "delta": delta,
+    "clustlowvar": clustlowvar,
+    "flis": flis,
     "local": local,
     "centralised": centralised,
 }

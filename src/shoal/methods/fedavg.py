@@ -4,33 +4,44 @@ McMahan et al., Communication-efficient learning of deep networks from decentral
 
 | paper | here |
 |---|---|
-| C·K clients per round | `--cohort`: `stages.select.Uniform` |
+| C·K clients per round | `--cohort`: `stages.select.Random` (`select.by=size`: likelier the more rows) |
 | E, B, η | `train.epochs`, `train.batch_size`, `train.lr` |
 | w ← Σ n_k/n w_k, over the clients of the round | `stages.train.Federate` |
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from shoal.client.size import TellSize
 from shoal.client.train import LocalTraining
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for, one_model_init, one_model_predict
-from shoal.stages.select import Uniform
+from shoal.stages.represent import AskOnce
+from shoal.stages.select import SIZES, Random
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method, Stage
 
 
 def fedavg(s: Setting) -> Method:
-    return averaging(s, "fedavg", s.make("select", Uniform, size=s.cohort))
+    return averaging(s, "fedavg", *by_chance(s))
 
 
-def averaging(s: Setting, name: str, select: Stage, mu: float = 0.0) -> Method:
-    """One global model, trained by whom `select` chooses."""
+def by_chance(s: Setting) -> tuple[Stage, ...]:
+    """Random clients; they are asked for their sizes only where these matter."""
+    select = s.make("select", Random, size=s.cohort)
+    return (select,) if select.by == "uniform" else (AskOnce(TellSize(), name=SIZES), select)
+
+
+def averaging(s: Setting, name: str, *before: Stage, mu: float = 0.0, **training: Any) -> Method:
+    """One global model, trained by whom the stages `before` choose."""
     program = s.training("train", LocalTraining, mu=mu)
+    training |= {"trainable": s.model.trainable}
     rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
     return Method(
         name=name,
         init=one_model_init(s.model),
-        stages=(select, s.make("train", Federate, program=program, models_for=one_model_for, rate=rate)),
+        stages=(*before, s.make("train", Federate, program=program, models_for=one_model_for, rate=rate, **training)),
         models_for=one_model_for,
         predict=one_model_predict(s.model),
         classes=s.model.classes,

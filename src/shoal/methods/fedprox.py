@@ -11,11 +11,10 @@ Deviation: slow clients are not given fewer epochs (the paper's inexact solution
 
 from __future__ import annotations
 
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import averaging, by_chance
 from shoal.methods.setting import Setting
-from shoal.stages.select import Uniform
 from shoal.types import Method
 
 
 def fedprox(s: Setting) -> Method:
-    return averaging(s, "fedprox", s.make("select", Uniform, size=s.cohort), mu=0.1)
+    return averaging(s, "fedprox", *by_chance(s), mu=0.1)

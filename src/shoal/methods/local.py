@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 
 from shoal.client.train import LocalTraining
+from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for, own_model_predict
 from shoal.rng import derive_seed
-from shoal.stages.select import Uniform
 from shoal.stages.train import Rate, TrainAlone
 from shoal.types import Method, ServerState
 
@@ -29,7 +29,7 @@ def local(s: Setting) -> Method:
     return Method(
         name="local",
         init=init,
-        stages=(s.make("select", Uniform, size=s.cohort), TrainAlone(program, rate)),
+        stages=(*by_chance(s), TrainAlone(program, rate)),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
         classes=s.model.classes,

@@ -1,20 +1,40 @@
 """What a run gave: tables in the terminal, figures, and one page that works offline."""
 
-from shoal.report.figures import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
+from shoal.report.budgets import Answers, Questions
+from shoal.report.figures import (
+    accuracy_over_bytes,
+    accuracy_over_joules,
+    accuracy_over_rounds,
+    client_boxes,
+    joule_bars,
+    partition_heatmap,
+)
+from shoal.report.joules import at_budget, to_accuracy
 from shoal.report.page import write_page, write_partition_page
+from shoal.report.paper import beside_paper, read_paper
 from shoal.report.summary import summarise, summarise_seeds
-from shoal.report.terminal import compare_table, partition_view, result_table
+from shoal.report.terminal import compare_table, paper_view, partition_view, result_table, sheet_view
 
 __all__ = [
+    "Answers",
+    "Questions",
     "accuracy_over_bytes",
+    "accuracy_over_joules",
     "accuracy_over_rounds",
+    "at_budget",
+    "beside_paper",
     "client_boxes",
     "compare_table",
+    "joule_bars",
+    "paper_view",
     "partition_heatmap",
     "partition_view",
+    "read_paper",
     "result_table",
+    "sheet_view",
     "summarise",
     "summarise_seeds",
+    "to_accuracy",
     "write_page",
     "write_partition_page",
 ]

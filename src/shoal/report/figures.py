@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import accumulate
 from math import isfinite
+from statistics import fmean, stdev
 from typing import Any
 
 import plotly.graph_objects as go
@@ -13,10 +14,14 @@ from plotly.colors import hex_to_rgb
 from rich.filesize import pick_unit_and_suffix
 
 from shoal.report.bins import Bins, bin_counts
-from shoal.store.reader import RunRecord, labels
+from shoal.report.joules import HELD, OF_ACCURACY, PART_NAMES, PARTS, Bill, accuracy_of, bills, course
+from shoal.report.summary import joules_text, joules_unit
+from shoal.store.reader import RunRecord, group_seeds, labels
 
 PALETTE = ("#2A8AC8", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8A8A")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+PATTERNS = {"train": "", "pre": "/", "comm": "x"}
+GREY = "#8A8A8A"
 GRID = "rgba(128,128,128,0.25)"
 CLEAR = "rgba(0,0,0,0)"
 
@@ -89,6 +94,104 @@ def accuracy_over_bytes(runs: Sequence[RunRecord]) -> go.Figure:
     )
     figure.update_xaxes(rangemode="tozero")
     return figure.update_yaxes(tickformat=".0%")
+
+
+def accuracy_over_joules(runs: Sequence[RunRecord]) -> go.Figure:
+    """One line per job, mean over its seeds."""
+    figure = go.Figure()
+    groups = group_seeds(runs)
+    banded = len(groups) <= MOST_BANDS
+    unit, suffix = joules_unit(max((course(run)[-1].joules for run in runs if run.rounds), default=0.0))
+    for i, (name, group) in enumerate(groups):
+        joules, accuracy = _over_seeds(group)
+        x = [j / unit for j in joules]
+        if banded and len(group) > 1:
+            figure.add_trace(_band(x, accuracy, i))
+        shown = escape(name if group[0].finished else f"{name}, unfinished")
+        figure.add_trace(_line(x, [a["mean"] for a in accuracy], shown, i, f"%{{x:.4~g}} {suffix}"))
+    kinds = dict.fromkeys(OF_ACCURACY[accuracy_of(run)] for run in runs)
+    reading = f"Accuracy {' or '.join(kinds)}, against the joules of all clients and the server until then."
+    if any(len(group) > 1 for _, group in groups):
+        reading += " Line: mean over seeds." + (" Band: ± 1 standard deviation over seeds." if banded else "")
+    _finish(figure, "Accuracy over joules", reading, f"Spent so far ({suffix})", "Test accuracy (%)")
+    figure.update_xaxes(rangemode="tozero")
+    return figure.update_yaxes(tickformat=".0%")
+
+
+def _over_seeds(runs: Sequence[RunRecord]) -> tuple[list[float], list[dict[str, float]]]:
+    """Of the rounds that all seeds evaluated: joules (mean) and accuracy (mean and std)."""
+    courses = [{p.round: p for p in course(run) if p.accuracy is not None} for run in runs]
+    rounds = [r for r in courses[0] if all(r in c for c in courses)]
+    joules = [fmean(c[r].joules for c in courses) for r in rounds]
+    accuracy = [[c[r].accuracy or 0.0 for c in courses] for r in rounds]
+    return joules, [{"mean": fmean(a), "std": stdev(a) if len(a) > 1 else 0.0} for a in accuracy]
+
+
+def joule_bars(runs: Sequence[RunRecord], held: int = HELD) -> go.Figure:
+    """What each job took by the time it held the accuracy that all of them held, by what it was for."""
+    level, jobs = bills(runs, held)
+    unit, suffix = joules_unit(max((bill.joules for bill in jobs), default=0.0))
+    names = [escape(b.label if b.finished else f"{b.label}, unfinished").replace(" ", "<br>") for b in jobs]
+    figure = go.Figure(
+        [_part_bars(part, jobs, names, unit) for part in PARTS] + [_part_key(part, names[:1]) for part in PARTS]
+    )
+    _finish(figure, *_bars_title(level, held, jobs), f"Spent ({suffix})", "")
+    lines = max((name.count("<br>") + 1 for name in names), default=1)
+    figure.update_layout(
+        barmode="stack",
+        height=150 + len(jobs) * max(46, 20 * lines + 12),
+        legend={"y": 1.0, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False},
+    )
+    longest = max((bill.joules for bill in jobs), default=0.0) / unit
+    figure.update_xaxes(range=(0, 1.15 * longest or 1))  # room for the sum behind the bar
+    return figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+
+
+def _part_bars(part: str, jobs: Sequence[Bill], names: Sequence[str], unit: float) -> go.Bar:
+    return go.Bar(
+        y=names,
+        x=[bill.parts[part] / unit for bill in jobs],
+        orientation="h",
+        width=0.6,
+        showlegend=False,
+        marker=_pattern(part, [_colour(i) for i, _ in enumerate(jobs)]),
+        customdata=[_bill_text(bill) for bill in jobs],
+        hovertemplate="%{customdata}<extra></extra>",
+        text=[f" {joules_text(bill.joules)}" for bill in jobs] if part == PARTS[-1] else None,
+        textposition="outside",
+        cliponaxis=False,
+    )
+
+
+def _part_key(part: str, anywhere: Sequence[str]) -> go.Bar:
+    """For the legend: there the patterns count, and not the colours."""
+    name, marker = PART_NAMES[part], _pattern(part, GREY)
+    return go.Bar(y=anywhere, x=[None], orientation="h", name=name, legendgroup=part, marker=marker)
+
+
+def _pattern(part: str, colour: str | list[str]) -> dict[str, Any]:
+    pattern = {"shape": PATTERNS[part], "fillmode": "replace", "size": 7, "solidity": 0.35}
+    return {"color": colour, "line": {"color": colour, "width": 1}, "pattern": pattern}
+
+
+def _bill_text(bill: Bill) -> str:
+    shares = [
+        f"{PART_NAMES[part]}: {joules_text(bill.parts[part])} ({bill.parts[part] / (bill.joules or 1):.2%})"
+        for part in PARTS
+    ]
+    return "<br>".join((f"<b>{escape(bill.label)}</b>", *shares, f"together: {joules_text(bill.joules)}"))
+
+
+def _bars_title(level: float | None, held: int, jobs: Sequence[Bill]) -> tuple[str, str]:
+    seeds = " Means over seeds." if any(bill.seeds > 1 for bill in jobs) else ""
+    if level is None:
+        reading = f"There is no accuracy that every run held for {held} evaluated rounds in a row.{seeds}"
+        return "Joules of the whole run", reading
+    return (
+        f"Joules to {level:.0%} accuracy",
+        f"Until a run had been at {level:.0%} or above for {held} evaluated rounds in a row: the highest whole percent "
+        f"that every run held.{seeds}",
+    )
 
 
 def client_boxes(runs: Sequence[RunRecord]) -> go.Figure:
@@ -188,7 +291,7 @@ def _central(x: Sequence[int], y: Sequence[float | None], name: str, i: int) -> 
     )
 
 
-def _band(x: Sequence[int], accuracy: Sequence[Mapping[str, Any]], i: int) -> go.Scatter:
+def _band(x: Sequence[float], accuracy: Sequence[Mapping[str, Any]], i: int) -> go.Scatter:
     known = [(r, a["mean"], a["std"]) for r, a in zip(x, accuracy, strict=True) if a["mean"] is not None]
     upper = [(r, min(1.0, mean + std)) for r, mean, std in known]
     lower = [(r, max(0.0, mean - std)) for r, mean, std in reversed(known)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,8 +16,19 @@ from plotly.offline import get_plotlyjs
 
 from shoal import __version__
 from shoal.errors import UserError
-from shoal.report.figures import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
-from shoal.report.summary import COLUMNS, best_rows, caution, summarise, summarise_seeds
+from shoal.report.budgets import Answers, Questions, bill_sheet
+from shoal.report.figures import (
+    accuracy_over_bytes,
+    accuracy_over_joules,
+    accuracy_over_rounds,
+    client_boxes,
+    joule_bars,
+    partition_heatmap,
+)
+from shoal.report.joules import bills, has_joules
+from shoal.report.paper import PaperTable, ordering_sheet, paper_sheets
+from shoal.report.sheet import Sheet
+from shoal.report.summary import best_rows, caution, columns_of, summarise, summarise_seeds
 from shoal.store.files import write_bytes
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 
@@ -27,7 +39,14 @@ FACTS = (
 BEST = ' class="best"'
 
 
-def write_page(runs: Sequence[RunRecord], path: Path, title: str | None = None) -> Path:
+def write_page(
+    runs: Sequence[RunRecord],
+    path: Path,
+    title: str | None = None,
+    *,
+    questions: Questions = Questions(),  # noqa: B008  frozen
+    paper: PaperTable | None = None,
+) -> Path:
     if not runs:
         raise UserError("The report needs at least one run directory, but none was given.")
     for run in runs:
@@ -35,7 +54,9 @@ def write_page(runs: Sequence[RunRecord], path: Path, title: str | None = None) 
     sections = [
         _settings(runs),
         _results(runs),
-        *map(_card, _figures(runs)),
+        *(_card(_sheet(sheet)) for sheet in Answers(runs, questions).sheets()),
+        *([_paper(paper)] if paper else []),
+        *map(_card, _figures(runs, questions.held)),
         _partitions(runs),
         _configs(runs),
     ]
@@ -77,7 +98,7 @@ def _origin(runs: Sequence[RunRecord]) -> str:
         return f'<span class="badge">{unfinished} unfinished</span>' if unfinished else ""
     (run,) = runs
     versions = ", ".join(f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about)
-    badge = "" if run.finished else f' <span class="badge">{escape(run.status)}</span>'
+    badge = "" if run.status == "finished" else f' <span class="badge">{escape(run.status)}</span>'
     return f"{escape(str(run.path))}{badge}<br>{escape(versions)}"
 
 
@@ -113,19 +134,20 @@ def _results(runs: Sequence[RunRecord]) -> str:
     if seeds := summarise_seeds(runs):
         parts += ["<h2>Over seeds</h2>", _table(seeds)]
         parts.append('<p class="quiet">Mean ± sample standard deviation over the seeds of finished runs.</p>')
-    meanings = "".join(f"<li>{escape(c.title)}: {escape(c.meaning)}</li>" for c in COLUMNS)
+    meanings = "".join(f"<li>{escape(c.title)}: {escape(c.meaning)}</li>" for c in columns_of(summarise(runs)))
     parts.append(_folded("What the columns mean", f"<ul>{meanings}</ul>"))
     return _card("".join(parts))
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in COLUMNS)
-    best = [best_rows(rows, column) for column in COLUMNS]
+    columns = columns_of(rows)
+    head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns)
+    best = [best_rows(rows, column) for column in columns]
     body = ""
     for i, row in enumerate(rows):
         cells = "".join(
             f"<td{BEST if i in winners else ''}>{escape(column.text(row))}</td>"
-            for column, winners in zip(COLUMNS, best, strict=True)
+            for column, winners in zip(columns, best, strict=True)
         )
         body += f'<tr><th scope="row">{_run_cell(row)}</th>{cells}</tr>'
     return (
@@ -138,13 +160,40 @@ def _run_cell(row: Mapping[str, Any]) -> str:
     name = escape(row["label"])
     if "seeds" in row:
         return f'{name} <span class="quiet">({len(row["seeds"])} seeds)</span>'
-    return name if row["finished"] else f'{name} <span class="badge">{escape(row["status"])}</span>'
+    if row["status"] == "finished":
+        return name
+    look = "quiet" if row["finished"] else "badge"
+    return f'{name} <span class="{look}">{escape(row["status"])}</span>'
 
 
-def _figures(runs: Sequence[RunRecord]) -> list[str]:
+def _sheet(sheet: Sheet) -> str:
+    title = f"<h2>{escape(sheet.title)}</h2>" if sheet.title else ""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in sheet.heads)
+    body = ""
+    for i, (name, *cells) in enumerate(sheet.rows):
+        marks = [BEST if (i, j) in sheet.best else "" for j, _ in enumerate(cells, start=1)]
+        row = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks, cells, strict=True))
+        body += f'<tr><th scope="row">{escape(name)}</th>{row}</tr>'
+    notes = f'<p class="quiet">{escape(" ".join(sheet.notes))}</p>' if sheet.notes else ""
+    return (
+        f'{title}<div class="scroll"><table class="sheet"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{notes}"
+    )
+
+
+def _paper(table: PaperTable) -> str:
+    every = ordering_sheet(table)
+    return _card("".join(map(_sheet, paper_sheets(table))) + _folded(every.title, _sheet(replace(every, title=""))))
+
+
+def _figures(runs: Sequence[RunRecord], held: int) -> list[str]:
     if not any(run.evaluated for run in runs):
         return ['<p class="quiet">No round has been evaluated yet, so there are no figures.</p>']
-    return [_figure(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
+    figures = [_figure(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
+    if counted := [run for run in runs if has_joules(run)]:
+        bars = _figure(joule_bars(counted, held)) + _sheet(bill_sheet(bills(counted, held)[1]))
+        figures += [_figure(accuracy_over_joules(counted)), bars]
+    return figures
 
 
 def _partitions(runs: Sequence[RunRecord]) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from rich.filesize import decimal
 
-from shoal.store.reader import RunRecord, labels
+from shoal.report.joules import PARTS, course, has_joules
+from shoal.store.reader import RunRecord, group_seeds, labels
 
 ACCURACY = ("mean", "std", "worst10", "f1", "central")
 LOSS = ("mean", "central")
+JOULES = (*PARTS, "total")
 COMMON_GROUND = ("data", "partition", "clients")
+PREFIXES = {-2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G"}
 
 
 def percent(x: float) -> str:
@@ -26,7 +28,25 @@ def size(x: float) -> str:
     return decimal(round(x))
 
 
+def joules_text(x: float) -> str:
+    """Three digits: 3.85 kJ."""
+    digits, power = f"{x:.2e}".split("e")
+    thousands = min(max(int(power) // 3, min(PREFIXES)), max(PREFIXES))
+    places = int(power) - 3 * thousands
+    if not float(digits):
+        return "0 J"
+    return f"{float(digits) * 10.0**places:,.{max(0, 2 - places)}f} {PREFIXES[thousands]}J"
+
+
+def joules_unit(largest: float) -> tuple[float, str]:
+    """The factor and the name of the unit for an axis that goes so far: (1000.0, "kJ")."""
+    thousands = max((t for t in PREFIXES if 1000.0**t <= largest), default=0)
+    return 1000.0**thousands, f"{PREFIXES[thousands]}J"
+
+
 def duration(seconds: float) -> str:
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.3g} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
@@ -42,6 +62,7 @@ class Column:
     best: Callable[[Sequence[float]], float]
     show: Callable[[float], str]
     meaning: str
+    optional: bool = False  # left out where no run has it
 
     def value(self, row: Mapping[str, Any]) -> Any:
         return _at(row, self.path)
@@ -66,6 +87,8 @@ COLUMNS = (
     Column("Loss", ("loss", "mean"), min, "{:.3f}".format, "local test loss, mean over clients"),
     Column("Up", ("bytes_up",), min, size, "bytes from the clients to the server, whole run"),
     Column("Down", ("bytes_down",), min, size, "bytes from the server to the clients, whole run"),
+    Column("Joules", ("joules", "total"), min, joules_text, "of all clients and the server, whole run", True),
+    Column("Sim time", ("sim_time_s",), min, duration, "time of the run on the clients’ devices and links", True),
     Column("Time", ("wall_s",), min, duration, "wall time of the run"),
 )
 
@@ -80,14 +103,12 @@ def summarise_seeds(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
     The deviation is the sample's (n − 1). A job that was run twice with one seed counts once.
     """
-    jobs: dict[str, dict[Any, RunRecord]] = {}
-    for record in filter(lambda r: r.finished, records):
-        job = json.dumps(_without_seed(record).settings, sort_keys=True)
-        seeds = jobs.setdefault(job, {})
-        seeds.setdefault(record.config["seed"], record)
-    groups = [list(seeds.values()) for seeds in jobs.values() if len(seeds) > 1]
-    names = labels([_without_seed(group[0]) for group in groups])
-    return [_seeds_row(group, name) for group, name in zip(groups, names, strict=True)]
+    groups = [(name, runs) for name, runs in group_seeds(records) if len(runs) > 1 and runs[0].finished]
+    return [_seeds_row(runs, name) for name, runs in groups]
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    return [c for c in COLUMNS if not c.optional or any(c.value(row) is not None for row in rows)]
 
 
 def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
@@ -110,10 +131,6 @@ def caution(records: Sequence[RunRecord]) -> str:
     return ""
 
 
-def _without_seed(record: RunRecord) -> RunRecord:
-    return replace(record, config={k: v for k, v in record.config.items() if k != "seed"})
-
-
 def _row(record: RunRecord, label: str) -> dict[str, Any]:
     result = record.result or {}
     last = record.evaluated[-1] if record.evaluated else {}
@@ -126,13 +143,29 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
         "seed": record.config["seed"],
         "finished": record.finished,
         "status": record.status,
-        "rounds": result.get("rounds", record.rounds[-1]["round"] if record.rounds else 0),
+        "rounds": record.done,
         "accuracy": {k: _finite(accuracy.get(k)) for k in ACCURACY},
         "loss": {k: _finite(loss.get(k)) for k in LOSS},
         "bytes_up": result.get("bytes_up", sum(line["bytes_up"] for line in record.rounds)),
         "bytes_down": result.get("bytes_down", sum(line["bytes_down"] for line in record.rounds)),
+        "joules": _joules(record),
+        "sim_time_s": _sim_time_s(record),
         "wall_s": _finite(result.get("wall_s", sum(line["wall_s"] for line in record.timing))),
     }
+
+
+def _joules(record: RunRecord) -> dict[str, float | None]:
+    if not has_joules(record):
+        return dict.fromkeys(JOULES)
+    if found := (record.result or {}).get("joules"):
+        return {k: _finite(found.get(k)) for k in JOULES}
+    last = course(record)[-1]
+    return {**last.parts, "total": last.joules}
+
+
+def _sim_time_s(record: RunRecord) -> float | None:
+    known = [line["sim_time_s"] for line in record.rounds if "sim_time_s" in line]
+    return _finite(sum(known)) if known else None
 
 
 def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
@@ -154,6 +187,8 @@ def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
         "loss": {k: over_seeds("loss", k) for k in LOSS},
         "bytes_up": over_seeds("bytes_up"),
         "bytes_down": over_seeds("bytes_down"),
+        "joules": {k: over_seeds("joules", k) for k in JOULES},
+        "sim_time_s": over_seeds("sim_time_s"),
         "wall_s": over_seeds("wall_s"),
     }
 

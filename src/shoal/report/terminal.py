@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.report.bins import Bins, bin_counts
-from shoal.report.summary import COLUMNS, best_rows, caution, summarise, summarise_seeds
+from shoal.report.paper import PaperTable, paper_sheets
+from shoal.report.sheet import Sheet
+from shoal.report.summary import best_rows, caution, columns_of, summarise, summarise_seeds
 from shoal.store.reader import RunRecord
 
 READING = "Accuracy and F1 in %; central: what a client that never trained is served."
@@ -37,6 +39,19 @@ def compare_table(records: Sequence[RunRecord]) -> RenderableType:
     return Group(*parts)
 
 
+def sheet_view(sheet: Sheet) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, head in enumerate(sheet.heads):
+        table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
+    for i, row in enumerate(sheet.rows):
+        table.add_row(*(Text(cell, style="bold" if (i, j) in sheet.best else "") for j, cell in enumerate(row)))
+    return Group(Text(f"\n{sheet.title}"), table, *(Text(note, style="dim") for note in sheet.notes))
+
+
+def paper_view(table: PaperTable) -> RenderableType:
+    return Group(*map(sheet_view, paper_sheets(table)))
+
+
 def partition_view(partition: Mapping[str, Any]) -> RenderableType:
     """Clients down, classes across; the fuller a cell, the more examples."""
     bins = bin_counts(partition, MOST_ROWS, MOST_COLUMNS)
@@ -54,13 +69,14 @@ def partition_view(partition: Mapping[str, Any]) -> RenderableType:
 def _table(rows: Sequence[Mapping[str, Any]], mark_best: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Run", min_width=10, max_width=18, overflow="fold")
-    for column in COLUMNS:
+    columns = columns_of(rows)
+    for column in columns:
         table.add_column(column.title.removesuffix(" %"), justify="right", overflow="fold")
-    best = [best_rows(rows, column) if mark_best else set() for column in COLUMNS]
+    best = [best_rows(rows, column) if mark_best else set() for column in columns]
     for i, row in enumerate(rows):
         cells = [
             Text(column.text(row), style="bold" if i in winners else "")
-            for column, winners in zip(COLUMNS, best, strict=True)
+            for column, winners in zip(columns, best, strict=True)
         ]
         table.add_row(_run_cell(row), *cells)
     return table
@@ -71,7 +87,7 @@ def _run_cell(row: Mapping[str, Any]) -> Text:
     cell = Text(row["label"].replace(" ", "\n"))
     if "seeds" in row:
         cell.append(f"\n{len(row['seeds'])} seeds", style="dim")
-    elif not row["finished"]:
+    elif row["status"] != "finished":
         cell.append("\n" + row["status"].replace(" (", "\n(").replace(" of ", "\nof "), style="yellow")
     return cell
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.types import ClientProgram, Plan, ServerState
+from typing import ClassVar
+
+from shoal.types import ClientProgram, Plan, Purpose, ServerState
 
 
 class EveryRound:
+    purpose: ClassVar[Purpose] = "pre"
+
     def due(self, round: int) -> bool:
         return True
 
@@ -23,6 +27,7 @@ class OneProgram:
     """A step whose clients all run the same program."""
 
     program: ClientProgram
+    purpose: ClassVar[Purpose] = "pre"
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Personalise(OneProgram):
     rounds: int
     every: int
     name: str = "personalise"
+    purpose: ClassVar[Purpose] = "train"
 
     def due(self, round: int) -> bool:
         return round + 1 == self.rounds or (round + 1) % self.every == 0

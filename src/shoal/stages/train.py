@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
+
+from torch import Tensor
 
 from shoal import tree
 from shoal.client.sgd import SCHEDULES, learning_rate
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
+from shoal.stages.represent import vector
+from shoal.stages.table import Table
+from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Purpose, Report, ServerState, Task
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,20 @@ class Federate(OneProgram, EveryRound):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
-    of training rows, or times 1 with `weighting="uniform"`.
+    of training rows, or times 1 with `weighting="uniform"`. A stage that chose clients by chance may have stored
+    other weights for them: `weights_from` names it. `remember` keeps what the cohort sent, for stages of the next
+    round: the change of each client's model, or the model.
     """
 
     program: ClientProgram
     models_for: ModelsFor
     rate: Rate
     weighting: Literal["size", "uniform"] = "size"
+    weights_from: str = field(default="", metadata=FIXED)
+    remember: Literal["nothing", "update", "model"] = field(default="nothing", metadata=FIXED)
+    trainable: tuple[str, ...] = ()  # of which parameters an update is the change
     name: str = "train"
+    purpose: ClassVar[Purpose] = "train"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         config = {"lr": self.rate.at(state.round)}
@@ -56,7 +66,21 @@ class Federate(OneProgram, EveryRound):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         names = sorted(state.models)
-        return replace(state, models={k: self._merged(state, i, k, reports) for i, k in enumerate(names)})
+        merged = {k: self._merged(state, i, k, reports) for i, k in enumerate(names)}
+        return replace(self._remembering(state, reports), models=merged)
+
+    def _remembering(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+        if self.remember == "nothing":
+            return state
+
+        def row(client: ClientId, model: Params) -> Tensor:
+            if self.remember == "model":
+                return vector(model)
+            sent = next(iter(self.models_for(state, client).values()))
+            return vector({k: model[k] - sent[k] for k in self.trainable})
+
+        rows = {c: {str(self.remember): row(c, r.tensors["model"])} for c, r in reports.items()}
+        return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
 
     def _merged(self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]) -> Params:
         weights = [self._weight(state, place, c, r) for c, r in reports.items()]
@@ -67,6 +91,9 @@ class Federate(OneProgram, EveryRound):
 
     def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
         member = float(state.membership[client][place]) if client in state.membership else 1.0
+        if self.weights_from:
+            given = Table.load(state, self.weights_from)
+            return member * float(given["weight"][given.clients.index(client)])
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 
@@ -78,6 +105,7 @@ class TrainAlone(OneProgram, EveryRound):
     program: ClientProgram
     rate: Rate
     name: str = "train"
+    purpose: ClassVar[Purpose] = "train"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         first = float(state.memory[self.name]["first"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 NEEDED = {
     "config.json": ("method", "rounds", "seed"),
     "about.json": (),
@@ -44,11 +44,15 @@ class RunRecord:
         return self.result is not None
 
     @property
+    def done(self) -> int:
+        return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @property
     def status(self) -> str:
-        if self.finished:
-            return "finished"
-        done = self.rounds[-1]["round"] if self.rounds else 0
-        return f"unfinished (round {done} of {self.config['rounds']})"
+        if self.result is None:
+            return f"unfinished (round {self.done} of {self.config['rounds']})"
+        stopped = self.result.get("stopped")
+        return f"finished ({stopped} at round {self.done})" if stopped else "finished"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -100,6 +104,23 @@ def differing(records: Sequence[RunRecord]) -> list[str]:
     """The settings that are not the same in all records, in the order of the first record."""
     every = dict.fromkeys(k for r in records for k in r.settings)
     return [k for k in every if any(r.settings.get(k) != records[0].settings.get(k) for r in records)]
+
+
+def group_seeds(records: Sequence[RunRecord]) -> list[tuple[str, list[RunRecord]]]:
+    """A name and the runs of every job, one per seed: what differs only in the seed is one job.
+
+    Unfinished runs count only where a job has no finished one. Of two runs with one seed the first counts.
+    """
+    jobs: dict[str, list[RunRecord]] = {}
+    for record in records:
+        jobs.setdefault(json.dumps(_without_seed(record).settings, sort_keys=True), []).append(record)
+    groups = [[r for r in runs if r.finished] or runs for runs in jobs.values()]
+    groups = [list({r.config["seed"]: r for r in reversed(runs)}.values())[::-1] for runs in groups]
+    return list(zip(labels([_without_seed(runs[0]) for runs in groups]), groups, strict=True))
+
+
+def _without_seed(record: RunRecord) -> RunRecord:
+    return replace(record, config={k: v for k, v in record.config.items() if k != "seed"})
 
 
 def _label_among(record: RunRecord, same_method: Sequence[RunRecord]) -> str:

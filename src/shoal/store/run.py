@@ -1,7 +1,7 @@
 """A run directory: config, a line per round, checkpoints, private client state, the result.
 
-rounds.jsonl and clients.jsonl are the same bytes for the same seed; what a clock says is in timing.jsonl
-and result.json only.
+rounds.jsonl, clients.jsonl and ledger.jsonl are the same bytes for the same seed; what a clock says is in
+timing.jsonl and result.json only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,8 @@ from typing import IO, Any
 
 import torch
 
-from shoal.engine import Evaluation, Record
+from shoal.cost.ledger import Page
+from shoal.engine import Clock, Evaluation, Record
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store.checkpoint import KEEP, Checkpoints
@@ -28,13 +30,21 @@ from shoal.store.files import append_line, read_lines, rewrite_lines, write_json
 from shoal.store.private import PrivateStore
 from shoal.types import ServerState
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
-LINES = ("rounds.jsonl", "clients.jsonl", "timing.jsonl")
+LINES = ("rounds.jsonl", "clients.jsonl", "ledger.jsonl", "timing.jsonl")
 
 
 def about() -> dict[str, Any]:
     return {"format": FORMAT, "python": platform.python_version()} | {p: version(p) for p in PACKAGES}
+
+
+@dataclass(frozen=True)
+class Restored:
+    state: ServerState | None
+    records: list[Record]
+    pages: list[Page]
+    clock: Clock  # of all these rounds
 
 
 class RunStore:
@@ -104,12 +114,15 @@ class RunStore:
         config: dict[str, Any] = json.loads((self.path / "config.json").read_text())
         return config
 
-    def append(self, record: Record, wall_s: float) -> None:
+    def append(self, record: Record, pages: Sequence[Page], clock: Clock) -> None:
         append_line(self.path / "rounds.jsonl", _finite(record.line()))
         if record.evaluation is not None:
             line = evaluation_line(record.round, record.evaluation, self._clients)
             append_line(self.path / "clients.jsonl", _finite(line))
-        append_line(self.path / "timing.jsonl", {"round": record.round, "wall_s": round(wall_s, 6)})
+        for page in pages:
+            append_line(self.path / "ledger.jsonl", page.line())
+        clock_line = {"wall_s": round(clock.wall_s, 6), "server_s": round(clock.server_s, 6)}
+        append_line(self.path / "timing.jsonl", {"round": record.round, **clock_line})
 
     def checkpoint(self, state: ServerState) -> None:
         self.private.save(state.round)
@@ -121,8 +134,8 @@ class RunStore:
         kept = self.checkpoints.rounds()
         self.private.discard_before(kept[0] if kept else 0)
 
-    def restore(self, device: torch.device | str = "cpu") -> tuple[ServerState | None, list[Record], float]:
-        """The last complete round: its state, the records up to it, the seconds they took.
+    def restore(self, device: torch.device | str = "cpu") -> Restored:
+        """The last complete round and what is known of those up to it.
 
         Lines of rounds that have no checkpoint are dropped: those rounds will be played again.
         """
@@ -139,7 +152,12 @@ class RunStore:
         records = [read_record(x, evaluations.get(x["round"])) for x in kept["rounds.jsonl"]]
         if len(records) != done:
             raise UserError(f"{self.path}/rounds.jsonl has {len(records)} of {done} rounds; it was altered")
-        return (latest.state if latest else None), records, sum(x["wall_s"] for x in kept["timing.jsonl"])
+        return Restored(
+            latest.state if latest else None,
+            records,
+            [Page.read(x) for x in kept["ledger.jsonl"]],
+            Clock(*(sum(x[k] for x in kept["timing.jsonl"]) for k in ("wall_s", "server_s"))),
+        )
 
     def _sweep(self) -> None:
         """What a killed process left beside its place."""
@@ -171,7 +189,8 @@ def read_evaluation(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
 
 
 def read_record(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
-    return Record(line["round"], line["cohort"], line["metrics"], line["bytes_down"], line["bytes_up"], evaluation)
+    plain = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s", "late")
+    return Record(**{k: line[k] for k in plain}, evaluation=evaluation)
 
 
 def _number(x: float | None) -> float:

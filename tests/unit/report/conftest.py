@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
         job |= {"rounds": 4, "cohort": 2, "lr": 0.1, "seed": seed, "set": {}}
         objects: dict[str, Any] = {
             "config": job | (config or {}),
-            "about": {"format": 1, "shoal": "0.1.0", "python": "3.11"},
+            "about": {"format": 2, "shoal": "0.1.0", "python": "3.11"},
             "partition": {
                 "clients": clients,
                 "classes": ["x", "y"],
@@ -78,6 +78,53 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
             (run / f"{file}.json").write_text(json.dumps(value))
         for file, values in lines.items():
             (run / f"{file}.jsonl").write_text("".join(json.dumps(v) + "\n" for v in values))
+        return run
+
+    return write
+
+
+@pytest.fixture
+def write_course(write_run: Callable[..., Path]) -> Callable[..., Path]:
+    """Write a run with these accuracies, round by round (None: not evaluated), where each round takes 10 J.
+
+    Of these, clients use 1 J to prepare, 6 J to train and 1 J to communicate, and the server 0.5 s at 4 W: in all
+    pre 3, train 6, comm 1. A simulated round takes 2 s.
+    """
+
+    def write(
+        name: str,
+        accuracy: Sequence[float | None],
+        method: str = "fedavg",
+        seed: int = 0,
+        kind: str = "central",
+        finished: bool = True,
+        stopped: str | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> Path:
+        run = write_run(name, method, seed, done=0, config={"rounds": len(accuracy)} | (config or {}))
+        n = len(accuracy)
+        lines = [
+            {
+                **round_line(r, 0.0, 1.0),
+                "joules": {"pre": 1.0, "train": 6.0, "comm": 1.0},
+                "sim_time_s": 2.0,
+                "accuracy": None if a is None else accuracy_of(0.3) | {"central": None} | {kind: a},
+            }
+            for r, a in enumerate(accuracy, start=1)
+        ]
+        files = {"rounds": lines, "timing": [{"round": r + 1, "wall_s": 1.5, "server_s": 0.5} for r in range(n)]}
+        for file, values in files.items():
+            (run / f"{file}.jsonl").write_text("".join(json.dumps(v) + "\n" for v in values))
+        result = {
+            "rounds": n,
+            "accuracy": lines[-1]["accuracy"],
+            "joules": {"pre": 3.0 * n, "train": 6.0 * n, "comm": 1.0 * n, "total": 10.0 * n},
+            "joules_of_server": {"pre": 2.0 * n, "seconds": 0.5 * n, "watts": 4.0, "kind": "measured"},
+            "wall_s": 90.0,
+            "stopped": stopped,
+        }
+        if finished:
+            (run / "result.json").write_text(json.dumps(result))
         return run
 
     return write

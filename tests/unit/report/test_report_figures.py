@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.report import accuracy_over_bytes, accuracy_over_rounds, client_boxes, partition_heatmap
+from shoal.report import (
+    accuracy_over_bytes,
+    accuracy_over_joules,
+    accuracy_over_rounds,
+    client_boxes,
+    joule_bars,
+    partition_heatmap,
+)
 from shoal.store.reader import read_run
 
 
@@ -63,3 +70,39 @@ def test_a_round_in_which_all_clients_were_silent_leaves_a_gap(write_run):
     band, mean, _ = accuracy_over_rounds([run]).data
     assert list(mean.y) == [None, 0.75]
     assert list(band.x) == [4, 4]
+
+
+def test_accuracy_over_joules_is_a_mean_over_seeds(write_course):
+    runs = [
+        read_run(write_course("a", [0.1, None, 0.3], seed=0)),
+        read_run(write_course("b", [0.3, 0.4, 0.5], seed=1)),
+        read_run(write_course("c", [0.2, 0.2, 0.2], "local")),
+    ]
+    band, fedavg, local = accuracy_over_joules(runs).data
+    assert list(fedavg.x) == [10, 30]  # the rounds that both seeds evaluated
+    np.testing.assert_allclose(fedavg.y, [0.2, 0.4])
+    np.testing.assert_allclose(band.y[:2], np.array([0.2, 0.4]) + 0.1 * np.sqrt(2))
+    assert (list(local.x), local.name) == ([10, 20, 30], "local")
+
+
+def test_the_bars_stack_what_the_common_accuracy_took(write_course):
+    runs = [
+        read_run(write_course("a", [0.5, 0.5, 0.5])),
+        read_run(write_course("b", [0.1, 0.4, 0.4], "<b>")),
+    ]
+    figure = joule_bars(runs, held=2)
+    train, pre, comm, *key = figure.data
+    # 40 % is held by fedavg at round 2, by the other at round 3: 20 J and 30 J, of which train 6, pre 3, comm 1 in 10.
+    assert "40%" in figure.layout.title.text
+    assert (list(train.x), list(pre.x), list(comm.x)) == ([12, 18], [6, 9], [2, 3])
+    assert list(train.y) == ["fedavg", "&lt;b&gt;"]
+    assert [bars.marker.pattern.shape for bars in (train, pre, comm)] == ["", "/", "x"]
+    assert [bars.name for bars in key] == ["training", "preparation", "communication"]
+    assert "preparation: 6.00 J (30.00%)" in pre.customdata[0]
+    assert list(comm.text) == [" 20.0 J", " 30.0 J"]
+
+
+def test_without_a_common_accuracy_the_bars_are_of_whole_runs(write_course):
+    figure = joule_bars([read_run(write_course("a", [0.5, 0.5, 0.5]))])
+    assert figure.layout.title.text == "Joules of the whole run"
+    assert list(figure.data[0].x) == [18]

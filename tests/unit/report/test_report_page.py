@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from shoal.errors import UserError
-from shoal.report import write_page
+from shoal.report import Questions, beside_paper, write_page
 from shoal.store.reader import read_run
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -107,6 +107,34 @@ def test_hostile_names_stay_text(write_run, tmp_path):
     assert hostile.tags == harmless.tags
     assert HOSTILE in hostile.text
     assert hostile.figures[-1]["data"][0]["y"][0] == HOSTILE.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def test_joules_are_drawn_and_written(write_course, tmp_path):
+    page = page_of([write_course("a", [0.5, 0.5, 0.5]), write_course("b", [0.5, 0.5, 0.5], "local")], tmp_path)
+    assert len(page.figures) == 6
+    assert page.text.count("30.0 J") == 6  # of each run: in the results, and below the bars together and the whole run
+    assert page.text.count("6.0 s") == 2
+    assert "9.00 J\n30 %" in page.text  # preparation, below the bars
+    assert "6.00 J\n20 %" in page.text  # of which the server
+
+
+def test_a_stopped_run_says_why(write_course, tmp_path):
+    page = page_of([write_course("a", [0.5, 0.5], stopped="every battery is empty")], tmp_path)
+    assert page.text.count("finished (every battery is empty at round 2)") == 2
+
+
+def test_what_was_asked_is_on_the_page(write_course, tmp_path):
+    runs = [read_run(write_course("a", [0.5, 0.5])), read_run(write_course("b", [0.3, 0.3], "local"))]
+    numbers = {"source": "Table <II>", "metric": "final", "columns": {"final": {"fedavg": 46.03, "local": 40.0}}}
+    questions = Questions.parse("0.4", "100", held=2)
+    path = write_page(runs, tmp_path / "page.html", questions=questions, paper=beside_paper(runs, numbers))
+    page = Page(path.read_text("utf-8"))
+    assert "Joules and rounds to an accuracy" in page.text
+    assert "Accuracy at a budget of joules" in page.text
+    assert "Beside the paper: Table <II> (%)" in page.text
+    assert "Orderings: same 0, undecided 1, opposite 0" in page.text
+    assert "\n46.03\n" in page.text
+    assert page.best == ["50.0", "50.0"]  # central accuracy of fedavg in the results, and its accuracy at the budget
 
 
 def test_different_partitions_are_all_shown(write_run, tmp_path):

@@ -5,7 +5,17 @@ from math import sqrt
 
 import pytest
 
-from shoal.report.summary import COLUMNS, best_rows, caution, duration, summarise, summarise_seeds
+from shoal.report.summary import (
+    COLUMNS,
+    best_rows,
+    caution,
+    columns_of,
+    duration,
+    joules_text,
+    joules_unit,
+    summarise,
+    summarise_seeds,
+)
 from shoal.store.reader import read_run
 
 COLUMN = {".".join(c.path): c for c in COLUMNS}
@@ -26,6 +36,8 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "loss": {"mean": 0.5, "central": None},
             "bytes_up": 4000,
             "bytes_down": 12000,
+            "joules": {"train": None, "pre": None, "comm": None, "total": None},
+            "sim_time_s": None,
             "wall_s": 90.0,
         }
     ]
@@ -104,9 +116,55 @@ def test_caution_names_the_uncommon_ground(write_run):
     assert caution([one, other]) == "These runs differ in data: their numbers are not directly comparable."
 
 
+def test_joules_and_simulated_time_are_of_the_whole_run(write_course):
+    (row,) = summarise([read_run(write_course("run", [0.1, None, 0.3]))])  # three rounds of 10 J and 2 s
+    assert row["joules"] == {"train": 18, "pre": 9, "comm": 3, "total": 30}
+    assert row["sim_time_s"] == 6
+
+
+def test_joules_of_an_unfinished_run_are_those_so_far(write_course):
+    # The server's watts are not known yet, so they are those of the usual one, 65 W: 8 J + 0.5 s * 65 W a round.
+    (row,) = summarise([read_run(write_course("run", [0.1, 0.2], finished=False))])
+    assert row["joules"] == {"train": 12, "pre": 67, "comm": 2, "total": 81}
+
+
+def test_columns_that_no_run_has_are_left_out(write_run, write_course):
+    old, new = read_run(write_run("old")), read_run(write_course("new", [0.1]))
+    assert "Joules" not in [c.title for c in columns_of(summarise([old]))]
+    assert [c.title for c in columns_of(summarise([old, new]))][-3:] == ["Joules", "Sim time", "Time"]
+    assert COLUMN["joules.total"].text(summarise([old])[0]) == "–"
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [
+        (0, "0 J"),
+        (3849, "3.85 kJ"),
+        (38.49, "38.5 J"),
+        (999.4, "999 J"),
+        (999.6, "1.00 kJ"),
+        (0.0344, "34.4 mJ"),
+        (2.5e6, "2.50 MJ"),
+        (4e-8, "0.0400 µJ"),
+        (1.234e13, "12,300 GJ"),
+    ],
+)
+def test_joules(joules, text):
+    assert joules_text(joules) == text
+
+
+def test_the_unit_of_an_axis_suits_its_end():
+    assert joules_unit(3849) == (1000, "kJ")
+    assert joules_unit(999) == (1, "J")
+    assert joules_unit(0) == (1, "J")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0, "0.0 s"),
+        (0.0312, "31.2 ms"),
+        (0.0996, "0.1 s"),
         (0.25, "0.2 s"),
         (59.94, "59.9 s"),
         (59.97, "1m 00s"),

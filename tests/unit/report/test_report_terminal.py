@@ -5,7 +5,16 @@ import re
 
 from rich.console import Console
 
-from shoal.report import compare_table, partition_view, result_table
+from shoal.report import (
+    Answers,
+    Questions,
+    beside_paper,
+    compare_table,
+    paper_view,
+    partition_view,
+    result_table,
+    sheet_view,
+)
 from shoal.store.reader import read_run
 
 
@@ -45,6 +54,36 @@ def test_seeds_are_aggregated_below_the_runs(write_run):
 
 def test_markup_in_names_stays_text(write_run):
     assert "[red]x[/red]" in shown(result_table([read_run(write_run(method="[red]x[/red]"))]))
+
+
+def test_a_line_per_run_fits_a_wide_terminal(write_course):
+    runs = [read_run(write_course("a", [0.5, 0.6])), read_run(write_course("b", [0.5], "local"))]
+    lines = shown(compare_table(runs), width=160).splitlines()
+    row = next(line for line in lines if line.split()[:1] == ["fedavg"])
+    assert row.split()[-6:] == ["20.0", "J", "4.0", "s", "1m", "30s"]
+    assert max(map(len, lines)) <= 160
+
+
+def test_a_stopped_run_says_why(write_course):
+    text = shown(result_table([read_run(write_course("a", [0.5], stopped="every battery is empty"))]))
+    assert "finished" in text and "(every battery is" in text and "empty at round 1)" in text
+
+
+def test_sheets_have_their_best_in_bold_and_their_notes_below(write_course):
+    runs = [read_run(write_course("a", [0.5, 0.5])), read_run(write_course("[b]", [0.3, 0.5], "[b]"))]
+    (sheet,) = Answers(runs, Questions.parse("0.3,0.5", None, held=1)).sheets()
+    assert bold_numbers(sheet_view(sheet)) == ["10.0"]  # to 50 %; both take 10 J to 30 %
+    text = shown(sheet_view(sheet))
+    assert "to 50 %" in text and "[b]" in text and "Accuracy: on the central test set." in text
+
+
+def test_the_paper_is_printed_with_its_verdict(write_course):
+    runs = [read_run(write_course("a", [0.5])), read_run(write_course("b", [0.3], "local"))]
+    numbers = {"source": "Table II", "metric": "final", "columns": {"final": {"fedavg": 46.03, "local": 40.0}}}
+    text = shown(paper_view(beside_paper(runs, numbers)))
+    assert "Beside the paper: Table II (%)" in text
+    assert "50.00   46.03" in text
+    assert "Orderings: same 0, undecided 1, opposite 0" in text
 
 
 def test_the_partition_is_shaded_by_count():

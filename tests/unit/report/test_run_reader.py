@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import UserError
-from shoal.store.reader import differing, labels, read_run
+from shoal.store.reader import differing, group_seeds, labels, read_run
 
 
 def test_a_finished_run_is_read_whole(write_run):
@@ -18,6 +18,12 @@ def test_an_unfinished_run_says_how_far_it_came(write_run):
     run = read_run(write_run(done=3))
     assert not run.finished
     assert run.status == "unfinished (round 3 of 4)"
+
+
+def test_a_run_that_was_stopped_says_why_and_when(write_course):
+    run = read_run(write_course("run", [0.1, 0.2, 0.3], stopped="the budget of 30 J is spent"))
+    assert run.finished
+    assert run.status == "finished (the budget of 30 J is spent at round 3)"
 
 
 def test_a_missing_folder_is_named(tmp_path):
@@ -39,7 +45,7 @@ def test_missing_files_are_named(write_run):
         ("config.json", '{"method": "fe', "config.json is not readable as JSON"),
         ("config.json", "[1]", "config.json holds a list where a JSON object is right"),
         ("config.json", '{"rounds": 3, "seed": 0}', "config.json lacks the field 'method'"),
-        ("about.json", '{"format": 2}', "has format 2, but this version of shoal reads format 1"),
+        ("about.json", '{"format": 1}', "has format 1, but this version of shoal reads format 2"),
         ("rounds.jsonl", "7\n", "rounds.jsonl is damaged: line 1 is not a JSON object"),
     ],
 )
@@ -88,3 +94,15 @@ def test_labels_name_what_differs_within_a_method(write_run):
 def test_equal_jobs_are_told_apart_by_their_folder(write_run):
     runs = [read_run(write_run("first")), read_run(write_run("second"))]
     assert labels(runs) == ["fedavg · first", "fedavg · second"]
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_job(write_run):
+    runs = [
+        read_run(write_run("a", seed=0)),
+        read_run(write_run("b", seed=1)),
+        read_run(write_run("c", seed=1)),  # the same seed again
+        read_run(write_run("d", seed=2, done=3)),  # unfinished beside finished ones
+        read_run(write_run("e", seed=0, config={"lr": 0.5}, done=3)),  # unfinished, but all there is
+    ]
+    groups = [(name, [run.path.name for run in group]) for name, group in group_seeds(runs)]
+    assert groups == [("fedavg lr=0.1", ["a", "b"]), ("fedavg lr=0.5", ["e"])]

@@ -1,0 +1,44 @@
+"""How often each label occurs in a client's training data, with noise on it if asked, before it leaves the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from shoal.errors import UserError
+from shoal.privacy import label_noise, noisy_distribution
+from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class LabelHistogram:
+    """The label distribution p_j. `gamma` sets Gaussian noise of deviation gamma / classes on every entry (paper
+    002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1."""
+
+    classes: int = field(metadata=FIXED)
+    gamma: float = 0.0
+    name: str = "represent"
+    batchable: bool = field(default=True, metadata=FIXED)
+
+    def __post_init__(self) -> None:
+        if self.gamma < 0:
+            raise UserError(f"{self.name}.gamma is {self.gamma}; it must be 0 (no noise) or more")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, 1024, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return {"counts": torch.zeros(self.classes)}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        each = torch.arange(self.classes, device=b.y.device)
+        return {"counts": s["counts"].to(b.w.device) + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        p = s["counts"].cpu().double() / s["counts"].sum().clamp(min=1).cpu().double()
+        if self.gamma:
+            p = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
+        return Report({"labels": {"p": p.float()}}, {}, {"train": counts["train"]}), None

@@ -1,0 +1,112 @@
+"""Questions to clients that cost a pass over their data: how large is your loss, where does it slope?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.func import grad
+from torch.nn import functional as F
+
+from shoal.client.sgd import squared_norm
+from shoal.client.train import cross_entropy
+from shoal.models import Model
+from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class LossProbe:
+    """The loss of the received model on the client's training data."""
+
+    model: Model
+    name: str = "probe"
+    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, 1024, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return {"model": next(iter(task.models.values())), "loss": torch.zeros(2)}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        total = cross_entropy(self.model.predict(s["model"], b.x), b)
+        return s | {"loss": s["loss"].to(total.device) + torch.stack([total, b.w.sum()])}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        total, rows = s["loss"].tolist()
+        return Report({}, {"loss": (total, rows)}, {"train": counts["train"]}), None
+
+
+@dataclass(frozen=True)
+class GradientProbe:
+    """The gradient of the client's loss at the received model, and how much it varies from batch to batch."""
+
+    model: Model
+    batch_size: int = 64
+    name: str = "probe"
+
+    @property
+    def batchable(self) -> bool:
+        return self.model.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, self.batch_size, self.step),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        model = next(iter(task.models.values()))
+        params = {k: model[k] for k in self.model.trainable}
+        return {
+            "params": params,
+            "buffers": {k: v for k, v in model.items() if k not in params},
+            "slopes": {k: torch.zeros_like(p) for k, p in params.items()},  # summed over batches
+            "squares": torch.zeros(2),  # of the batches' gradients, and how many
+        }
+
+    def objective(self, params: Params, s: Tree, b: Batch) -> torch.Tensor:
+        logits, _ = self.model.forward(params | s["buffers"], b.x, b.key)
+        return cross_entropy(logits, b) / b.w.sum().clamp(min=1)
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        slopes = grad(self.objective)(s["params"], s, b)
+        square = squared_norm(slopes)
+        return s | {
+            "slopes": {k: total + slopes[k] for k, total in s["slopes"].items()},
+            "squares": s["squares"].to(square.device) + torch.stack([square, torch.ones_like(square)]),
+        }
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        total, batches = s["squares"].tolist()
+        mean = {k: g / max(1.0, batches) for k, g in s["slopes"].items()}
+        variance = max(0.0, total / max(1.0, batches) - float(squared_norm(mean)))  # E|g|^2 - |E g|^2
+        report = Report({"gradient": mean}, {"variance": (variance, 1.0)}, {"train": counts["train"]})
+        return report, None
+
+
+@dataclass(frozen=True)
+class ShareRows:
+    """Some of the client's own rows: what inference similarity asks for, and what a private client would refuse."""
+
+    shape: tuple[int, ...] = field(metadata=FIXED)
+    rows: int = 5
+    name: str = "share"
+    batchable: bool = field(default=True, metadata=FIXED)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, self.rows, self.step),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return {"x": torch.zeros(self.rows, *self.shape), "w": torch.zeros(self.rows)}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        """The first batch of a shuffled pass is kept; it may be short."""
+        missing = self.rows - len(b.w)
+        first = s["w"].sum() == 0
+        x = F.pad(b.x.flatten(1), (0, 0, 0, missing)).view(self.rows, *self.shape)
+        return {"x": torch.where(first, x, s["x"]), "w": torch.where(first, F.pad(b.w, (0, missing)), s["w"])}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report({"rows": {"w": s["w"], "x": s["x"]}}, {}, {"train": counts["train"]}), None

@@ -1,0 +1,5 @@
+"""Groups of rows, whatever the rows are: estimators in the style of scikit-learn, without federated learning inside.
+
+`__init__` stores, `fit(X)` checks and works, what was found ends in `_`. The partition does not depend on the order of
+the rows (equal rows are interchangeable); labels are numbered by first appearance.
+"""

@@ -1,0 +1,48 @@
+"""What every clusterer checks about its input, and how it numbers its labels."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.errors import UserError
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+def table(X: ArrayLike, name: str = "X") -> Floats:
+    """A copy of X as finite numbers that are not negative, one row per client and one column per class."""
+    try:
+        found = np.array(X, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name} holds something that is not a number ({error}); it must be a table of numbers"
+        ) from error
+    if found.ndim != 2 or found.shape[1] == 0:
+        raise UserError(f"{name} has shape {found.shape}; it must have one row per client and one column per class")
+    bad = np.argwhere(~np.isfinite(found) | (found < 0))
+    if len(bad):
+        row, column = bad[0]
+        value = found[row, column]
+        raise UserError(f"{name} has {value} in row {row}, column {column}; entries must be finite and 0 or more")
+    return found + 0.0  # -0.0 and 0.0 are one value and must sort alike
+
+
+def whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise UserError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    return int(value)
+
+
+def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    return value
+
+
+def by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
+    """The same partition numbered 0, 1, ... in order of appearance, and the old number of each new one."""
+    old, first, place = np.unique(labels, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return np.argsort(order)[place], old[order]

@@ -1,0 +1,245 @@
+"""RepClust: groups of equal size, each as diverse as possible and all alike.
+
+Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods, 2025
+(arXiv:2505.09704), Sec. III-B, Eq. (3) and Algorithm 1.
+
+| paper | here |
+|---|---|
+| L clients, p_j | the rows of `X` |
+| d, symmetrised KL | `divergence.symmetric_kl` |
+| G, S | `groups`, `top` (None: all groups; the paper leaves S open) |
+| C_g, p^(g) | the rows with `labels_ == g`, their mean |
+| first and second objective of (3) | `within_`, `between_` |
+| "diversity (3)" | J = first - second objective, in `history_` |
+| i_g, j_g | the closest pair in C_g; i_g, the one that is swapped, is the first of them in the shuffled order |
+
+Rows are sorted by value and shuffled, so that neither chance nor ties depend on the order in which they came. (Ties by
+value itself would put forward the same kind of client in every group, and swapping those changes nothing.)
+
+A swap is made if J rises. The second objective is summed over g < g' and divided by G(G-1), as printed: half the mean.
+
+d is made of products, so its sum over all pairs of a set follows from three sums over the elements:
+Σ_{a<b} d(a, b) = ½ (n Σ a·ln a - (Σ a)·(Σ ln a)). A swap costs O(M) thereby, whatever the size of the groups.
+
+Deviation: after a swap the closest pairs of both groups are found anew at once, not at the next sweep only.
+Deviation: where G does not divide L, sizes differ by one; a group of one adds 0 to the first objective.
+Deviation: `swaps="all"` tries every pair of clients of different groups. Algorithm 1 is good while a group is not
+larger than the number of kinds of clients; in a larger one the closest pair may be of one kind and rightly together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from shoal.clusterers.divergence import FLOOR, symmetric_kl
+from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, one_of, table, whole
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+
+_RISE = 1e-12  # of J, relative: less is rounding
+_MOST_SWEEPS = 1000  # a guard: about ten are needed
+_WINDOW = 256  # partners looked at together: those behind the first good one are looked at in vain
+_BLOCK = 256  # rows of a large group whose distances are held at once
+
+
+class RepulsiveClusters:
+    """Algorithm 1: swap clients between random groups as long as diversity rises.
+
+    `swaps="closest"` is the paper's; "all" swaps each client in turn with its best partner until no swap of any two
+    helps: L²/2 candidates in a sweep, for some thousand clients at most. More groups than rows: each row is a group.
+    Found: `labels_` [L], `within_`, `between_`, `history_` (J at the start and after each swap), `sweeps_`.
+    """
+
+    labels_: Labels
+    within_: float
+    between_: float
+    history_: Floats
+    sweeps_: int
+
+    def __init__(
+        self, groups: int, seed: int = 0, swaps: Literal["closest", "all"] = "closest", top: int | None = None
+    ) -> None:
+        self.groups = groups
+        self.seed = seed
+        self.swaps = swaps
+        self.top = top
+
+    def fit(self, X: ArrayLike) -> Self:
+        whole("groups", self.groups, 1)
+        whole("seed", self.seed, 0)
+        one_of("swaps", self.swaps, ("closest", "all"))
+        if self.top is not None:
+            whole("top", self.top, 2)
+        rows = table(X)
+        order = self._shuffled(rows)
+        search = _Search(_Grouping(rows[order], np.arange(len(rows)) % self.groups), self.top)  # line 1
+        sweep = search.closest if self.swaps == "closest" else search.all
+        self.sweeps_ = 1
+        while sweep() and self.sweeps_ < _MOST_SWEEPS:  # line 2
+            self.sweeps_ += 1
+        labels = np.empty(len(rows), np.int64)
+        labels[order] = search.grouping.labels
+        self.labels_, _ = by_first_appearance(labels)
+        self.within_, self.between_ = search.grouping.within(), search.grouping.between()
+        self.history_ = np.array(search.history)
+        return self
+
+    def _shuffled(self, rows: Floats) -> Labels:
+        by_value = np.lexsort(rows.T[::-1])
+        shuffled: Labels = np.random.default_rng(derive_seed(int(self.seed), "repulsive")).permutation(by_value)
+        return shuffled
+
+
+def objectives(P: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
+    """Both objectives of Eq. (3): the mean divergence within groups, half the mean divergence between their means."""
+    rows, given = table(P, "P"), np.asarray(labels)
+    if given.shape != (len(rows),):
+        raise UserError(f"labels has shape {given.shape}; it must be ({len(rows)},), one label for each row of P")
+    grouping = _Grouping(rows, np.unique(given, return_inverse=True)[1])
+    return grouping.within(), grouping.between()
+
+
+class _Grouping:
+    """Groups of rows, with the sums from which Eq. (3) and the effect of a swap on it follow."""
+
+    def __init__(self, rows: Floats, labels: Labels) -> None:
+        self.rows, self.labels = rows, labels
+        self.floored = np.maximum(rows, FLOOR)
+        self.logs = np.log(self.floored)
+        self.own = _dot(self.floored, self.logs)
+        self.sizes = np.bincount(labels)
+        self.count = len(self.sizes)
+        self.members = np.split(np.argsort(labels, kind="stable"), np.cumsum(self.sizes)[:-1]) if self.count else []
+        pairs = self.sizes * (self.sizes - 1) / 2
+        self.share = np.where(pairs > 0, 1 / np.maximum(pairs, 1), 0.0)  # of a pair in its group's mean
+        shape = (self.count, rows.shape[1])
+        self.sums, self.log_sums, self.own_sums = np.empty(shape), np.empty(shape), np.empty(self.count)
+        self.means, self.mean_logs = np.empty(shape), np.empty(shape)
+        self._sum_up(range(self.count))
+
+    def _sum_up(self, groups: Iterable[int]) -> None:
+        for g in groups:
+            inside = self.members[g]
+            self.sums[g], self.log_sums[g] = self.floored[inside].sum(0), self.logs[inside].sum(0)
+            self.own_sums[g], self.means[g] = self.own[inside].sum(), self.rows[inside].mean(0)
+            self.mean_logs[g] = np.log(np.maximum(self.means[g], FLOOR))
+        self.sum_of_means, self.sum_of_logs = np.maximum(self.means, FLOOR).sum(0), self.mean_logs.sum(0)
+
+    def within(self) -> float:
+        """Eq. (3), first objective."""
+        sums = np.maximum(0.5 * (self.sizes * self.own_sums - _dot(self.sums, self.log_sums)), 0.0)
+        return float(self.share @ sums) / max(self.count, 1)
+
+    def between(self) -> float:
+        """Eq. (3), second objective."""
+        own = _dot(np.maximum(self.means, FLOOR), self.mean_logs).sum()
+        over_pairs = 0.5 * (self.count * own - self.sum_of_means @ self.sum_of_logs)
+        return max(float(over_pairs), 0.0) / max(self.count * (self.count - 1), 1)
+
+    def gains(self, i: int, others: Labels) -> Floats:
+        """By how much J rises if row i changes places with each of the others, all of other groups."""
+        return self._more_within(i, others) - self._more_between(i, others)
+
+    def _more_within(self, i: int, others: Labels) -> Floats:
+        k, groups = self.labels[i], self.labels[others]
+        p, log, own = (values[others] - values[i] for values in (self.floored, self.logs, self.own))
+        both = _dot(p, log)
+        here = self.sizes[k] * own - log @ self.sums[k] - p @ self.log_sums[k] - both
+        there = -self.sizes[groups] * own + _dot(log, self.sums[groups]) + _dot(p, self.log_sums[groups]) - both
+        rise: Floats = 0.5 * (self.share[k] * here + self.share[groups] * there) / self.count
+        return rise
+
+    def _more_between(self, i: int, others: Labels) -> Floats:
+        k, groups = self.labels[i], self.labels[others]
+        change = self.rows[others] - self.rows[i]
+        here = self._moved(self.labels[[i]], change / self.sizes[k])
+        there = self._moved(groups, -change / self.sizes[groups][:, None])
+        own, mean, log = (a + b for a, b in zip(here, there, strict=True))
+        over_pairs = self.count * own - mean @ self.sum_of_logs - log @ self.sum_of_means - _dot(mean, log)
+        rise: Floats = 0.5 * over_pairs / (self.count * (self.count - 1))
+        return rise
+
+    def _moved(self, groups: Labels, change: Floats) -> tuple[Floats, Floats, Floats]:
+        """By how much p·ln p, p and ln p change for the groups' means p."""
+        before, log_before = np.maximum(self.means[groups], FLOOR), self.mean_logs[groups]
+        after = np.maximum(self.means[groups] + change, FLOOR)
+        log_after = np.log(after)
+        return _dot(after, log_after) - _dot(before, log_before), after - before, log_after - log_before
+
+    def swap(self, i: int, j: int) -> None:
+        here, there = self.labels[[i, j]]
+        self.members[here] = np.sort(np.where(self.members[here] == i, j, self.members[here]))
+        self.members[there] = np.sort(np.where(self.members[there] == j, i, self.members[there]))
+        self.labels[[i, j]] = there, here
+        self._sum_up((here, there))
+
+    def closest(self, g: int) -> tuple[int, float]:
+        """i_g and its distance to j_g (line 5); a group of one has no pair, and its row is the last to be swapped."""
+        inside = self.members[g]
+        rows = self.rows[inside]
+        best, least = inside[0], np.inf
+        for start in range(0, len(inside), _BLOCK):
+            block = symmetric_kl(rows[start : start + _BLOCK], rows)
+            block[np.tri(len(block), len(rows), start, dtype=bool)] = np.inf  # each pair once
+            if block.min() < least:
+                best, least = inside[start + block.argmin() // len(inside)], block.min()
+        return int(best), float(least)
+
+
+class _Search:
+    """Hill climbing on J by swaps. A sweep says whether it swapped anything."""
+
+    def __init__(self, grouping: _Grouping, top: int | None) -> None:
+        self.grouping, self.top = grouping, top
+        self.history = [grouping.within() - grouping.between()]
+
+    def closest(self) -> bool:
+        """Lines 3 to 16 of Algorithm 1."""
+        swaps = len(self.history)
+        pairs = [self.grouping.closest(g) for g in range(self.grouping.count)]
+        candidates = np.array([i for i, _ in pairs], np.int64)
+        order = np.argsort([distance for _, distance in pairs], kind="stable")[: self.top]  # line 8
+        for place, k in enumerate(order):
+            start = place + 1
+            while start < len(order):
+                partners = order[start : start + _WINDOW]
+                gains = self.grouping.gains(candidates[k], candidates[partners])
+                first = int((gains > self._least_rise()).argmax())
+                if not self._swapped(candidates[k], candidates[partners[first]], gains[first]):
+                    start += _WINDOW
+                    continue
+                for g in (k, partners[first]):
+                    candidates[g], _ = self.grouping.closest(g)
+                start += first + 1
+        return len(self.history) > swaps
+
+    def all(self) -> bool:
+        swaps = len(self.history)
+        for i in range(len(self.grouping.labels) - 1):
+            others = i + 1 + np.flatnonzero(self.grouping.labels[i + 1 :] != self.grouping.labels[i])
+            if len(others):
+                gains = self.grouping.gains(i, others)
+                best = gains.argmax()
+                self._swapped(i, others[best], gains[best])
+        return len(self.history) > swaps
+
+    def _least_rise(self) -> float:
+        return _RISE * max(1.0, abs(self.history[-1]))
+
+    def _swapped(self, i: int, j: int, gain: float) -> bool:
+        """Lines 12 and 13."""
+        if gain <= self._least_rise():
+            return False
+        self.grouping.swap(i, j)
+        self.history.append(self.history[-1] + float(gain))
+        return True
+
+
+def _dot(a: Floats, b: Floats) -> Floats:
+    """Row by row."""
+    products: Floats = np.einsum("nm,nm->n", a, b)
+    return products

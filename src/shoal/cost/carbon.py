@@ -1,0 +1,139 @@
+"""What a run really draws on this machine, by CodeCarbon: joules, and the CO2 of a country's electricity.
+
+Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods, 2025,
+Sec. IV-A: E_pre + E_train, the sum over processor, GPU and memory of power times time.
+
+Only CodeCarbon's offline tracker is used, and every way of its to the network is closed: location, prices and
+reports are never asked for or sent, whatever CodeCarbon's own settings say.
+
+It tracks the process with all its children, so the workers of a pool count and other programs do not. Where the
+processor has counters (RAPL and the like) these count the whole machine all the same; `Measured.source` says
+which it was. A worker's first and last second may be missed: the load is read once a second.
+
+Deviation: the paper tracks the whole machine every 15 s, and bills 0.375 W per GB of memory; CodeCarbon 3 bills
+memory by the number of modules that its size suggests, in whole modules of about 5 W.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from types import TracebackType
+from typing import Any
+
+from shoal.errors import UserError
+
+_JOULES_PER_KWH = 3.6e6
+
+_CPU_SOURCES = {
+    "intel_rapl": "measured by RAPL, for the whole processor",
+    "intel_power_gadget": "measured by Intel Power Gadget, for the whole processor",
+    "windows_emi": "measured by the Windows energy meter, for the whole processor",
+    "cpu_load": "estimated, {tdp:g} W ({model}) times the share of all cores that this process and its children used",
+    "constant": "estimated, half of {tdp:g} W ({model}) all the time",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float
+    joules: float
+    cpu_joules: float
+    ram_joules: float
+    gpu_joules: float
+    kg_co2: float
+    country: str | None  # three letters; None: the average of the world
+    source: str  # how the processor's joules came about, in words
+
+
+class Carbon:
+    """`with Carbon("ESP") as carbon: ...`, then `carbon.measured`. The first one of a process starts slowly."""
+
+    measured: Measured
+
+    def __init__(self, country: str | None = None) -> None:
+        if importlib.util.find_spec("codecarbon") is None:
+            raise UserError("measuring joules needs CodeCarbon, which is not installed: pip install codecarbon")
+        self._country = None if country is None else _known(country)
+
+    def __enter__(self) -> Carbon:
+        self._tracker = _tracker(self._country)
+        self._tracker.start()
+        if not self._tracker._hardware:  # start() hides its errors
+            raise UserError("joules cannot be measured on this machine: CodeCarbon does not start; leave measuring out")
+        self._source = _source(self._tracker._hardware)
+        self._begun = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._begun  # CodeCarbon's own duration has its end in it, up to a second
+        self._tracker.stop()
+        found = self._tracker.final_emissions_data
+        self.measured = Measured(
+            seconds=seconds,
+            joules=found.energy_consumed * _JOULES_PER_KWH,
+            cpu_joules=found.cpu_energy * _JOULES_PER_KWH,
+            ram_joules=found.ram_energy * _JOULES_PER_KWH,
+            gpu_joules=found.gpu_energy * _JOULES_PER_KWH,
+            kg_co2=found.emissions,
+            country=self._country,
+            source=self._source,
+        )
+
+
+def split(measured: Measured, seconds_by_part: Mapping[str, float]) -> dict[str, float]:
+    """The joules of each part, in proportion to its time; none where no time was taken."""
+    total = sum(seconds_by_part.values())
+    if total <= 0:
+        return dict.fromkeys(seconds_by_part, 0.0)
+    return {part: measured.joules * seconds / total for part, seconds in seconds_by_part.items()}
+
+
+def _known(country: str) -> str:
+    path = files("codecarbon") / "data" / "private_infra" / "global_energy_mix.json"
+    names = {code: entry["country_name"] for code, entry in json.loads(path.read_text()).items()}
+    code = country.upper()
+    if code in names:
+        return code
+    by_name = {name.lower(): code for code, name in names.items()}
+    near = difflib.get_close_matches(country.lower(), by_name, n=1) or difflib.get_close_matches(code, names, n=1)
+    hint = f"; did you mean {by_name.get(near[0], near[0])}?" if near else ""
+    raise UserError(f"country {country!r} is not a country code of three letters that CodeCarbon knows, as ESP{hint}")
+
+
+def _tracker(country: str | None) -> Any:
+    from codecarbon import OfflineEmissionsTracker  # slow to import: not before it is needed
+
+    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # its own log_level comes too late for its first lines
+    return OfflineEmissionsTracker(
+        country_iso_code=country,
+        region=None,
+        country_2letter_iso_code=None,
+        cloud_provider=None,
+        cloud_region=None,
+        output_methods=[],
+        emissions_endpoint=None,
+        electricitymaps_api_token="",  # None would let an older setting through
+        tracking_mode="process",
+        measure_power_secs=1,
+        allow_multiple_runs=True,
+        log_level="error",
+    )
+
+
+def _source(hardware: list[Any]) -> str:
+    for part in hardware:
+        if type(part).__name__ == "CPU":
+            return _CPU_SOURCES[part._mode].format(tdp=part._tdp, model=part._model)
+        if getattr(part, "chip_part", None) == "CPU":
+            meter = "powermetrics" if type(part).__name__ == "AppleSiliconChip" else "the board's own meter"
+            return f"measured by {meter}, for the whole processor"
+    return "unknown"

@@ -1,0 +1,147 @@
+"""What clients compute with: how fast, at how many watts, in how much memory.
+
+Speeds are sustained figures for training small networks, far below the peak of the hardware. They are orders
+of magnitude: for a result that hangs on them, measure your own hardware and write a profile of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.types import ClientId
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Profile:
+    name: str
+    flops_per_s: float  # sustained, not peak
+    active_w: float  # while it computes
+    idle_w: float  # while it waits
+    memory_bytes: int
+    source: str
+
+
+PROFILES: dict[str, Profile] = {
+    p.name: p
+    for p in (
+        Profile(
+            name="microcontroller",
+            flops_per_s=5e7,
+            active_w=0.4,
+            idle_w=0.1,
+            memory_bytes=2**20,
+            source="STM32H743 (Cortex-M7, 480 MHz, 1 MB: ST, DS12110); speed and watts: orders of magnitude, a "
+            "twentieth of the 0.96 GFLOP/s of its floating-point unit, and about 0.1 A at 3.3 V",
+        ),
+        Profile(
+            name="pi",
+            flops_per_s=2e9,
+            active_w=5.0,
+            idle_w=2.5,
+            memory_bytes=4 * _GIB,
+            source="Raspberry Pi 4 with 4 GB; watts: 2.7 idle and 6.4 with four busy cores (Geerling, Raspberry Pi "
+            "Dramble, 2019), 2.3 and 5.3 (Chipwired, 36 measurements); speed: assumed, between 0.8 GFLOP/s of Linpack "
+            "in NumPy as it comes (sci-pi.org.uk) and the order of 10 GFLOP/s of a tuned one",
+        ),
+        Profile(
+            name="phone",
+            flops_per_s=5e9,
+            active_w=3.0,
+            idle_w=0.5,
+            memory_bytes=6 * _GIB,
+            source="a phone of the middle class: orders of magnitude; a few watts are what it can give off for long "
+            "(on the limit: Bhat et al., Power and thermal analysis of commercial mobile platforms, 2019)",
+        ),
+        Profile(
+            name="jetson",
+            flops_per_s=5e10,
+            active_w=10.0,
+            idle_w=4.0,
+            memory_bytes=8 * _GIB,
+            source="Jetson Orin Nano 8 GB (NVIDIA, data sheet: modes of 7 and 15 W); idle: order of magnitude, a board "
+            "stripped to the least draws 2.6 W (NVIDIA's developer forum, 2025); speed: order of magnitude, a "
+            "twenty-fifth of the 1.28 TFLOP/s of 1024 cores at 625 MHz",
+        ),
+        Profile(
+            name="server",
+            flops_per_s=1e11,
+            active_w=65.0,
+            idle_w=20.0,
+            memory_bytes=32 * _GIB,
+            source="one processor of the 65 W class, no GPU: orders of magnitude",
+        ),
+    )
+}
+
+
+def assign(spec: str, clients: Sequence[ClientId], seed: int) -> dict[ClientId, Profile]:
+    """A profile for every client: `pi`, or drawn from a mix such as `pi:0.5,phone:0.3,boards.toml#mine:0.2`.
+
+    A client's draw depends on its name and the seed alone, so it keeps its profile when others come or go.
+    """
+    parts = [_part(spec, text.strip()) for text in spec.split(",")]
+    bounds = np.cumsum([share for _, share in parts])
+    draws = np.array([derive_seed(seed, "device", client) for client in clients]) / 2**48  # seeds are uniform
+    chosen = np.searchsorted(bounds, draws * bounds[-1], side="right").tolist()
+    return {client: parts[i][0] for client, i in zip(clients, chosen, strict=True)}
+
+
+def _part(spec: str, text: str) -> tuple[Profile, float]:
+    name, colon, amount = text.partition(":")
+    try:
+        share = float(amount) if colon else 1.0
+    except ValueError:
+        share = math.nan
+    if not (math.isfinite(share) and share > 0):
+        raise UserError(f"devices {spec!r}: the share {amount!r} of {name} is not a number above 0, as in pi:0.5")
+    return find(name), share
+
+
+def find(name: str) -> Profile:
+    """A profile by name, or `file.toml#name` from a file of one's own."""
+    path, mark, table = name.partition("#")
+    if mark:
+        return _from_file(Path(path), table)
+    if name not in PROFILES:
+        near = difflib.get_close_matches(name, PROFILES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"device {name!r} is not known{hint} (known: {', '.join(PROFILES)}, or your own file.toml#name)"
+        )
+    return PROFILES[name]
+
+
+def _from_file(path: Path, name: str) -> Profile:
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"device file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"device file {path} is not TOML: {error}") from error
+    table = tables.get(name)
+    if not isinstance(table, dict):
+        raise UserError(f"device file {path} has no table [{name}]; it has {', '.join(tables) or 'none'}")
+    return _checked(f"device file {path}, [{name}]", name, {"source": path.name, **table})
+
+
+def _checked(where: str, name: str, table: Mapping[str, Any]) -> Profile:
+    wanted = {field.name for field in fields(Profile)} - {"name"}
+    if set(table) != wanted:
+        raise UserError(f"{where}: {', '.join(sorted(set(table) ^ wanted))} is missing or not known")
+    for key in sorted(wanted - {"source"}):
+        value = table[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+            raise UserError(f"{where}: {key} is {value!r}; it must be a number above 0")
+    return Profile(name=name, **table)

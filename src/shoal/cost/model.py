@@ -1,0 +1,55 @@
+"""From bytes and operations to seconds and joules: a device and a link for every client, and the limits of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.cost.devices import PROFILES, Profile
+from shoal.cost.links import LINKS, Link
+from shoal.types import POOL, ClientId
+
+
+@dataclass(frozen=True)
+class Costs:
+    profiles: Mapping[ClientId, Profile] = field(default_factory=dict)  # who is not named has the usual one
+    usual: Profile = PROFILES["pi"]
+    server: Profile = PROFILES["server"]
+    link: Link = LINKS["wifi"]
+    count_idle: bool = False  # charge those who are done for waiting until all are
+    battery_joules: float | None = None  # of each client; who has used it up leaves
+    budget_joules: float | None = None  # of all clients together; then the run ends
+    deadline_s: float | None = None  # of a stage; who takes longer is not waited for
+
+    def profile(self, client: ClientId) -> Profile:
+        return self.server if client == POOL else self.profiles.get(client, self.usual)
+
+    def compute(self, client: ClientId, flops: int) -> tuple[float, float]:
+        """(seconds, joules)"""
+        profile = self.profile(client)
+        seconds = flops / profile.flops_per_s
+        return seconds, seconds * profile.active_w
+
+    def radio(self, bytes_down: int, bytes_up: int) -> tuple[float, float]:
+        """(seconds, joules): down and up, one after the other."""
+        return _radio(self.link, bytes_down, bytes_up)
+
+    def duration_s(self, seconds: NDArray[np.float64]) -> float:
+        """A stage lasts as long as its slowest client, or until the deadline."""
+        slowest = float(seconds.max(initial=0.0))
+        return slowest if self.deadline_s is None else min(slowest, self.deadline_s)
+
+    def idle(self, clients: Sequence[ClientId], waiting_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        if not self.count_idle:
+            return np.zeros(len(clients))
+        return waiting_s * np.array([self.profile(c).idle_w for c in clients])
+
+
+@lru_cache(maxsize=4096)  # the messages of a stage are nearly all of one size
+def _radio(link: Link, bytes_down: int, bytes_up: int) -> tuple[float, float]:
+    (down_s, down_joules), (up_s, up_joules) = link.down(bytes_down), link.up(bytes_up)
+    return down_s + up_s, down_joules + up_joules

@@ -1,0 +1,26 @@
+"""ClustLowVar: one client from each of K urns of clients with similar updates, so that the average varies less.
+
+Fraboni, Vidal, Kameni, Lorenzi, Clustered sampling: low-variance and improved representativity for clients selection
+in federated learning, ICML 2021, Algorithm 2; a baseline of paper 002.
+
+| paper | here |
+|---|---|
+| representative gradients | the last update that each client sent; unknown ones are alike |
+| K urns by Ward's tree, filled by sizes | `selectors.clustered.distributions` |
+| one client of each, weight 1/K | `stages.updates.Urns`, `train.weighting=uniform` |
+"""
+
+from __future__ import annotations
+
+from shoal.client.size import TellSize
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.stages.represent import AskOnce
+from shoal.stages.select import SIZES
+from shoal.stages.updates import Urns
+from shoal.types import Method
+
+
+def clustlowvar(s: Setting) -> Method:
+    ask = AskOnce(TellSize(), name=SIZES)
+    return averaging(s, "clustlowvar", ask, Urns(size=s.cohort), remember="update", weighting="uniform")

@@ -1,0 +1,35 @@
+"""DELTA: clients whose gradients differ from the others', or vary much, are drawn more often and weigh less.
+
+Wang, Guo, Lin, Tang, DELTA: diverse client sampling for fasting federated learning, NeurIPS 2023; a baseline of
+paper 002.
+
+| paper | here |
+|---|---|
+| g_i, σ_i | `client.probe.GradientProbe`, once for everybody, charged as preparation; then from each training |
+| p_i ∝ √(α₁ ζ_i² + α₂ σ_i²) | `selectors.diversity.probabilities`, `select.alpha1`, `select.alpha2` |
+| weight w_i / (K p_i) | `selectors.diversity.importance`, scaled to sum to 1 |
+
+Deviation: gradients of a round's training stand for those of the next rounds, as the authors propose, so that not
+everybody has to send one every round; σ_i stays that of the probe.
+"""
+
+from __future__ import annotations
+
+from shoal.client.probe import GradientProbe
+from shoal.client.train import LocalTraining
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_for
+from shoal.stages.represent import AskOnce
+from shoal.stages.train import Rate
+from shoal.stages.updates import PROBE, Diverse
+from shoal.types import Method
+
+
+def delta(s: Setting) -> Method:
+    training = s.training("train", LocalTraining)
+    rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
+    ask = AskOnce(GradientProbe(s.model, training.batch_size), one_model_for, name=PROBE)
+    shape = {"rate": rate, "epochs": training.epochs, "batch_size": training.batch_size}
+    choose = s.make("select", Diverse, size=s.cohort, **shape)
+    return averaging(s, "delta", ask, choose, remember="update", weights_from="select")

@@ -1,0 +1,30 @@
+"""FedCor: clients chosen by how all clients' losses move together, learned from surveys.
+
+Tang et al., FedCor: correlation-based active client selection strategy for heterogeneous federated learning,
+CVPR 2022; a baseline of paper 002 (Sec. V-A, App. A).
+
+| paper | here |
+|---|---|
+| warm-up of 10 rounds with random clients | `survey.warmup` |
+| loss changes of all clients | `stages.correlated.Survey`: `client.probe.LossProbe`, charged as preparation |
+| Gaussian process, linear kernel, maximum likelihood | `selectors.correlation.LossCorrelation` |
+| annealing β = 0.9 | `select.beta` |
+| Δt rounds between trainings of the process | `survey.every` |
+
+Deviation: the process is trained in closed form (see `selectors.correlation`). A change takes two surveys, before and
+after a round; in the warm-up each serves for two.
+"""
+
+from __future__ import annotations
+
+from shoal.client.probe import LossProbe
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_for
+from shoal.stages.correlated import SURVEY, Correlated, Survey
+from shoal.types import Method
+
+
+def fedcor(s: Setting) -> Method:
+    survey = s.make(SURVEY, Survey, program=LossProbe(s.model), models_for=one_model_for)
+    return averaging(s, "fedcor", survey, s.make("select", Correlated, size=s.cohort, survey=survey))

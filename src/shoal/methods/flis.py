@@ -1,0 +1,37 @@
+"""FLIS: clients whose models predict alike on rows that the server holds are grouped; every round takes some of each.
+
+Morafah, Vahidian, Wang, Lin, FLIS: clustered federated learning via inference similarity for non-IID data
+distribution, 2022; a baseline of paper 002.
+
+| paper | here |
+|---|---|
+| data at the server | `share.rows` of every client, sent once: the rows themselves leave the clients |
+| similarity of predictions | `selectors.clustered.inference_similarity` |
+| hierarchical clustering with a threshold | `cluster.threshold`, or `cluster.groups`: `stages.infer.Alike` |
+
+Deviation: FLIS trains a model for each cluster; paper 002 compares it as a way to choose clients for one model, so
+here groups only choose, as SimClust's do. Everybody trains one epoch at the start, charged as preparation, so that
+there are predictions to compare.
+"""
+
+from __future__ import annotations
+
+from shoal.client.probe import ShareRows
+from shoal.client.train import LocalTraining
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_for
+from shoal.selectors.groups import one_of_each
+from shoal.stages.cluster import Group
+from shoal.stages.infer import SHARE, Alike, Infer
+from shoal.stages.represent import AskOnce
+from shoal.stages.select import FromGroups
+from shoal.types import Method
+
+
+def flis(s: Setting) -> Method:
+    share = AskOnce(s.make(SHARE, ShareRows, shape=s.model.input_shape), newcomers=False, name=SHARE)
+    trial = s.training("represent", LocalTraining, epochs=1, name="represent")
+    infer = Infer(trial, one_model_for, s.model)
+    group = Group(s.make("cluster", Alike), column="predicted", once=False)
+    return averaging(s, "flis", share, infer, group, FromGroups(one_of_each, size=s.cohort), remember="model")

@@ -1,0 +1,27 @@
+"""Power of choice: of some random clients, those with the largest loss take part.
+
+Cho, Wang, Joshi, Client selection in federated learning: convergence analysis and power-of-choice selection
+strategies, arXiv 2010.01243; a baseline of paper 002 (Sec. II-A).
+
+| paper | here |
+|---|---|
+| d candidates, drawn with probability n_k/n without replacement | `select.candidates` (0: twice the cohort) |
+| their losses at the global model | `client.probe.LossProbe`, charged as preparation |
+| the K largest | `stages.select.LargestLoss` |
+"""
+
+from __future__ import annotations
+
+from shoal.client.probe import LossProbe
+from shoal.client.size import TellSize
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_for
+from shoal.stages.represent import AskOnce
+from shoal.stages.select import SIZES, LargestLoss
+from shoal.types import Method
+
+
+def powerd(s: Setting) -> Method:
+    choose = s.make("select", LargestLoss, program=LossProbe(s.model), models_for=one_model_for, size=s.cohort)
+    return averaging(s, "powerd", AskOnce(TellSize(), name=SIZES), choose)

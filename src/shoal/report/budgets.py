@@ -1,0 +1,294 @@
+"""What is asked of a comparison besides its table: joules to an accuracy, accuracy at a budget of joules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from shoal.errors import UserError
+from shoal.report.joules import (
+    HELD,
+    OF_ACCURACY,
+    PART_NAMES,
+    PARTS,
+    Bill,
+    Spread,
+    accuracy_of,
+    at_budget,
+    course,
+    has_joules,
+    over_seeds,
+    to_accuracy,
+)
+from shoal.report.sheet import Sheet, best_cells, spread_text
+from shoal.report.summary import joules_text, percent
+from shoal.store.reader import RunRecord, differing, group_seeds, labels
+
+UNITS = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
+OF_JOULES = ("devices", "link", "radio_w", "count_idle")
+JOULES_ARE = "Joules: of all clients (modelled) and of the server (its seconds by the clock, times its watts)."
+
+
+@dataclass(frozen=True)
+class Budget:
+    text: str
+    amount: float
+    relative: bool  # a share of the reference, else joules
+
+    def joules(self, reference_joules: float) -> float:
+        return self.amount * reference_joules if self.relative else self.amount
+
+
+@dataclass(frozen=True)
+class Questions:
+    levels: tuple[float, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    of: str | None = None  # whose joules are 100 %
+    held: int = HELD
+
+    @classmethod
+    def parse(cls, levels: str | None, budgets: str | None, of: str | None = None, held: int = HELD) -> Questions:
+        """From the options of the command line: "0.4,0.5" and "60,80,1.5kJ"."""
+        if held < 1:
+            raise UserError(f"--held is {held}; it must be a number of evaluated rounds, 1 or more")
+        if of is not None and budgets is None:
+            raise UserError(f"--of is {of!r}, but it says whose joules are 100 % of --at-budget, which is not given")
+        return cls(
+            tuple(dict.fromkeys(parse_level("--to-accuracy", t) for t in levels.split(",")))
+            if levels is not None
+            else (),
+            tuple(dict.fromkeys(parse_budget("--at-budget", t) for t in budgets.split(",")))
+            if budgets is not None
+            else (),
+            of,
+            held,
+        )
+
+
+def parse_level(where: str, text: str) -> float:
+    level = _number(text)
+    if level is None or not 0 < level <= 1:
+        raise UserError(f"{where} has {text!r}; an accuracy must be above 0 and at most 1, such as 0.4")
+    return level
+
+
+def parse_budget(where: str, text: str) -> Budget:
+    found = re.fullmatch(r"(.*?)\s*(%|[kM]?J|k?Wh)?", text.strip())
+    number, unit = found.groups() if found else ("", None)
+    amount = _number(number)
+    if amount is None or amount <= 0:
+        raise UserError(
+            f"{where} has {text!r}; a budget must be percents such as 60, or joules such as 500J, 1.5kJ, 2Wh"
+        )
+    if unit in UNITS:
+        return Budget(f"{amount:g} {unit}", amount * UNITS[unit], relative=False)
+    return Budget(f"{amount:g} %", amount / 100, relative=True)
+
+
+def _rounds(x: float) -> str:
+    return f"{x:.1f}".removesuffix(".0")
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
+
+
+@dataclass(frozen=True)
+class Reference:
+    name: str
+    runs: int
+    joules: float  # of a whole run, their mean
+
+    @property
+    def sentence(self) -> str:
+        whose = f"the mean of {self.runs} runs" if self.runs > 1 else "the whole run"
+        return f"100 % is {joules_text(self.joules)}: {whose} of {self.name}."
+
+
+def reference(records: Sequence[RunRecord], of: str | None = None) -> Reference:
+    """Whose joules are 100 %: by default the runs of fedavg, else the first run."""
+    name, runs = _referred(records, of)
+    if not (finished := [run for run in runs if run.finished]):
+        raise UserError(
+            f"the reference {name} has not finished, so what 100 % is is not known; give joules, such as 500J"
+        )
+    require_joules(finished)
+    return Reference(name, len(finished), fmean(course(run)[-1].joules for run in finished))
+
+
+def _referred(records: Sequence[RunRecord], of: str | None) -> tuple[str, Sequence[RunRecord]]:
+    names: dict[str, list[RunRecord]] = {name: [run] for name, run in zip(labels(records), records, strict=True)}
+    names |= dict(group_seeds(records))
+    names |= {run.label: [r for r in records if r.label == run.label] for run in records}
+    if of is None:
+        return ("fedavg", names["fedavg"]) if "fedavg" in names else (labels(records)[0], records[:1])
+    if of in names:
+        return of, names[of]
+    if here := [run for run in records if run.path.resolve() == Path(of).resolve()]:
+        return of, here
+    raise UserError(f"--of is {of!r}, which is none of the runs; give one of {', '.join(names)}, or a run directory")
+
+
+def require_joules(records: Sequence[RunRecord]) -> None:
+    for run in records:
+        if not has_joules(run):
+            raise UserError(f"{run.path} has no joules in its rounds.jsonl; it cannot be compared by them")
+
+
+@dataclass(frozen=True)
+class ToAccuracy:
+    label: str
+    method: str
+    seeds: list[int]
+    accuracy_of: str
+    level: float
+    held: int
+    round: Spread | None
+    joules: Spread | None
+    parts: Mapping[str, Spread | None]
+
+
+@dataclass(frozen=True)
+class AtBudget:
+    label: str
+    method: str
+    seeds: list[int]
+    accuracy_of: str
+    budget: str
+    budget_joules: float
+    held: int
+    accuracy: Spread | None
+
+
+class Answers:
+    """Of every job, over its seeds: a row per job, an answer per level or budget."""
+
+    def __init__(self, records: Sequence[RunRecord], questions: Questions) -> None:
+        self.questions = questions
+        self.groups = group_seeds(records)
+        if questions.levels or questions.budgets:
+            require_joules([run for _, runs in self.groups for run in runs])
+        relative = any(budget.relative for budget in questions.budgets)
+        self.reference = reference(records, questions.of) if relative or questions.of else None
+        self.to_accuracy = [[self._reached(*group, level) for level in questions.levels] for group in self.groups]
+        self.at_budget = [[self._bought(*group, budget) for budget in questions.budgets] for group in self.groups]
+
+    def json(self) -> dict[str, list[dict[str, Any]]]:
+        """Only what was asked for."""
+        found = {
+            "to_accuracy": [asdict(a) for row in self.to_accuracy for a in row],
+            "at_budget": [asdict(a) for row in self.at_budget for a in row],
+        }
+        return {key: rows for key, rows in found.items() if rows}
+
+    def sheets(self) -> list[Sheet]:
+        return [sheet for sheet in (self._accuracy_sheet(), self._budget_sheet()) if len(sheet.heads) > 1]
+
+    def _reached(self, label: str, runs: Sequence[RunRecord], level: float) -> ToAccuracy:
+        held = self.questions.held
+        found = [to_accuracy(run, level, held) for run in runs]
+        return ToAccuracy(
+            *_who(label, runs),
+            level,
+            held,
+            over_seeds([r.round if r else None for r in found]),
+            over_seeds([r.joules if r else None for r in found]),
+            {part: over_seeds([r.parts[part] if r else None for r in found]) for part in PARTS},
+        )
+
+    def _bought(self, label: str, runs: Sequence[RunRecord], budget: Budget) -> AtBudget:
+        held = self.questions.held
+        joules = budget.joules(self.reference.joules if self.reference else 0.0)
+        accuracy = over_seeds([at_budget(run, joules, held) for run in runs])
+        return AtBudget(*_who(label, runs), budget.text, joules, held, accuracy)
+
+    def _accuracy_sheet(self) -> Sheet:
+        rows = [
+            [text for a in row for text in (spread_text(a.joules, joules_text), spread_text(a.round, _rounds))]
+            for row in self.to_accuracy
+        ]
+        held = f"Until accuracy had been there or above for {self.questions.held} evaluated rounds in a row; –: never."
+        return Sheet(
+            "Joules and rounds to an accuracy",
+            ("Run", *(head for level in self.questions.levels for head in (f"to {100 * level:g} %", "rounds"))),
+            self._named(rows),
+            best_cells(
+                [[row[i].joules for row in self.to_accuracy] for i in range(len(self.questions.levels))], min, step=2
+            ),
+            (held, JOULES_ARE, *self._notes()),
+        )
+
+    def _budget_sheet(self) -> Sheet:
+        rows = [[spread_text(a.accuracy, percent) for a in row] for row in self.at_budget]
+        of_reference = [self.reference.joules if self.reference else 0.0]
+        heads = [
+            f"{b.text}\n{joules_text(b.joules(*of_reference))}" if b.relative else b.text
+            for b in self.questions.budgets
+        ]
+        held = (
+            f"The highest accuracy (%) that was held for {self.questions.held} evaluated rounds in a row; –: none was."
+        )
+        return Sheet(
+            "Accuracy at a budget of joules",
+            ("Run", *heads),
+            self._named(rows),
+            best_cells([[row[i].accuracy for row in self.at_budget] for i in range(len(heads))], max),
+            (held, *((self.reference.sentence,) if self.reference else ()), JOULES_ARE, *self._notes()),
+        )
+
+    def _named(self, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+        return tuple((_name(*group), *row) for group, row in zip(self.groups, rows, strict=True))
+
+    def _notes(self) -> list[str]:
+        return [accuracy_note(self.groups), *other_devices(self.groups), *short_runs(self.groups, self.questions.held)]
+
+
+def bill_sheet(jobs: Sequence[Bill]) -> Sheet:
+    """The numbers of the bars: what is too small to be seen there."""
+    rows = []
+    for bill in jobs:
+        amounts = [*(bill.parts[part] for part in PARTS), bill.server_joules]
+        shares = [f"{joules_text(x)}\n{100 * x / (bill.joules or 1):.2g} %" for x in amounts]
+        rows.append((bill.label, *shares, *map(joules_text, (bill.joules, bill.whole_joules)), _rounds(bill.rounds)))
+    heads = ("Run", *(PART_NAMES[part] for part in PARTS), "of the server", "together", "whole run", "rounds")
+    return Sheet("", heads, tuple(rows), notes=(JOULES_ARE, "The server’s are part of preparation."))
+
+
+def _who(label: str, runs: Sequence[RunRecord]) -> tuple[str, str, list[int], str]:
+    return label, runs[0].label, [run.config["seed"] for run in runs], accuracy_of(runs[0])
+
+
+def _name(label: str, runs: Sequence[RunRecord]) -> str:
+    seeds = f"{len(runs)} seeds" if len(runs) > 1 else ""
+    unfinished = "" if runs[0].finished else "unfinished"
+    return "\n".join(filter(None, (label, seeds, unfinished)))
+
+
+def accuracy_note(groups: Sequence[tuple[str, Sequence[RunRecord]]]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for label, runs in groups:
+        kinds.setdefault(accuracy_of(runs[0]), []).append(label)
+    if len(kinds) == 1:
+        return f"Accuracy: {OF_ACCURACY[next(iter(kinds))]}."
+    told = "; ".join(f"{OF_ACCURACY[kind]} for {', '.join(who)}" for kind, who in kinds.items())
+    return f"Accuracy: {told}. These are not the same thing."
+
+
+def other_devices(groups: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
+    unlike = [key for key in differing([runs[0] for _, runs in groups]) if key in OF_JOULES]
+    return [f"These runs differ in {', '.join(unlike)}: their joules are not directly comparable."] if unlike else []
+
+
+def short_runs(groups: Sequence[tuple[str, Sequence[RunRecord]]], held: int) -> list[str]:
+    """Who cannot have held anything: a dash must not be read as a failure to learn."""
+    short = [label for label, runs in groups if any(len(run.evaluated) < held for run in runs)]
+    return [f"Fewer than {held} evaluated rounds: {', '.join(short)}; --held asks for fewer."] if short else []

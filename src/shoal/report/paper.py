@@ -1,0 +1,273 @@
+"""Our numbers beside a paper's, and whether they put the methods in the same order.
+
+Absolute numbers hang on hardware, splits and seeds; an ordering that survives them is what a reproduction can show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import sqrt
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shoal.errors import UserError
+from shoal.report.budgets import (
+    UNITS,
+    Reference,
+    accuracy_note,
+    parse_budget,
+    parse_level,
+    reference,
+    require_joules,
+    short_runs,
+)
+from shoal.report.joules import HELD, Spread, at_budget, final_accuracy, over_seeds, to_accuracy
+from shoal.report.sheet import Sheet, spread_text
+from shoal.store.reader import RunRecord, group_seeds
+
+MEANINGS = {
+    "at_budget": "accuracy held for {held} evaluated rounds in a row at a budget of joules",
+    "to_accuracy": "what it took to hold an accuracy for {held} evaluated rounds in a row",
+    "final": "mean accuracy of the last {held} evaluated rounds",
+}
+Verdict = Literal["same", "undecided", "opposite"]
+VERDICTS: tuple[Verdict, ...] = ("same", "undecided", "opposite")
+
+
+class Paper(BaseModel):
+    """The [paper] table of a recipe. The key of a column is a budget or a level, or `final`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    metric: Literal["at_budget", "to_accuracy", "final"]
+    columns: dict[str, dict[str, float]]  # column -> method -> the paper's number
+    unit: str = "%"
+    held: int = Field(default=HELD, ge=1)
+    of: str | None = None  # whose joules are 100 %: fedavg, if it is there
+
+    @property
+    def relative(self) -> bool:
+        """Whether anything is measured against a reference."""
+        if self.metric == "to_accuracy":
+            return self.unit == "%"
+        return any(parse_budget("", c).relative for c in self.columns if not self.is_final(c))
+
+    def is_final(self, column: str) -> bool:
+        return self.metric == "final" or (self.metric == "at_budget" and column == "final")
+
+
+@dataclass(frozen=True)
+class Cell:
+    method: str
+    column: str
+    ours: Spread | None
+    paper: float | None
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Two methods that the paper puts in an order, and what ours says about it."""
+
+    column: str
+    higher: str  # in the paper
+    lower: str
+    paper_difference: float
+    difference: float | None  # ours, of the means
+    error: float | None  # its standard error over seeds
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    source: str
+    metric: str
+    unit: str
+    held: int
+    columns: tuple[str, ...]
+    methods: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    orderings: tuple[Ordering, ...]
+    notes: tuple[str, ...]
+
+    def cell(self, method: str, column: str) -> Cell:
+        return next(c for c in self.cells if (c.method, c.column) == (method, column))
+
+    def count(self, column: str | None = None) -> dict[str, int]:
+        found = Counter(o.verdict for o in self.orderings if column in (None, o.column))
+        return {verdict: found[verdict] for verdict in VERDICTS}
+
+    @property
+    def verdict(self) -> str:
+        return ", ".join(f"{verdict} {n}" for verdict, n in self.count().items())
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self) | {"verdicts": self.count()}
+
+
+def read_paper(table: Mapping[str, Any]) -> Paper:
+    """A recipe's [paper] table, checked as far as it can be before anything is run."""
+    try:
+        paper = Paper(**table)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        found = "missing" if problem["type"] == "missing" else repr(problem["input"])
+        where = ".".join(map(str, problem["loc"]))
+        raise UserError(f"[paper] {where} is {found}: {problem['msg'].lower()}") from None
+    units = ("%", "rounds", *UNITS) if paper.metric == "to_accuracy" else ("%", "")
+    if paper.unit not in units:
+        known = ", ".join(repr(u) for u in units)
+        raise UserError(f"[paper] unit is {paper.unit!r}; with metric {paper.metric!r} it must be one of {known}")
+    for column in paper.columns:
+        if paper.metric == "to_accuracy":
+            parse_level("[paper] columns", column)
+        elif not paper.is_final(column):
+            parse_budget("[paper] columns", column)
+    return paper
+
+
+def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> PaperTable:
+    asked = read_paper(paper)
+    methods = tuple(dict.fromkeys(m for column in asked.columns.values() for m in column))
+    jobs, notes = _jobs(records, methods)
+    if asked.metric != "final":
+        require_joules([run for runs in jobs.values() for run in runs])
+    whole = reference(records, asked.of) if asked.relative else None
+    cells = [
+        Cell(m, c, over_seeds([_ours(run, asked, c, whole) for run in jobs.get(m, ())]), numbers.get(m))
+        for c, numbers in asked.columns.items()
+        for m in methods
+    ]
+    if jobs:
+        groups = list(jobs.items())
+        notes += [accuracy_note(groups), *(short_runs(groups, asked.held) if asked.metric != "final" else [])]
+    return PaperTable(
+        **asked.model_dump(include={"source", "metric", "unit", "held"}),
+        columns=tuple(asked.columns),
+        methods=methods,
+        cells=tuple(cells),
+        orderings=tuple(
+            o
+            for column in asked.columns
+            for o in _orderings([c for c in cells if c.column == column and c.method in jobs])
+        ),
+        notes=(*([whole.sentence] if whole else []), *notes),
+    )
+
+
+def _jobs(records: Sequence[RunRecord], methods: Sequence[str]) -> tuple[dict[str, list[RunRecord]], list[str]]:
+    """The runs of each method, one per seed. A method with several jobs has no one number."""
+    groups = group_seeds(records)
+    found = {m: [runs for _, runs in groups if runs[0].label == m] for m in methods}
+    several = [m for m, jobs in found.items() if len(jobs) > 1]
+    missing = [m for m, jobs in found.items() if not jobs]
+    notes = [f"Left out, because its runs differ in more than the seed: {m}." for m in several]
+    notes += [f"Not run, so not judged: {', '.join(missing)}."] if missing else []
+    return {m: jobs[0] for m, jobs in found.items() if len(jobs) == 1}, notes
+
+
+def _ours(run: RunRecord, paper: Paper, column: str, whole: Reference | None) -> float | None:
+    """In the paper's unit."""
+    whole_joules = whole.joules if whole else 1.0
+    if paper.metric == "to_accuracy":
+        reached = to_accuracy(run, float(column), paper.held)
+        if reached is None:
+            return None
+        if paper.unit == "rounds":
+            return reached.round
+        return reached.joules / (whole_joules / 100 if paper.unit == "%" else UNITS[paper.unit])
+    if paper.is_final(column):
+        accuracy = final_accuracy(run, paper.held)
+    else:
+        accuracy = at_budget(run, parse_budget("", column).joules(whole_joules), paper.held)
+    return accuracy if accuracy is None or paper.unit != "%" else 100 * accuracy
+
+
+def _orderings(cells: Sequence[Cell]) -> list[Ordering]:
+    """Every pair of one column that the paper orders."""
+    found = []
+    for pair in combinations([c for c in cells if c.paper is not None], 2):
+        low, high = sorted(pair, key=lambda c: c.paper or 0.0)
+        assert low.paper is not None and high.paper is not None
+        if high.paper > low.paper:
+            difference, error = _difference(high.ours, low.ours)
+            verdict = _verdict(difference, error)
+            apart = high.paper - low.paper
+            found.append(Ordering(high.column, high.method, low.method, apart, difference, error, verdict))
+    return found
+
+
+def _difference(a: Spread | None, b: Spread | None) -> tuple[float | None, float | None]:
+    """Of the means, and its standard error: sqrt(s_a² / n_a + s_b² / n_b). Unknown with one seed.
+
+    Where some seeds have no number, those that have one are a choice and not a sample.
+    """
+    if a is None or b is None:
+        return None, None
+    if a.std is None or b.std is None or not (a.complete and b.complete):
+        return a.mean - b.mean, None
+    return a.mean - b.mean, sqrt(a.std**2 / a.seeds + b.std**2 / b.seeds)
+
+
+def _verdict(difference: float | None, error: float | None) -> Verdict:
+    if difference is None or error is None or abs(difference) <= error:
+        return "undecided"
+    return "same" if difference > 0 else "opposite"
+
+
+def paper_sheets(table: PaperTable) -> list[Sheet]:
+    return [_numbers(table), _verdicts(table)]
+
+
+def _numbers(table: PaperTable) -> Sheet:
+    def show(x: float) -> str:
+        return f"{x:.2f}" if table.unit == "%" else f"{x:.4g}"
+
+    rows = []
+    for method in table.methods:
+        cells = [table.cell(method, column) for column in table.columns]
+        pairs = [(spread_text(c.ours, show), "–" if c.paper is None else show(c.paper)) for c in cells]
+        rows.append((method, *(text for pair in pairs for text in pair)))
+    unit = f" ({table.unit})" if table.unit else ""
+    return Sheet(
+        f"Beside the paper: {table.source}{unit}",
+        ("Method", *(head for column in table.columns for head in (f"{column}\nours", "\npaper"))),
+        tuple(rows),
+        notes=(f"{_sentence(table)}. Ours: mean ± sample standard deviation over seeds.", *table.notes),
+    )
+
+
+def _sentence(table: PaperTable) -> str:
+    meaning = MEANINGS[table.metric].format(held=table.held)
+    return meaning[0].upper() + meaning[1:]
+
+
+def _verdicts(table: PaperTable) -> Sheet:
+    rows = []
+    for column in table.columns:
+        against = [f"{o.higher} > {o.lower}" for o in table.orderings if (o.column, o.verdict) == (column, "opposite")]
+        rows.append((column, *map(str, table.count(column).values()), "\n".join(against) or "–"))
+    reading = (
+        "For every two methods that the paper orders. Same or opposite: our means differ by more than the standard "
+        "error of their difference over seeds; else undecided, as it is with one seed or where a seed has no number."
+    )
+    heads = ("Column", *VERDICTS, "opposite to the paper’s")
+    return Sheet(f"Orderings: {table.verdict}", heads, tuple(rows), notes=(reading,))
+
+
+def ordering_sheet(table: PaperTable) -> Sheet:
+    """All of them, one by one."""
+
+    def show(x: float | None) -> str:
+        return "–" if x is None else f"{x:.3g}"
+
+    rows = [
+        (f"{o.higher} > {o.lower}", o.column, *map(show, (o.paper_difference, o.difference, o.error)), o.verdict)
+        for o in table.orderings
+    ]
+    heads = ("In the paper", "column", "by", "ours", "± standard error", "verdict")
+    return Sheet("Every ordering", heads, tuple(rows))

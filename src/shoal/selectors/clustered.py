@@ -1,0 +1,172 @@
+"""ClustLowVar: one client from each of K urns that hold similar clients; and FLIS: who predicts alike.
+
+Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for Clients Selection in Federated
+Learning", ICML 2021, arXiv 2105.05883, Algorithm 2. Client i brings K n_i, an urn holds M. Groups of similar clients
+are cut from a tree so that each fits an urn, the K largest start the urns, and the others fill them up: a client may
+be split over urns. Each client drawn counts 1/K in the aggregate, which then has the expectation of the whole fleet's.
+
+| symbol | here                                                                    |
+|--------|-------------------------------------------------------------------------|
+| n_i, M | `sizes`, whole numbers, and their sum                                   |
+| K      | `k`, number of urns                                                     |
+| r_k,i  | `distributions(...)[k, i]`: chance that urn k gives client i            |
+
+(a) sum_i r_k,i = 1
+(b) sum_k r_k,i = K n_i / M
+
+Deviation: a client with K n_i >= M gets as many urns alone as it fills, and only its remainder is clustered; the
+published code puts all of it into one urn, which breaks (b). Which of the smaller groups fills which urn is free under
+(a) and (b): here the largest go first, into the urns with most room, without chance.
+
+Morafah et al., "FLIS: Clustered Federated Learning via Inference Similarity for Non-IID Data Distribution", 2022,
+arXiv 2208.09754: clients are alike if their models predict alike on the server's rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.selectors.choice import Floats, Indices, amounts, by_size, candidates, matrix, taken
+
+
+def distributions(sizes: ArrayLike, gradients: ArrayLike, k: int) -> Floats:
+    """The urns r [k, clients]. Sizes that are all 0 count as equal; a gradient of 0 or NaN counts as unknown."""
+    size = amounts("sizes", sizes)
+    if (size != np.rint(size)).any():
+        raise UserError(f"sizes has {size[size != np.rint(size)][0]}; it must hold whole numbers of rows")
+    g = matrix("gradients", gradients, "clients by parameters")
+    if len(g) != len(size):
+        raise UserError(f"gradients has {len(g)} rows; it must have one for each of {len(size)} clients")
+    if k < 1 or not len(size):
+        raise UserError(f"k is {k} for {len(size)} clients; urns need 1 or more of both")
+    mass = k * (size.astype(np.int64) if size.any() else np.ones(len(size), dtype=np.int64))
+    full = int(mass.sum()) // k
+    alone, rest = np.divmod(mass, full)
+    urns = np.zeros((k, len(size)), dtype=np.int64)
+    single = np.repeat(np.arange(len(size)), alone)
+    urns[np.arange(len(single)), single] = full
+    shared = np.flatnonzero(rest)
+    if len(shared):
+        groups = [shared[members] for members in _groups(angles(g[shared]), rest[shared], full)]
+        _fill(urns[len(single) :], rest, groups, full)
+    return urns / full
+
+
+def angles(gradients: ArrayLike) -> Floats:
+    """arccos of the cosine of each pair; 0 to everybody for an unknown gradient, so that the unknown are alike."""
+    g = matrix("gradients", gradients, "clients by parameters")
+    g = np.where(np.isfinite(g).all(axis=1, keepdims=True), g, 0.0)
+    length = np.linalg.norm(g, axis=1, keepdims=True)
+    unit = np.divide(g, length, out=np.zeros_like(g), where=length > 0)
+    angle: Floats = np.arccos(np.clip(unit @ unit.T, -1.0, 1.0))
+    angle[(length == 0) | (length == 0).T] = 0.0
+    np.fill_diagonal(angle, 0.0)
+    return angle
+
+
+def _groups(features: Floats, mass: Indices, most: int) -> list[Indices]:
+    """Ward's tree over the rows of `features`, cut into the largest groups of at most `most`; the heaviest first."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import pdist
+
+    if len(features) == 1:
+        return [np.zeros(1, dtype=np.int64)]
+    tree = linkage(pdist(features), method="ward")
+    weights = mass.tolist()
+    for left, right in tree[:, :2].astype(int):
+        weights.append(weights[left] + weights[right])
+    labels = fcluster(tree, t=most, criterion="monocrit", monocrit=np.array(weights[len(mass) :], dtype=np.float64))
+    groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    return sorted(groups, key=lambda members: (-int(mass[members].sum()), int(members[0])))
+
+
+def _fill(urns: Indices, mass: Indices, groups: list[Indices], full: int) -> None:
+    """Pours the groups into the empty rows of `urns`, in place."""
+    for urn, members in zip(urns, groups, strict=False):
+        urn[members] = mass[members]
+    room = full - urns.sum(axis=1)
+    urn = len(urns) - 1
+    for client in (c for members in groups[len(urns) :] for c in sorted(members, key=lambda c: (-mass[c], c))):
+        left = int(mass[client])
+        while left:
+            poured = min(left, int(room[urn]))
+            urns[urn, client] += poured
+            room[urn] -= poured
+            left -= poured
+            urn -= int(room[urn] == 0)
+
+
+def draw(r: ArrayLike, available: ArrayLike, seed: int) -> Indices:
+    """One client from each urn, distinct, min(urns, available) of them.
+
+    An urn draws among those who are available and not yet drawn by an urn before it: the same as drawing again until
+    the client is new. An urn without such a client is made up for by the others, in proportion to their expected
+    number of draws (b). Both bend (b); urns of many clients, of which all are available, hardly feel it.
+    """
+    chance = matrix("r", r, "urns by clients")
+    there = candidates(available, chance.shape[1])
+    rng = np.random.default_rng(derive_seed(seed, "urns"))
+    free = np.zeros(chance.shape[1], dtype=bool)
+    free[there] = True
+    for urn in chance:
+        left = urn * free
+        if left.any():
+            free[rng.choice(len(left), p=left / left.sum())] = False
+    drawn = np.setdiff1d(there, np.flatnonzero(free))
+    more = by_size(chance.sum(axis=0), free, taken(len(chance), there) - len(drawn), derive_seed(seed, "made up"))
+    return np.sort(np.concatenate([drawn, more]))
+
+
+def inference_similarity(predictions: ArrayLike) -> Floats:
+    """A_ij, the cosine of the one-hot predictions of i and j: the share of rows on which they agree.
+
+    `predictions` is [clients, rows] of classes, or [clients, rows, classes] of one-hot rows or probabilities.
+    """
+    found = np.asarray(predictions)
+    if found.ndim not in (2, 3) or found.shape[1] == 0 or (found.ndim == 2 and found.dtype.kind not in "iu"):
+        raise UserError(
+            f"predictions has shape {found.shape} of {found.dtype}; it must be clients by rows of whole class numbers, "
+            "or clients by rows by classes"
+        )
+    if found.ndim == 2:
+        agreed: Floats = np.zeros((len(found), len(found)))
+        for c in np.unique(found):
+            hit = (found == c).astype(np.float64)
+            agreed += hit @ hit.T
+        agreed /= found.shape[1]
+        return agreed
+    flat = found.reshape(len(found), -1).astype(np.float64)
+    length = np.linalg.norm(flat, axis=1, keepdims=True)
+    unit = np.divide(flat, length, out=np.zeros_like(flat), where=length > 0)
+    similarity: Floats = unit @ unit.T
+    np.fill_diagonal(similarity, 1.0)
+    return similarity
+
+
+def similarity_clusters(
+    similarity: ArrayLike, threshold: float | None = None, clusters: int | None = None
+) -> NDArray[np.int64]:
+    """Labels by complete linkage, numbered by first appearance: all pairs of a cluster are at least `threshold` alike,
+    or the tree is cut into `clusters` (at most as many as there are clients)."""
+    from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    alike = matrix("similarity", similarity, "clients by clients")
+    if alike.shape[0] != alike.shape[1] or not np.allclose(alike, alike.T):
+        raise UserError(f"similarity has shape {alike.shape}; it must be square and symmetric")
+    if (threshold is None) == (clusters is None):
+        raise UserError(f"threshold is {threshold} and clusters is {clusters}; give exactly one of them")
+    if clusters is not None and clusters < 1:
+        raise UserError(f"clusters is {clusters}; it must be 1 or more")
+    if len(alike) < 2:
+        return np.zeros(len(alike), dtype=np.int64)
+    tree = linkage(squareform(1.0 - alike, checks=False), method="complete")
+    if threshold is not None:
+        labels = fcluster(tree, t=1.0 - threshold, criterion="distance")
+    else:
+        labels = cut_tree(tree, n_clusters=min(clusters or 1, len(alike)))[:, 0]
+    _, first, place = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[place]

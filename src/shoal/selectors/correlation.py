@@ -1,0 +1,137 @@
+"""FedCor: clients whose training would lower everybody's loss, from how the clients' losses move together.
+
+Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated Learning",
+CVPR 2022, arXiv 2103.13822. The changes of all clients' losses in a round are one draw of a Gaussian process with a
+linear kernel over client embeddings. Once it is trained, clients are picked one by one: who would lower the weighted
+sum of all losses most if its own loss fell by one standard deviation; then the process is conditioned on that client.
+
+| symbol      | here                                                                             |
+|-------------|----------------------------------------------------------------------------------|
+| Delta l     | `changes`, one row per round observed, not finite where a client was silent      |
+| gamma^age   | `weights` of `fit`: older rounds count less                                      |
+| mu, Sigma   | `mean_`, `covariance_`                                                           |
+| X           | `embedding_`, one row per client                                                 |
+| sigma_n     | `noise`                                                                          |
+| p_i         | `weights` of `pick`: the client's share in the objective                         |
+| beta^tau    | `discount`: tau is how often a client was chosen since Sigma was last trained    |
+
+(a) Sigma = X X' + sigma_n^2 I
+(b) score_k = beta^tau_k * sum_i p_i Sigma_ik / sqrt(Sigma_kk)
+(c) Sigma given k = Sigma - Sigma_.k Sigma_k. / Sigma_kk
+
+Deviation: the authors approach the maximum of the likelihood by some hundred steps of Adam from random embeddings.
+When everybody reported, that maximum is known in closed form (Tipping and Bishop, "Probabilistic Principal Component
+Analysis", 1999): it is taken here, without step size or seed. Silence is filled in by expectation maximisation with
+the closed form as its second half. A client that was never heard gets the embedding 0: it is never preferred.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.errors import UserError
+from shoal.selectors.choice import Floats, Indices, amounts, candidates, matrix, taken
+
+
+@dataclass(eq=False)
+class LossCorrelation:
+    """How the clients' losses move together. `embedding_` is all that a later `fit` can start from."""
+
+    dimension: int = 15
+    noise: float = 0.01
+    steps: int = 20
+    embedding_: Floats = field(init=False, repr=False)
+    mean_: Floats = field(init=False, repr=False)
+    covariance_: Floats = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1:
+            raise UserError(f"dimension is {self.dimension}; it must be 1 or more")
+        if not self.noise > 0:
+            raise UserError(f"noise is {self.noise}; it must be above 0")
+        if self.steps < 1:
+            raise UserError(f"steps is {self.steps}; it must be 1 or more")
+
+    def fit(
+        self, changes: ArrayLike, weights: ArrayLike | None = None, embedding: ArrayLike | None = None
+    ) -> LossCorrelation:
+        """Maximum likelihood over the rounds in `changes`. Only what silent clients would have said depends on an
+        earlier `embedding`: a client without a single report keeps its relation to the others."""
+        found = matrix("changes", changes, "rounds by clients")
+        weight = _shares(weights, len(found))
+        heard = np.isfinite(found)
+        reports = weight @ heard
+        known = np.where(heard, found, 0.0)
+        self.mean_ = np.divide(weight @ known, reports, out=np.zeros(found.shape[1]), where=reports > 0)
+        rest = np.where(heard, known - self.mean_, 0.0)
+        x = self._start(embedding, found.shape[1])
+        for _ in range(1 if heard.all() else self.steps):  # with nothing to fill in, the first step is the maximum
+            x = self._closed_form(self._expected_square(rest, heard, weight, x))
+        self.embedding_ = x
+        self.covariance_ = x @ x.T + self.noise**2 * np.eye(len(x))  # (a)
+        return self
+
+    def _start(self, embedding: ArrayLike | None, clients: int) -> Floats:
+        if embedding is None:
+            return np.zeros((clients, self.dimension))  # the silent are filled in by their means
+        found = matrix("embedding", embedding, "clients by dimensions")
+        if found.shape != (clients, self.dimension):
+            raise UserError(f"embedding has shape {found.shape}; it must be {(clients, self.dimension)}")
+        return found
+
+    def _closed_form(self, square: Floats) -> Floats:
+        """The X of (a) that makes deviations with this mean square most likely: its leading eigenvectors, scaled."""
+        values, vectors = np.linalg.eigh(square)
+        x = np.zeros((len(square), self.dimension))
+        kept = min(self.dimension, len(square))
+        scale = np.sqrt(np.maximum(values[::-1][:kept] - self.noise**2, 0.0))
+        x[:, :kept] = vectors[:, ::-1][:, :kept] * scale
+        return x
+
+    def _expected_square(self, rest: Floats, heard: NDArray[np.bool_], weight: Floats, x: Floats) -> Floats:
+        """E[deviation deviation'] given what was heard, weighted over rounds, under the embedding x."""
+        variance = self.noise**2
+        silent = ~heard
+        gram = np.einsum("sl,ld,le->sde", heard.astype(np.float64), x, x, optimize=True)
+        posterior = np.linalg.inv(variance * np.eye(self.dimension) + gram)  # of the latent vector, / variance
+        latent = np.einsum("sde,se->sd", posterior, rest @ x)
+        filled = rest + silent * (latent @ x.T)
+        doubt = np.sqrt(variance * weight)[:, None, None] * silent[:, :, None] * (x @ np.linalg.cholesky(posterior))
+        doubt = doubt.transpose(1, 0, 2).reshape(len(x), -1)
+        square: Floats = (filled.T * weight) @ filled + doubt @ doubt.T + variance * np.diag(weight @ silent)
+        return square
+
+
+def pick(covariance: ArrayLike, weights: ArrayLike, available: ArrayLike, k: int, discount: ArrayLike) -> Indices:
+    """Greedily the client with the highest score (b), then the same under (c); the lower index wins a tie.
+
+    All clients' losses count, also of those who are not available.
+    """
+    sigma = matrix("covariance", covariance, "clients by clients").copy()
+    total = len(sigma)
+    if sigma.shape != (total, total):
+        raise UserError(f"covariance has shape {sigma.shape}; it must be square")
+    share = amounts("weights", weights, total)
+    factor = amounts("discount", discount, total)
+    there = candidates(available, total)
+    least = 1e-12 * np.diag(sigma)  # below this share of its variance nothing is left to learn from a client
+    remaining = list(there)
+    for _ in range(taken(k, there)):
+        variance = np.diag(sigma)
+        telling = variance > least
+        score = factor * (share @ sigma) / np.sqrt(np.where(telling, variance, 1.0)) * telling  # (b)
+        best = remaining.pop(int(np.argmax(score[remaining])))
+        if telling[best]:
+            sigma -= np.outer(sigma[:, best], sigma[best]) / sigma[best, best]  # (c)
+    return np.setdiff1d(there, remaining)
+
+
+def _shares(weights: ArrayLike | None, rounds: int) -> Floats:
+    weight = np.ones(rounds) if weights is None else np.asarray(weights, dtype=np.float64)
+    if weight.shape != (rounds,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
+        raise UserError(f"weights is {weights!r}; it must hold {rounds} numbers of 0 or more, not all of them 0")
+    shares: Floats = weight / weight.sum()
+    return shares

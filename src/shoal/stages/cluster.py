@@ -1,0 +1,79 @@
+"""Clients in groups, by what they told about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal.clusterers.repulsive import RepulsiveClusters
+from shoal.clusterers.similar import SimilarClusters
+from shoal.errors import UserError
+from shoal.stages.base import ServerOnly
+from shoal.stages.table import Table
+from shoal.types import FIXED, ClientId, Report, ServerState
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Similar:
+    """Clients with similar label distributions together."""
+
+    groups: int
+    centre: Literal["mean", "jeffreys"] = "mean"
+    restarts: int = 10
+
+    def __post_init__(self) -> None:
+        _at_least("cluster.groups", self.groups, 1)
+        _at_least("cluster.restarts", self.restarts, 1)
+
+    def __call__(self, rows: Floats, seed: int) -> Labels:
+        return SimilarClusters(self.groups, seed, restarts=self.restarts, centre=self.centre).fit(rows).labels_
+
+
+@dataclass(frozen=True)
+class Repulsive:
+    """Groups of one size, each as mixed as can be and all alike."""
+
+    cohort: int = field(metadata=FIXED)
+    groups: int = 0  # 0: as many as it takes that two of them make a round
+    swaps: Literal["closest", "all"] = "closest"
+    top: int = 0  # how many groups a search looks at; 0: all
+
+    def __post_init__(self) -> None:
+        _at_least("cluster.groups", self.groups, 0)
+        _at_least("cluster.top", self.top, 0)
+
+    def __call__(self, rows: Floats, seed: int) -> Labels:
+        groups = self.groups or max(1, round(2 * len(rows) / self.cohort))
+        return RepulsiveClusters(groups, seed, swaps=self.swaps, top=self.top or None).fit(rows).labels_
+
+
+def _at_least(field: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{field} is {value}; it must be {least} or more")
+
+
+@dataclass(frozen=True)
+class Group(ServerOnly):
+    """Groups once, and again only when a client has become known that was not there before; or in every round."""
+
+    rule: Callable[[Floats, int], Labels]  # (a row per client, seed) -> group of each
+    column: str = field(metadata=FIXED)
+    source: str = field(default="represent", metadata=FIXED)  # the stage that asked
+    once: bool = field(default=True, metadata=FIXED)
+    name: str = "cluster"
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        known, grouped = Table.load(state, self.source), Table.load(state, self.name)
+        if not len(known) or (self.once and known.clients == grouped.clients):
+            return state
+        groups = self.rule(known[self.column].double().numpy(), seed)
+        table = Table(known.clients, {"group": torch.from_numpy(np.asarray(groups, dtype=np.int64))})
+        return replace(state, memory={**state.memory, self.name: table.tree()})

@@ -1,0 +1,84 @@
+"""Clients by what their models predict on rows that the server holds (FLIS)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.rng import derive_seed
+from shoal.selectors.clustered import inference_similarity, similarity_clusters
+from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.cluster import Floats, Labels
+from shoal.stages.table import Table
+from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
+
+SHARE, TRAIN = "share", "train"
+
+
+@dataclass(frozen=True)
+class Infer(OneProgram, EveryRound):
+    """What each client's newest model predicts on the shared rows. Who has not trained yet is asked to, for this."""
+
+    program: ClientProgram
+    models_for: ModelsFor
+    model: Model
+    name: str = "represent"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        known = set(Table.load(state, self.name).clients)
+        asked = [c for c in state.roster if c not in known]
+        return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        x = self._rows(Table.load(state, SHARE))
+        sent = Table.load(state, TRAIN)
+        rows = zip(sent.clients, sent.columns.get("model", ()), strict=True)
+        models = {c: self._model(state, row) for c, row in rows}
+        models |= {c: r.tensors["model"] for c, r in reports.items()}
+        if not len(x) or not models:
+            return state
+        with torch.no_grad():
+            told = {c: {"predicted": self.model.predict(m, x).argmax(-1).cpu()} for c, m in models.items()}
+        known = Table.load(state, self.name).merged(Table.of(told))
+        return replace(state, memory={**state.memory, self.name: known.tree()})
+
+    def _rows(self, shared: Table) -> Tensor:
+        """Weights come before inputs in a client's row: a client with few rows left the rest empty."""
+        if not len(shared):
+            return torch.empty(0)
+        count = shared["rows"].shape[1] // (1 + int(np.prod(self.model.input_shape)))
+        weights, x = shared["rows"][:, :count], shared["rows"][:, count:]
+        return x.reshape(-1, *self.model.input_shape)[weights.reshape(-1) > 0].to(self.model.device)
+
+    def _model(self, state: ServerState, row: Tensor) -> Params:
+        like = next(iter(state.models.values()))
+        names = sorted(like)
+        parts = torch.split(row, [like[k].numel() for k in names])
+        return {k: part.view(like[k].shape).to(like[k]) for k, part in zip(names, parts, strict=True)}
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Clients whose models agree on the server's rows: at least `threshold` of them, or in `groups` groups."""
+
+    groups: int = 0  # 0: by the threshold
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.groups < 0 or not 0 <= self.threshold <= 1:
+            raise UserError(
+                f"cluster.groups is {self.groups} and cluster.threshold is {self.threshold}; groups must be 0 or more, "
+                "the threshold from 0 to 1"
+            )
+
+    def __call__(self, rows: Floats, seed: int) -> Labels:
+        alike = inference_similarity(rows.astype(np.int64))
+        if self.groups:
+            return similarity_clusters(alike, clusters=self.groups)
+        return similarity_clusters(alike, self.threshold)

@@ -1,0 +1,50 @@
+"""What the server learns about clients before it chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.rng import derive_seed
+from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.table import Table
+from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
+
+
+def vector(params: Params) -> Tensor:
+    """A model or an update as one row of numbers, in the order of its names."""
+    return torch.cat([params[k].detach().reshape(-1).cpu().float() for k in sorted(params)])
+
+
+def row(report: Report) -> dict[str, Tensor]:
+    """A report as columns of a table: its size, its tensors, its mean metrics."""
+    found = {k: vector(v) for k, v in report.tensors.items()}
+    found |= {k: torch.tensor(total / max(1.0, count)) for k, (total, count) in report.metrics.items()}
+    return found | {"size": torch.tensor(report.counts.get("train", 0))}
+
+
+@dataclass(frozen=True)
+class AskOnce(OneProgram, EveryRound):
+    """Everyone who has not answered yet is asked; answers are kept. Newcomers are asked when they come, or never."""
+
+    program: ClientProgram
+    models_for: ModelsFor | None = None  # none: nothing needs to be sent
+    newcomers: bool = True
+    name: str = "represent"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        known = set(Table.load(state, self.name).clients)
+        if known and not self.newcomers:
+            return Plan()
+        asked = [c for c in state.roster if c not in known]
+        models = {c: self.models_for(state, c) if self.models_for else {} for c in asked}
+        return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        if not reports:
+            return state
+        known = Table.load(state, self.name).merged(Table.of({c: row(r) for c, r in reports.items()}))
+        return replace(state, memory={**state.memory, self.name: known.tree()})

@@ -1,0 +1,87 @@
+"""Choice by what clients sent when they last trained: how diverse (DELTA) or how similar (ClustLowVar) it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from shoal.errors import UserError
+from shoal.selectors import clustered, diversity
+from shoal.stages.base import ServerOnly
+from shoal.stages.select import SIZES
+from shoal.stages.table import Table
+from shoal.stages.train import Rate
+from shoal.types import FIXED, ClientId, Report, ServerState
+
+PROBE, TRAIN = "probe", "train"
+
+
+@dataclass(frozen=True)
+class Diverse(ServerOnly):
+    """Clients drawn by how far their gradients are from the mean and how much they vary; aggregation weights that
+    make up for it are left for the training stage. A probe's gradient is replaced by the mean one of the training
+    that followed it: the change of the model over the learning rate and the number of steps."""
+
+    size: int = field(metadata=FIXED)
+    rate: Rate
+    epochs: int = field(metadata=FIXED)
+    batch_size: int = field(metadata=FIXED)
+    alpha1: float = 0.5
+    alpha2: float = 0.5
+    name: str = "select"
+
+    def __post_init__(self) -> None:
+        for key in ("alpha1", "alpha2"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must not be negative")
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        known = Table.load(state, PROBE)
+        if not len(known):
+            return state
+        known = self._refreshed(known, state)
+        sizes = known["size"].double().numpy()
+        p = diversity.probabilities(
+            known["gradient"].numpy(), known["variance"].double().numpy(), self.alpha1, self.alpha2, sizes
+        )
+        rows = diversity.draw(p, known.present(state.roster), self.size, seed)
+        weights = torch.from_numpy(diversity.importance(p, sizes, rows))
+        memory = {**state.memory, PROBE: known.tree(), self.name: Table(known.named(rows), {"weight": weights}).tree()}
+        return replace(state, cohort=known.named(rows), memory=memory)
+
+    def _refreshed(self, known: Table, state: ServerState) -> Table:
+        sent = Table.load(state, TRAIN)
+        lr = self.rate.at(max(0, state.round - 1))
+        place = {c: i for i, c in enumerate(known.clients)}
+        gradient = known["gradient"].clone()
+        for update, client in zip(sent.columns.get("update", ()), sent.clients, strict=True):
+            steps = self.epochs * -(-int(known["size"][place[client]]) // self.batch_size)
+            gradient[place[client]] = -update / max(1e-12, lr * steps)
+        return Table(known.clients, {**known.columns, "gradient": gradient})
+
+
+@dataclass(frozen=True)
+class Urns(ServerOnly):
+    """One client from each of as many urns as clients take part; urns hold clients whose last updates point alike."""
+
+    size: int = field(metadata=FIXED)
+    name: str = "select"
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        told = Table.load(state, SIZES)
+        here = np.flatnonzero(told.present(state.roster))
+        if not len(here):
+            return state
+        seen = Table.load(state, self.name).merged(Table.load(state, TRAIN))
+        place = {c: i for i, c in enumerate(seen.clients)}
+        width = seen["update"].shape[1] if len(seen) else 1
+        unknown = torch.zeros(width)
+        clients = told.named(here)
+        updates = torch.stack([seen["update"][place[c]] if c in place else unknown for c in clients])
+        r = clustered.distributions(told["size"].numpy()[here], updates.numpy(), min(self.size, len(here)))
+        rows = clustered.draw(r, np.arange(len(here)), seed)
+        memory = {**state.memory, self.name: seen.tree()}
+        return replace(state, cohort=told.named(here[rows]), memory=memory)

@@ -1,0 +1,120 @@
+"""Every round of these runs takes 10 J: pre 3 (of which the server 2), train 6, comm 1."""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+
+import pytest
+
+from shoal.report import at_budget, to_accuracy
+from shoal.report.joules import (
+    Reached,
+    Spread,
+    accuracy_of,
+    bills,
+    common_level,
+    course,
+    final_accuracy,
+    has_joules,
+    over_seeds,
+)
+from shoal.store.reader import read_run
+
+UPS_AND_DOWNS = [0.1, 0.4, 0.3, 0.4, 0.5, 0.5, 0.2, 0.6]
+# The lowest of two rounds in a row, by the round at the end:  2: .1  3: .3  4: .3  5: .4  6: .5  7: .2  8: .2
+
+
+@pytest.fixture
+def run(write_course):
+    return read_run(write_course("run", UPS_AND_DOWNS))
+
+
+def test_joules_add_up_round_by_round(run):
+    assert [p.joules for p in course(run)] == [10, 20, 30, 40, 50, 60, 70, 80]
+    assert course(run)[2].parts == {"train": 18, "pre": 9, "comm": 3}
+    assert [p.accuracy for p in course(run)] == UPS_AND_DOWNS
+
+
+def test_an_accuracy_is_reached_when_it_has_been_held(run):
+    assert to_accuracy(run, 0.4, held=2) == Reached(5, 50, {"train": 30, "pre": 15, "comm": 5})
+    assert to_accuracy(run, 0.5, held=2) == Reached(6, 60, {"train": 36, "pre": 18, "comm": 6})
+    assert to_accuracy(run, 0.4, held=1).round == 2
+    assert to_accuracy(run, 0.6, held=2) is None
+
+
+def test_a_budget_buys_the_best_that_was_held_within_it(run):
+    assert at_budget(run, 10, held=2) is None  # one round is not two
+    assert at_budget(run, 20, held=2) == 0.1
+    assert at_budget(run, 49.9, held=2) == 0.3
+    assert at_budget(run, 50, held=2) == 0.4
+    assert at_budget(run, 80, held=2) == 0.5  # and not the 0.6 of the last round alone
+    assert at_budget(run, inf, held=1) == 0.6
+
+
+def test_too_few_rounds_hold_nothing(run):
+    assert at_budget(run, inf) is None
+    assert to_accuracy(run, 0.1) is None
+
+
+def test_rounds_without_evaluation_cost_but_do_not_count(write_course):
+    run = read_run(write_course("run", [0.4, None, None, 0.4, None]))
+    assert to_accuracy(run, 0.4, held=2) == Reached(4, 40, {"train": 24, "pre": 12, "comm": 4})
+    assert final_accuracy(run) == 0.4
+
+
+def test_the_last_rounds_are_averaged(run):
+    assert final_accuracy(run, held=3) == pytest.approx((0.5 + 0.2 + 0.6) / 3)
+    assert final_accuracy(run, held=99) == pytest.approx(3.0 / 8)
+
+
+def test_without_a_central_test_set_the_mean_over_clients_counts(write_course):
+    central, local = (read_run(write_course(kind, [0.7], kind=kind)) for kind in ("central", "mean"))
+    assert (accuracy_of(central), accuracy_of(local)) == ("central", "mean")
+    assert at_budget(central, inf, held=1) == at_budget(local, inf, held=1) == 0.7
+
+
+def test_a_killed_run_may_lack_its_last_seconds_of_the_server(write_course):
+    path = write_course("run", [0.1, 0.2, 0.3])
+    lines = (path / "timing.jsonl").read_text().splitlines(keepends=True)
+    (path / "timing.jsonl").write_text("".join(lines[:2]))
+    assert [p.joules for p in course(read_run(path))] == [10, 20, 28]
+
+
+def test_a_run_without_a_ledger_has_no_joules(write_run, run):
+    assert has_joules(run)
+    assert not has_joules(read_run(write_run("old")))
+
+
+def test_spread_over_seeds():
+    assert over_seeds([1.0, 2.0, None]) == Spread(1.5, pytest.approx(1 / sqrt(2)), 2, 3)
+    assert over_seeds([5.0]) == Spread(5.0, None, 1, 1)
+    assert over_seeds([None, None]) is None
+    assert not over_seeds([1.0, None]).complete
+
+
+def test_the_common_level_is_the_highest_whole_percent_that_all_held(write_course, run):
+    other = read_run(write_course("other", [0.295, 0.3]))  # holds 0.295 for two rounds
+    assert common_level([run], held=2) == 0.5
+    assert common_level([run, other], held=2) == 0.29
+    assert common_level([run, other], held=3) is None
+    assert common_level([read_run(write_course("third", [0.29, 0.29]))], held=2) == 0.29  # 100 * 0.29 is below 29
+
+
+def test_bills_are_means_over_seeds_at_the_common_level(write_course):
+    runs = [
+        read_run(write_course("a", [0.5, 0.5, 0.5, 0.5], seed=0)),  # holds 0.3 at round 2
+        read_run(write_course("b", [0.1, 0.1, 0.5, 0.5], seed=1)),  # at round 4
+        read_run(write_course("c", [0.1, 0.3, 0.3, 0.3], "local")),  # at round 3
+    ]
+    level, (fedavg, local) = bills(runs, held=2)
+    assert level == 0.3
+    assert (fedavg.label, fedavg.seeds, fedavg.rounds) == ("fedavg", 2, 3)
+    assert fedavg.parts == {"train": 18, "pre": 9, "comm": 3}
+    assert fedavg.server_joules == 6
+    assert (local.joules, local.rounds, local.whole_joules) == (30, 3, 40)
+
+
+def test_bills_without_a_common_level_are_of_whole_runs(write_course):
+    level, (bill,) = bills([read_run(write_course("a", [0.5, 0.5, 0.5]))])
+    assert level is None
+    assert (bill.joules, bill.rounds) == (30, 3)

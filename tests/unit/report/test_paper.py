@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from math import sqrt
+
+import pytest
+
+from shoal.errors import UserError
+from shoal.report import beside_paper, read_paper
+from shoal.report.paper import ordering_sheet, paper_sheets
+from shoal.store.reader import read_run
+
+FINAL = {
+    "source": "Table II, Fashion-MNIST",
+    "metric": "final",
+    "columns": {"final": {"fedavg": 48.0, "fedprox": 50.0, "local": 52.0, "fedcor": 53.0}},
+    "held": 2,
+}
+
+
+@pytest.fixture
+def runs(write_course):
+    """Final accuracies over two seeds: fedavg 40 and 42, fedprox 41 and 45, local 30 and 32 %."""
+    finals = {"fedavg": (0.40, 0.42), "fedprox": (0.41, 0.45), "local": (0.30, 0.32)}
+    return [
+        read_run(write_course(f"{method}-{seed}", [0.1, level, level], method, seed))
+        for method, levels in finals.items()
+        for seed, level in enumerate(levels)
+    ]
+
+
+def test_ours_stands_beside_the_papers(runs):
+    cell = beside_paper(runs, FINAL).cell("fedavg", "final")
+    assert cell.paper == 48.0
+    assert cell.ours.mean == pytest.approx(41)
+    assert cell.ours.std == pytest.approx(sqrt(2))  # of 40 and 42, n - 1
+    assert beside_paper(runs, FINAL).cell("fedcor", "final").ours is None
+
+
+def test_every_ordering_of_the_paper_gets_a_verdict(runs):
+    # Sample variances 2, 8 and 2, two seeds each. fedprox - fedavg: 43 - 41 = 2, standard error sqrt(2/2 + 8/2)
+    # = sqrt(5) = 2.24: undecided. local - fedavg: -10, sqrt(2/2 + 2/2) = 1.41; local - fedprox: -12, 2.24: opposite.
+    table = beside_paper(runs, FINAL)
+    found = {(o.higher, o.lower): o for o in table.orderings}
+    assert {pair: o.verdict for pair, o in found.items()} == {
+        ("fedprox", "fedavg"): "undecided",
+        ("local", "fedavg"): "opposite",
+        ("local", "fedprox"): "opposite",
+    }
+    assert found["fedprox", "fedavg"].error == pytest.approx(sqrt(5))
+    assert found["local", "fedavg"].difference == pytest.approx(-10)
+    assert found["local", "fedavg"].paper_difference == 4
+    assert table.verdict == "same 0, undecided 1, opposite 2"
+    assert "Not run, so not judged: fedcor." in table.notes
+
+
+def test_the_same_order_is_the_same(runs):
+    swapped = FINAL | {"columns": {"final": {"fedavg": 1.0, "fedprox": 1.0, "local": 0.5}}}
+    table = beside_paper(runs, swapped)  # the paper's tie is no ordering
+    assert table.verdict == "same 2, undecided 0, opposite 0"
+
+
+def test_one_seed_decides_nothing(runs):
+    table = beside_paper(runs[::2], FINAL)
+    assert table.verdict == "same 0, undecided 3, opposite 0"
+    assert table.orderings[0].error is None
+
+
+def test_accuracy_at_a_budget_beside_the_paper(runs):
+    # A run is 30 J. 60 % are 18 J, one round; 100 % are all three, of which the last two are held.
+    paper = FINAL | {
+        "metric": "at_budget",
+        "columns": {k: {"fedavg": 1.0, "local": 2.0} for k in ("60", "100", "final")},
+    }
+    table = beside_paper(runs, paper)
+    ours = [table.cell("fedavg", column).ours for column in ("60", "100", "final")]
+    assert ours[0] is None
+    assert [o.mean for o in ours[1:]] == pytest.approx([41, 41])
+    assert table.count("60") == {"same": 0, "undecided": 1, "opposite": 0}
+    assert table.count("100") == {"same": 0, "undecided": 0, "opposite": 1}
+
+
+@pytest.mark.parametrize(("unit", "number"), [("rounds", 3), ("J", 30), ("kJ", 0.03), ("Wh", 30 / 3600), ("%", 100)])
+def test_what_an_accuracy_takes_in_the_papers_unit(runs, unit, number):
+    paper = FINAL | {"metric": "to_accuracy", "unit": unit, "columns": {"0.4": {"fedavg": 18.41, "local": 19.0}}}
+    table = beside_paper(runs, paper)
+    assert table.cell("fedavg", "0.4").ours.mean == pytest.approx(number)
+    assert table.cell("local", "0.4").ours is None
+    assert table.orderings[0].verdict == "undecided"
+
+
+def test_where_a_seed_has_no_number_nothing_is_decided(runs):
+    # 0.42 is held by one seed of fedavg only; of fedprox, too.
+    paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.42": {"fedavg": 2.0, "fedprox": 1.0}}}
+    table = beside_paper(runs, paper)
+    assert table.cell("fedavg", "0.42").ours.seeds == 1
+    assert table.verdict == "same 0, undecided 1, opposite 0"
+
+
+def test_a_method_with_several_jobs_is_left_out(runs, write_course):
+    other = read_run(write_course("other", [0.1, 0.2], config={"lr": 0.5}))
+    table = beside_paper([*runs, other], FINAL)
+    assert "Left out, because its runs differ in more than the seed: fedavg." in table.notes
+    assert {(o.higher, o.lower) for o in table.orderings} == {("local", "fedprox")}
+
+
+def test_the_sheets_tell_it_all(runs):
+    numbers, verdicts = paper_sheets(table := beside_paper(runs, FINAL))
+    assert numbers.title == "Beside the paper: Table II, Fashion-MNIST (%)"
+    assert numbers.rows[0] == ("fedavg", "41.00\n± 1.41", "48.00")
+    assert numbers.rows[3] == ("fedcor", "–", "53.00")
+    assert verdicts.title == "Orderings: same 0, undecided 1, opposite 2"
+    assert verdicts.rows == (("final", "0", "1", "2", "local > fedavg\nlocal > fedprox"),)
+    assert ordering_sheet(table).rows[1] == ("local > fedavg", "final", "4", "-10", "1.41", "opposite")
+    assert json.loads(json.dumps(table.json()))["verdicts"] == {"same": 0, "undecided": 1, "opposite": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": "best"}, r"\[paper\] metric is 'best'"),
+        ({"columns": {"final": {"fedavg": "high"}}}, r"\[paper\] columns.final.fedavg is 'high'"),
+        ({"colour": "red"}, r"\[paper\] colour is 'red'"),
+        ({"unit": "J"}, r"\[paper\] unit is 'J'; with metric 'final' it must be one of '%', ''"),
+        ({"metric": "to_accuracy"}, r"\[paper\] columns has 'final'; an accuracy must be"),
+        ({"metric": "at_budget", "columns": {"half": {}}}, r"\[paper\] columns has 'half'; a budget must be"),
+    ],
+)
+def test_a_bad_table_is_named(change, message):
+    with pytest.raises(UserError, match=message):
+        read_paper(FINAL | change)
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(UserError, match=r"\[paper\] source is missing"):
+        read_paper({k: v for k, v in FINAL.items() if k != "source"})

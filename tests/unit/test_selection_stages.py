@@ -1,0 +1,292 @@
+"""Stages that choose clients: who is asked, who takes part, what is kept."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import engine
+from shoal.client.histogram import LabelHistogram
+from shoal.client.probe import GradientProbe, LossProbe, ShareRows
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.selectors.groups import one_of_each
+from shoal.stages.cluster import Group, Repulsive, Similar
+from shoal.stages.correlated import SURVEY, Correlated, Survey
+from shoal.stages.represent import AskOnce, row
+from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
+from shoal.stages.table import Table
+from shoal.types import Report, ServerState, Task
+
+CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis")
+
+
+def setting(**kw):
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort": 3, "batch_size": 8} | kw)
+
+
+def state(round=0, roster=("a", "b", "c", "d"), **memory):
+    return ServerState(round, {"global": {}}, roster=roster, memory=memory)
+
+
+def told(**columns):
+    return {c: Report(metrics={"loss": (loss, 1.0)}, counts={"train": n}) for c, (loss, n) in columns.items()}
+
+
+class TestTable:
+    def test_rows_survive_in_a_state(self):
+        table = Table.of({"ü b": {"x": torch.tensor([3.0])}, "a": {"x": torch.tensor([1.0])}})
+        found = Table.load(state(slot=table.tree()), "slot")
+        assert found.clients == ("a", "ü b")
+        assert found["x"].tolist() == [[1.0], [3.0]]
+
+    def test_newer_rows_win(self):
+        old = Table.of({"a": {"x": torch.tensor(1)}, "c": {"x": torch.tensor(3)}})
+        new = Table.of({"b": {"x": torch.tensor(2)}, "c": {"x": torch.tensor(30)}})
+        both = old.merged(new)
+        assert (both.clients, both["x"].tolist()) == (("a", "b", "c"), [1, 2, 30])
+        assert old["x"].tolist() == [1, 3]
+        assert Table().merged(old) == old == old.merged(Table())
+
+    def test_nothing_is_kept_of_nobody(self):
+        assert Table.of({}).tree() == {}
+        assert len(Table.load(state(), "slot")) == 0
+
+
+class TestAskOnce:
+    def test_only_those_who_have_not_answered(self):
+        stage = AskOnce(LabelHistogram(2))
+        answered = stage.fold(state(), {"b": Report({"labels": {"p": torch.tensor([1.0, 0.0])}}, {}, {"train": 4})}, 0)
+        assert set(stage.plan(answered, 0).tasks) == {"a", "c", "d"}
+        late = AskOnce(LabelHistogram(2), newcomers=False)
+        assert set(late.plan(state(), 0).tasks) == {"a", "b", "c", "d"}
+        assert not late.plan(answered, 0).tasks
+
+    def test_silence_changes_nothing(self):
+        before = state()
+        assert AskOnce(LabelHistogram(2)).fold(before, {}, 0) is before
+
+    def test_a_report_as_a_row(self):
+        report = Report(
+            {"g": {"b": torch.tensor([[3.0, 4.0]]), "a": torch.tensor([1, 2])}}, {"v": (6.0, 4.0)}, {"train": 7}
+        )
+        found = row(report)
+        assert found["g"].tolist() == [1, 2, 3, 4]
+        assert (float(found["v"]), int(found["size"])) == (1.5, 7)
+
+
+@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+class TestPrograms:
+    def test_histogram(self, tiny, fleet):
+        stage = AskOnce(LabelHistogram(4))
+        reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
+        for c, r in reports.items():
+            counts = torch.bincount(tiny[c]["train"].y, minlength=4)
+            assert r.tensors["labels"]["p"].tolist() == pytest.approx((counts / counts.sum()).tolist())
+            assert r.counts == {"train": len(tiny[c]["train"].y)}
+
+    def test_noise_leaves_a_distribution(self, tiny, fleet):
+        stage = AskOnce(LabelHistogram(4, gamma=2.0))
+        reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
+        rows = torch.stack([r.tensors["labels"]["p"] for r in reports.values()])
+        assert rows.min() >= 0
+        assert rows.sum(1).tolist() == pytest.approx([1.0] * len(tiny))
+        plain = fleet(tiny).execute(AskOnce(LabelHistogram(4)).plan(state(roster=tuple(tiny)), 0))
+        assert not torch.allclose(rows, torch.stack([r.tensors["labels"]["p"] for r in plain.values()]), atol=0.01)
+
+    def test_loss_probe_is_the_mean_loss(self, tiny, fleet):
+        model = load_model("mlp", (6,), 4)
+        params = model.init(0)
+        tasks = {c: Task({"global": params}) for c in tiny}
+        reports = fleet(tiny).execute(replace(AskOnce(LossProbe(model)).plan(state(roster=()), 0), tasks=tasks))
+        for c, r in reports.items():
+            x, y = tiny[c]["train"]
+            expected = torch.nn.functional.cross_entropy(model.predict(params, x), y)
+            total, rows = r.metrics["loss"]
+            assert total / rows == pytest.approx(float(expected), rel=1e-5)
+
+    def test_gradient_probe(self, tiny, fleet):
+        """Of a client whose rows fit one batch: the gradient of its mean loss, without variance."""
+        model = load_model("mlp", (6,), 4)
+        params = model.init(0)
+        plan = AskOnce(GradientProbe(model, batch_size=64)).plan(state(roster=()), 0)
+        reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": params}) for c in tiny}))
+        x, y = tiny["c2"]["train"]
+        leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
+        torch.nn.functional.cross_entropy(model.predict(leaves, x), y).backward()
+        for k, g in reports["c2"].tensors["gradient"].items():
+            assert torch.allclose(g, leaves[k].grad, atol=1e-6)
+        assert reports["c2"].metrics["variance"][0] == pytest.approx(0.0, abs=1e-6)
+
+    def test_gradients_of_batches_vary(self, tiny, fleet):
+        model = load_model("mlp", (6,), 4)
+        plan = AskOnce(GradientProbe(model, batch_size=4)).plan(state(roster=()), 0)
+        reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": model.init(0)}) for c in tiny}))
+        assert all(r.metrics["variance"][0] > 1e-4 for r in reports.values())
+
+    def test_shared_rows_are_the_clients_own(self, tiny, fleet):
+        stage = AskOnce(ShareRows((6,), rows=12), name="share")
+        reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
+        for c, r in reports.items():
+            kept = r.tensors["rows"]["x"][r.tensors["rows"]["w"] > 0]
+            held = tiny[c]["train"].x
+            assert len(kept) == min(12, len(held))
+            assert all((held == x).all(1).any() for x in kept)
+            assert len(torch.unique(kept, dim=0)) == len(kept)
+
+
+def grouped(labels):
+    return Table(tuple("abcdefgh"[: len(labels)]), {"group": torch.tensor(labels)}).tree()
+
+
+def test_groups_are_formed_once_and_again_for_newcomers():
+    calls = []
+
+    def rule(rows, seed):
+        calls.append(len(rows))
+        return np.arange(len(rows)) % 2
+
+    stage = Group(rule, column="labels")
+    rows = {c: {"labels": torch.tensor([1.0, 0.0])} for c in "abc"}
+    first = stage.fold(state(represent=Table.of(rows).tree()), {}, 0)
+    again = stage.fold(first, {}, 0)
+    assert calls == [3]
+    assert again is first
+    more = Table.of(rows | {"d": {"labels": torch.tensor([0.0, 1.0])}})
+    last = stage.fold(replace(first, memory={**first.memory, "represent": more.tree()}), {}, 0)
+    assert calls == [3, 4]
+    assert Table.load(last, "cluster")["group"].tolist() == [0, 1, 0, 1]
+    assert stage.fold(state(), {}, 0) == state()
+
+
+def test_groups_choose_among_those_who_are_there():
+    stage = FromGroups(one_of_each, size=2)
+    here = state(roster=("a", "d"), cluster=grouped([0, 0, 1, 1]))
+    assert stage.fold(here, {}, 0).cohort == ("a", "d")
+    assert stage.fold(state(), {}, 0).cohort == ()
+
+
+def test_two_groups_make_a_round_unless_told_otherwise():
+    rows = np.eye(4).repeat(3, axis=0)  # 12 clients
+    labels = Repulsive(cohort=4)(rows, 0)
+    assert np.bincount(labels).tolist() == [2] * 6
+    assert np.bincount(Repulsive(cohort=4, groups=3)(rows, 0)).tolist() == [4] * 3
+
+
+def test_random_by_size():
+    """a holds 98 of 101 rows: alone it is drawn nearly always."""
+    sizes = Table(tuple("abcd"), {"size": torch.tensor([98, 1, 1, 1])}).tree()
+    drawn = [Random(1, by="size").fold(state(sizes=sizes), {}, seed).cohort for seed in range(200)]
+    assert 185 <= drawn.count(("a",)) < 200
+    assert Random(1, by="size").fold(state(), {}, 0).cohort == ()
+
+
+class TestLargestLoss:
+    stage = LargestLoss(LossProbe(None), lambda s, c: {}, size=2, candidates=3)
+
+    def test_asks_as_many_as_told(self):
+        sizes = Table(tuple("abcd"), {"size": torch.tensor([1, 1, 1, 1])}).tree()
+        assert len(self.stage.plan(state(**{SIZES: sizes}), 0).tasks) == 3
+        assert not self.stage.plan(state(), 0).tasks
+
+    def test_takes_the_largest(self):
+        found = self.stage.fold(state(), told(a=(0.1, 5), b=(3.0, 5), c=(2.0, 5)), 0)
+        assert found.cohort == ("b", "c")
+        assert self.stage.fold(state(), {}, 0).cohort == ()
+
+    def test_too_few_candidates(self):
+        with pytest.raises(UserError, match=r"select\.candidates is 1; .*at least the cohort, 2"):
+            LargestLoss(LossProbe(None), lambda s, c: {}, size=2, candidates=1)
+
+
+class TestSurvey:
+    survey = Survey(LossProbe(None), lambda s, c: {}, warmup=3, every=4, history=2)
+
+    def test_rounds(self):
+        """Every round of the warm-up and the one after; then pairs that end every fourth round."""
+        assert [r for r in range(13) if self.survey.due(r)] == [0, 1, 2, 3, 6, 7, 10, 11]
+
+    def test_changes_are_between_rounds_that_follow_each_other(self):
+        s = self.survey.fold(state(0), told(a=(2.0, 5), b=(1.0, 6)), 0)
+        s = self.survey.fold(replace(s, round=1), told(a=(1.5, 5), c=(4.0, 7)), 0)
+        s = self.survey.fold(replace(s, round=2), told(a=(1.75, 5), b=(0.5, 6), c=(3.0, 7)), 0)
+        table = Table.load(s, SURVEY)
+        assert table.clients == ("a", "b", "c")
+        nan = float("nan")
+        expected = [[-0.5, 0.25], [nan, nan], [nan, -1.0]]  # b was silent in the middle, c came late
+        np.testing.assert_array_equal(table["changes"].numpy(), np.array(expected))
+        assert table["size"].tolist() == [5, 6, 7]
+
+    def test_warm_up_is_random_then_correlation_decides(self):
+        stage = Correlated(size=1, survey=self.survey, noise=0.01)
+        cohorts = {stage.fold(state(1), {}, seed).cohort for seed in range(30)}
+        assert len(cohorts) == 4
+        # a, b and c move together; d stands alone and has few rows: one of the three speaks for all
+        g = torch.Generator().manual_seed(0)
+        common = torch.randn(20, generator=g, dtype=torch.float64)
+        changes = torch.stack([common, common, common, torch.randn(20, generator=g, dtype=torch.float64)])
+        columns = {
+            "changes": changes,
+            "size": torch.tensor([5, 5, 5, 1]),
+            "loss": torch.zeros(4),
+            "round": torch.full((4,), 3),
+        }
+        known = state(3, **{SURVEY: Table(tuple("abcd"), columns).tree()})
+        first = stage.fold(known, {}, 0)
+        assert first.cohort[0] in "abc"
+        second = stage.fold(replace(first, round=4), {}, 0)  # no survey is due: the chosen one counts less now
+        assert second.cohort[0] in set("abc") - set(first.cohort)
+        assert Table.load(second, "select")["chosen"].sum() == 2
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+class TestEveryMethod:
+    def test_takes_exactly_the_cohort(self, tiny, name):
+        result = engine.run(build(name, setting(rounds=13)), PlainFleet(tiny), rounds=13, seed=1)
+        trained = [p for p in result.ledger.pages if p.stage == "train"]
+        assert [len(set(p.clients)) for p in trained] == [3] * 13
+        assert all(r.cohort == 3 for r in result.records)
+
+    def test_learns(self, tiny, name):
+        result = engine.run(build(name, setting(rounds=13)), PlainFleet(tiny), rounds=13, seed=1, central=tiny.central)
+        assert result.accuracy["central"] > 0.6
+
+    def test_goes_on_with_one_client(self, tiny, name):
+        alone = {"c0": tiny["c0"]}
+        result = engine.run(build(name, setting(rounds=12)), PlainFleet(alone), rounds=12, seed=1)
+        assert [r.cohort for r in result.records] == [1] * 12
+
+    def test_goes_on_when_half_is_silent(self, tiny, name):
+        class Deaf(PlainFleet):
+            def execute(self, plan):
+                return {c: r for c, r in super().execute(plan).items() if c in ("c0", "c1", "c2")}
+
+        result = engine.run(build(name, setting(rounds=12)), Deaf(tiny), rounds=12, seed=1)
+        assert result.state.round == 12
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (("simclust", "cluster", "groups", 0), r"cluster\.groups is 0; it must be 1 or more"),
+        (("repclust", "cluster", "groups", -1), r"cluster\.groups is -1; it must be 0 or more"),
+        (("simclust", "represent", "gamma", -1.0), r"represent\.gamma is -1\.0; it must be 0"),
+        (("fedcor", "select", "beta", 1.5), r"select\.beta is 1\.5; it must be above 0 and at most 1"),
+        (("fedcor", "survey", "every", 0), r"survey\.every is 0; it must be 1 or more"),
+        (("delta", "select", "alpha1", -1.0), r"select\.alpha1 is -1\.0; it must not be negative"),
+        (("flis", "cluster", "threshold", 2.0), r"cluster\.threshold is 2\.0"),
+    ],
+)
+def test_bad_options(bad, message):
+    name, piece, key, value = bad
+    with pytest.raises(UserError, match=message):
+        build(name, setting(options={piece: {key: value}}))
+
+
+def test_similar_labels_end_in_one_group():
+    rows = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.2, 0.8]])
+    assert Similar(2)(rows, 0).tolist() == [0, 1, 0, 1]
