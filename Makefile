@@ -24,6 +24,7 @@ bench: $(VENV)-bench/.installed
 	$(VENV)-bench/bin/python benchmarks/compare.py
 	$(VENV)-bench/bin/python benchmarks/fleets.py
 	$(VENV)-bench/bin/python benchmarks/scale.py
+	$(VENV)-bench/bin/python benchmarks/clusters.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

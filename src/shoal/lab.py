@@ -17,6 +17,7 @@ from torch import nn
 
 from shoal import engine
 from shoal.client.histogram import LabelHistogram
+from shoal.cost.carbon import Carbon, split
 from shoal.cost.devices import assign
 from shoal.cost.ledger import Ledger, totals
 from shoal.cost.links import link
@@ -68,6 +69,10 @@ def check_names(job: Job, out: Path | None = None) -> None:
     rehearsed(job.method, job.set)
     check_model(job.model)
     costs_of(job, ())
+    if job.measure == "codecarbon":
+        Carbon(job.country)
+    elif job.country is not None:
+        raise UserError(f"country is {job.country!r}, but nothing is measured: add --measure codecarbon")
     _device(job.device)
     if job.clients is not None:
         job.cohort_size(job.clients)
@@ -352,8 +357,6 @@ def measuring(bench: Bench, timer: Timer) -> Iterator[dict[str, Any]]:
     if bench.job.measure == "none":
         yield found
         return
-    from shoal.cost.carbon import Carbon, split
-
     with Carbon(bench.job.country) as carbon:
         yield found
     measured = carbon.measured

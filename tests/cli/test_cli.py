@@ -383,3 +383,67 @@ def test_help_does_not_wait_for_torch():
     assert done.stdout.strip() == "False"
     help_text = subprocess.run([SHOAL, "run", "--help"], capture_output=True, text=True, check=True).stdout
     assert "--partition" in help_text
+
+
+class TestJoules:
+    def test_devices_and_links_change_seconds_and_joules_only(self):
+        one = as_json("run", "fedavg", *QUICK, "--out", "one")
+        two = as_json("run", "fedavg", *QUICK, "--out", "two", "--devices", "phone", "--link", "lte-m")
+        assert one["accuracy"] == two["accuracy"]
+        assert one["flops"] == two["flops"]
+        assert one["joules_of_clients"]["train"] / two["joules_of_clients"]["train"] == pytest.approx(
+            (5.0 / 2e9) / (3.0 / 5e9)  # watts per operation a second of a pi and of a phone
+        )
+        assert two["sim_time_s"] > one["sim_time_s"]
+
+    def test_a_budget_stops_early_and_a_resume_does_not_go_on(self):
+        long = ["--rounds", "9", *QUICK[2:]]
+        whole = as_json("run", "fedavg", *long, "--out", "whole")
+        half = sum(whole["joules_of_clients"][k] for k in ("pre", "train", "comm")) / 2
+        short = as_json("run", "fedavg", *long, "--out", "short", "--budget-joules", str(half))
+        assert short["rounds_done"] < 9
+        assert "the budget of" in short["stopped"]
+        lines = Path("whole/rounds.jsonl").read_text().splitlines()
+        mine = Path("short/rounds.jsonl").read_text().splitlines()
+        assert mine == lines[: short["rounds_done"]]
+        again = as_json("resume", "short")
+        assert again["rounds_done"] == short["rounds_done"]
+        assert again["stopped"] == short["stopped"]
+
+    def test_the_ledger_is_written_and_adds_up(self):
+        result = as_json("run", "repclust", *QUICK, "--out", "one")
+        pages = [json.loads(line) for line in Path("one/ledger.jsonl").read_text().splitlines()]
+        assert [(p["round"], p["stage"]) for p in pages] == [(1, "represent"), (1, "train"), (2, "train")]
+        assert sum(sum(p["bytes_up"]) for p in pages) == result["bytes_up"]
+        for part, name in (("comm", "radio_joules"),):
+            assert sum(sum(p[name]) for p in pages) == pytest.approx(result["joules"][part])
+        assert result["joules"]["total"] == pytest.approx(sum(result["joules"][k] for k in ("pre", "train", "comm")))
+
+    def test_noise_says_what_it_is_worth(self):
+        silent = as_json("run", "simclust", *QUICK, "--out", "one")
+        assert "privacy" not in silent
+        noisy = as_json("run", "simclust", *QUICK, "--set", "represent.gamma=1.0", "--out", "two")["privacy"]
+        assert noisy["sigma"] == pytest.approx(0.1)
+        assert noisy["local_epsilon"] == pytest.approx(159.44, abs=0.01)
+        assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
+        assert -0.5 <= noisy["ari"] <= 1
+
+    def test_codecarbon_measures_this_process(self):
+        measured = as_json("run", "fedavg", *QUICK, "--measure", "codecarbon", "--country", "ESP")["measured"]
+        assert measured["joules"] > 0
+        assert measured["country"] == "ESP"
+        assert sum(measured["parts_joules"].values()) == pytest.approx(measured["joules"])
+        assert measured["source"]
+
+    @pytest.mark.parametrize(
+        ("flags", "sentence"),
+        [
+            (["--devices", "pie"], "did you mean pi?"),
+            (["--link", "wify"], "did you mean wifi"),
+            (["--battery", "-1"], "battery is -1.0: input should be greater than 0"),
+            (["--measure", "meter"], "measure is 'meter'"),
+            (["--measure", "codecarbon", "--country", "XYZ"], "XYZ"),
+        ],
+    )
+    def test_bad_input(self, flags, sentence):
+        assert sentence in refused("run", "fedavg", *QUICK, *flags)

@@ -1,0 +1,104 @@
+"""Facts that a correct implementation of paper 002 shows, on its own partition of Fashion-MNIST's shape.
+
+Clusters of labels have a file of their own (test_label_clusters.py), the 802.11ax exchange and the privacy accounting
+are in tests/unit.
+"""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+import shoal
+from shoal import engine
+from shoal.clusterers.similar import SimilarClusters
+from shoal.cost.model import Costs
+from shoal.data import Dataset
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.privacy import label_noise, noisy_distribution
+from shoal.types import Examples
+
+CLASSES, CLIENTS = 10, 100
+
+
+def test_parameters():
+    assert load_model("mlp", (1, 28, 28), 10).parameters == 52_500
+    assert load_model("mlp-dropout", (1, 28, 28), 10).parameters == 52_500
+    assert load_model("cnn-cifar", (3, 32, 32), 10).parameters == 73_418
+
+
+@pytest.fixture(scope="module")
+def dealt():
+    """49,000 rows, 4,900 of each class, as (1,5)-Dir gives them to 100 clients. A row's input is its number."""
+    numbers = torch.arange(49_000)
+    rows = Examples(numbers[:, None].float(), numbers % CLASSES)
+    dataset = Dataset("numbers", rows, Examples(rows.x[:10], rows.y[:10]), tuple(map(str, range(CLASSES))))
+    return shoal.partition(dataset, "groups:5,1.0", clients=CLIENTS, seed=0, val_share=0.0, test_share=0.1)
+
+
+def test_every_row_goes_to_one_client_of_its_block(dealt):
+    rows = []
+    for number, client in enumerate(dealt):
+        labels = torch.cat([dealt[client][split].y for split in ("train", "test")])
+        rows += torch.cat([dealt[client][split].x for split in ("train", "test")]).flatten().tolist()
+        assert set((labels // 2).tolist()) == {number // 20}  # 20 clients and 2 classes a block
+    assert sorted(rows) == list(range(49_000))
+
+
+@pytest.mark.parametrize(("method", "groups"), [("simclust", 5), ("repclust", 20)])
+def test_every_round_takes_two_clients_of_each_partition(dealt, method, groups):
+    options = {"cluster": {"groups": groups}}
+    setting = Setting(load_model("linear", (1,), CLASSES), rounds=15, cohort=10, epochs=0, options=options)
+    result = engine.run(build(method, setting), VectorFleet(dealt), rounds=15, seed=0, eval_every=15)
+    trained = [p.clients for p in result.ledger.pages if p.stage == "train"]
+    assert len(trained) == 15
+    for cohort in trained:
+        assert len(set(cohort)) == 10
+        assert np.bincount([list(dealt).index(c) // 20 for c in cohort]).tolist() == [2] * 5
+    assert len(set(trained)) > 5  # and not always the same
+
+
+def uniform_blocks(rho):
+    """alpha to infinity: every client holds its block's classes in equal parts."""
+    blocks = np.array_split(np.arange(CLASSES), rho)
+    truth = np.repeat(np.arange(rho), CLIENTS // rho)
+    p = np.zeros((CLIENTS, CLASSES))
+    for client, block in enumerate(truth):
+        p[client, blocks[block]] = 1 / len(blocks[block])
+    return p, truth
+
+
+def agreement(gamma, rho=5, seeds=5):
+    p, truth = uniform_blocks(rho)
+    found = []
+    for seed in range(seeds):
+        noisy = noisy_distribution(torch.from_numpy(p), label_noise(gamma, CLASSES), seed)
+        found.append(adjusted_rand_score(truth, SimilarClusters(rho, seed).fit(noisy.numpy()).labels_))
+    return float(np.mean(found))
+
+
+def test_noise_on_labels_blurs_the_groups():
+    assert label_noise(1.0, CLASSES) == pytest.approx(0.1)
+    assert agreement(0.0) == 1.0
+    assert agreement(1.0) > 0.97
+    assert 0.2 < agreement(3.0) < 0.65
+    assert agreement(10.0) < 0.12
+
+
+def test_fewer_blocks_are_harder_to_tell_apart_under_noise():
+    """Two classes of one half each stand out more than five of one fifth: contrary to what the paper expects."""
+    assert agreement(2.0, rho=5) > agreement(2.0, rho=2)
+
+
+def test_joules_of_a_client_and_round():
+    """The MLP on 490 rows and 10 epochs: 5 W at 2 GFLOP/s; counted operations, without the first layer's inputs."""
+    costs = Costs()
+    flops = 490 * 10 * (3 * 104_792 - 2 * 784 * 64)
+    seconds, joules = costs.compute("c", flops)
+    assert seconds == pytest.approx(0.524, abs=1e-3)
+    assert joules == pytest.approx(2.622, abs=1e-3)
+    radio_s, radio_joules = costs.radio(4 * 52_500, 4 * 52_500)
+    assert radio_s == pytest.approx(2 * 25.451e-3, abs=1e-6)
+    assert radio_joules == pytest.approx(2.747e-3, abs=1e-6)
