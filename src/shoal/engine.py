@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
 from shoal.rng import derive_seed
 from shoal.types import ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task
+
+log = logging.getLogger(__name__)
 
 THREADS = torch.get_num_threads()  # as torch or its user chose, before any fleet takes some away
 
@@ -220,13 +223,15 @@ def play_round(
                 reports = fleet.execute(plan)
             with timer("ledger"):
                 too_late = ledger.book(number, stage.name, stage.purpose, plan, reports)
+                reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
                 seen |= _means(stage.name, reports)
-            reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
             late += len(too_late)
         with timer(f"{stage.name}: server") as folding:
             state = stage.fold(state, reports, stage_seed)
         server_s += planning.seconds + folding.seconds
         _refuse_divergence(state, stage.name)
+    if not state.cohort:
+        log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", number)
     record = replace(_cost(number, ledger), cohort=len(state.cohort), metrics=seen, late=late)
     return replace(state, round=number, roster=(), cohort=()), record, server_s
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from shoal import engine
 from shoal.client.histogram import LabelHistogram
+from shoal.clusterers.repulsive import objectives
 from shoal.cost.carbon import Carbon, split
 from shoal.cost.devices import assign
 from shoal.cost.ledger import Ledger, totals
@@ -37,7 +38,7 @@ from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.privacy import guarantee
 from shoal.rng import derive_seed
-from shoal.stages.cluster import Group
+from shoal.stages.cluster import Group, Repulsive
 from shoal.stages.represent import AskOnce
 from shoal.stages.table import Table
 from shoal.store.run import RunStore
@@ -66,7 +67,7 @@ class Bench:
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
-    rehearsed(job.method, job.set)
+    rehearsed(job.method, job.set, _least_cohort(job))
     check_model(job.model)
     costs_of(job, ())
     if job.measure == "codecarbon":
@@ -80,6 +81,13 @@ def check_names(job: Job, out: Path | None = None) -> None:
         _flower()
     if out is not None:
         RunStore.check_free(out)
+
+
+def _least_cohort(job: Job) -> int:
+    """Clients per round, as far as it can be said before the data are there."""
+    if job.clients is not None:
+        return job.cohort_size(job.clients)
+    return job.cohort if isinstance(job.cohort, int) and job.cohort > 0 else 1
 
 
 def federation_of(job: Job, progress: Any = None) -> Federation:
@@ -345,6 +353,8 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
             timer=timer,
         )
     clock = Clock(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
+    if measured:
+        measured["measured"]["rounds"] = len(result.records) - len(before.records)
     summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state)
     store.finish(summary)
     return summary
@@ -375,23 +385,33 @@ def parts_of(method: Method, timer: Timer) -> dict[str, float]:
 
 
 def protection(bench: Bench, state: ServerState) -> dict[str, Any]:
-    """What noise on label distributions protects, and how much of the grouping it leaves as it was."""
+    """What noise on label distributions protects, and what it does to the groups that are formed from them."""
     asked = [s.program for s in bench.method.stages if isinstance(s, AskOnce) and isinstance(s.program, LabelHistogram)]
-    gamma = max((program.gamma for program in asked), default=0.0)
-    if not gamma:
+    if not asked or not asked[0].gamma:
         return {}
-    from sklearn.metrics import adjusted_rand_score
-
-    found = guarantee(gamma, len(bench.federation.classes), bench.federation.sizes("train").tolist())
+    found: dict[str, Any] = dict(guarantee(asked[0].gamma, asked[0].classes, bench.federation.sizes("train").tolist()))
     for stage in (s for s in bench.method.stages if isinstance(s, Group)):
         grouped = Table.load(state, stage.name)
-        counts = {
-            c: torch.bincount(bench.federation[c]["train"].y, minlength=asked[0].classes) for c in grouped.clients
-        }
-        true = np.stack([(n / n.sum().clamp(min=1)).double().cpu().numpy() for n in counts.values()])
-        without = stage.rule(true, derive_seed(bench.job.seed, 0, stage.name))
-        found["ari"] = float(adjusted_rand_score(without, grouped["group"].numpy()))
+        if len(grouped):
+            found |= _blur(bench, stage, grouped)
     return {"privacy": found}
+
+
+def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
+    """Groups with noise beside those without. Mixed groups have no one right answer, so they are judged by what they
+    are formed for (Eq. 3, on the true distributions), not by agreement."""
+    from sklearn.metrics import adjusted_rand_score
+
+    classes = len(bench.federation.classes)
+    counts = [torch.bincount(bench.federation[c]["train"].y.cpu(), minlength=classes) for c in grouped.clients]
+    true = np.stack([(n / n.sum().clamp(min=1)).double().numpy() for n in counts])
+    seed = derive_seed(bench.job.seed, int(grouped["round"][0]), stage.name)
+    with_noise, without = grouped["group"].numpy(), stage.rule(true, seed)
+    if not isinstance(stage.rule, Repulsive):
+        return {"ari": float(adjusted_rand_score(without, with_noise))}
+    names = ("within", "between")
+    noisy, clear = (dict(zip(names, objectives(true, labels), strict=True)) for labels in (with_noise, without))
+    return {"objectives": noisy, "objectives_without_noise": clear}
 
 
 def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:

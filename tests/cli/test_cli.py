@@ -428,6 +428,23 @@ class TestJoules:
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
         assert -0.5 <= noisy["ari"] <= 1
 
+    def test_mixed_groups_are_judged_by_what_they_are_for(self):
+        noisy = as_json("run", "repclust", *QUICK, "--set", "represent.gamma=0.000001", "--out", "one")["privacy"]
+        assert "ari" not in noisy
+        for name in ("within", "between"):
+            assert noisy["objectives"][name] == pytest.approx(noisy["objectives_without_noise"][name], rel=0.3)
+
+    def test_a_deadline_that_nobody_meets_is_said(self):
+        result = shoal(
+            "run", "simclust", *QUICK, "--set", "represent.gamma=1.0", "--deadline-s", "1e-9", "--out", "one"
+        )
+        assert result.exit_code == 0
+        assert "nobody takes part in round 1" in " ".join(result.stderr.split())
+        assert "ari" not in json.loads(Path("one/result.json").read_text())["privacy"]
+
+    def test_options_are_checked_against_the_cohort_of_the_run(self):
+        assert as_json("run", "powerd", *QUICK, "--set", "select.candidates=4")["cohort"] == 3
+
     def test_codecarbon_measures_this_process(self):
         measured = as_json("run", "fedavg", *QUICK, "--measure", "codecarbon", "--country", "ESP")["measured"]
         assert measured["joules"] > 0
@@ -442,6 +459,7 @@ class TestJoules:
             (["--link", "wify"], "did you mean wifi"),
             (["--battery", "-1"], "battery is -1.0: input should be greater than 0"),
             (["--measure", "meter"], "measure is 'meter'"),
+            (["--country", "ESP"], "country is 'ESP', but nothing is measured"),
             (["--measure", "codecarbon", "--country", "XYZ"], "XYZ"),
         ],
     )

@@ -132,6 +132,7 @@ def test_who_misses_the_deadline_is_charged_and_not_averaged(tiny):
     deadline_s = (seconds[-1] + seconds[-2]) / 2
     late = run(tiny, cohort=6, rounds=1, costs=Costs(profiles=slow, deadline_s=deadline_s))
     assert late.records[0].late == 1
+    assert late.records[0].metrics != free.records[0].metrics  # the dropped one has no say in the loss either
     assert late.records[0].sim_time_s == deadline_s
     assert late.ledger.pages == free.ledger.pages
     without = engine.run(build("fedavg", setting(cohort=6, rounds=1)), Deaf(tiny), rounds=1, seed=0)

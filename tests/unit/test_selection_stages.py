@@ -20,6 +20,7 @@ from shoal.stages.correlated import SURVEY, Correlated, Survey
 from shoal.stages.represent import AskOnce, row
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
 from shoal.stages.table import Table
+from shoal.stages.updates import reach
 from shoal.types import Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis")
@@ -122,6 +123,25 @@ class TestPrograms:
             assert torch.allclose(g, leaves[k].grad, atol=1e-6)
         assert reports["c2"].metrics["variance"][0] == pytest.approx(0.0, abs=1e-6)
 
+    def test_every_row_counts_alike_in_a_gradient(self, tiny, fleet):
+        """c0 has 9 rows: a batch of 8 and one of 1. The mean over rows is that of one large batch."""
+        model = load_model("mlp-dropout", (6,), 4)
+        ends = []
+        for size in (8, 64):
+            plan = AskOnce(GradientProbe(model, batch_size=size)).plan(state(roster=()), 0)
+            reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": model.init(0)}) for c in tiny}))
+            ends.append(reports["c0"].tensors["gradient"])
+        for k in ends[0]:
+            assert torch.allclose(ends[0][k], ends[1][k], atol=1e-6)
+
+    def test_noise_is_released_once(self, tiny, fleet):
+        """Asked again, with another seed, a client says the same: fresh noise could be averaged away."""
+        stage, running = AskOnce(LabelHistogram(4, gamma=2.0)), fleet(tiny)
+        first, second = (running.execute(stage.plan(state(roster=tuple(tiny)), seed)) for seed in (1, 2))
+        assert all(torch.equal(first[c].tensors["labels"]["p"], second[c].tensors["labels"]["p"]) for c in tiny)
+        other = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 2))
+        assert not torch.equal(first["c1"].tensors["labels"]["p"], other["c1"].tensors["labels"]["p"])
+
     def test_gradients_of_batches_vary(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)
         plan = AskOnce(GradientProbe(model, batch_size=4)).plan(state(roster=()), 0)
@@ -219,7 +239,20 @@ class TestSurvey:
         nan = float("nan")
         expected = [[-0.5, 0.25], [nan, nan], [nan, -1.0]]  # b was silent in the middle, c came late
         np.testing.assert_array_equal(table["changes"].numpy(), np.array(expected))
+        assert table["when"][0].tolist() == [0, 1]
         assert table["size"].tolist() == [5, 6, 7]
+
+    def test_a_survey_without_a_partner_takes_no_place(self):
+        s = self.survey.fold(state(0), told(a=(2.0, 5)), 0)
+        s = self.survey.fold(replace(s, round=1), told(a=(1.5, 5)), 0)
+        s = self.survey.fold(replace(s, round=6), told(a=(1.0, 5)), 0)
+        s = self.survey.fold(replace(s, round=7), told(a=(0.75, 5)), 0)
+        table = Table.load(s, SURVEY)
+        assert table["changes"][0].tolist() == [-0.5, -0.25]
+        assert table["when"][0].tolist() == [0, 6]
+
+    def test_what_a_survey_will_tell_is_made_by_random_clients(self):
+        assert [r for r in range(12) if self.survey.begins_pair(r)] == [0, 1, 2, 6, 10]
 
     def test_warm_up_is_random_then_correlation_decides(self):
         stage = Correlated(size=1, survey=self.survey, noise=0.01)
@@ -233,6 +266,7 @@ class TestSurvey:
             "changes": changes,
             "size": torch.tensor([5, 5, 5, 1]),
             "loss": torch.zeros(4),
+            "when": torch.arange(-17, 3).expand(4, 20).clone(),
             "round": torch.full((4,), 3),
         }
         known = state(3, **{SURVEY: Table(tuple("abcd"), columns).tree()})
@@ -272,7 +306,10 @@ class TestEveryMethod:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (("simclust", "cluster", "groups", 0), r"cluster\.groups is 0; it must be 1 or more"),
+        (("simclust", "cluster", "groups", -2), r"cluster\.groups is -2; it must be 0 or more"),
+        (("repclust", "cluster", "top", 1), r"cluster\.top is 1; it must be 0 \(all groups\) or 2 or more"),
+        (("flis", "share", "rows", 0), r"share\.rows is 0; it must be 1 or more"),
+        (("fedcor", "select", "noise", 0.0), r"noise is 0\.0; it must be above 0"),
         (("repclust", "cluster", "groups", -1), r"cluster\.groups is -1; it must be 0 or more"),
         (("simclust", "represent", "gamma", -1.0), r"represent\.gamma is -1\.0; it must be 0"),
         (("fedcor", "select", "beta", 1.5), r"select\.beta is 1\.5; it must be above 0 and at most 1"),
@@ -289,4 +326,29 @@ def test_bad_options(bad, message):
 
 def test_similar_labels_end_in_one_group():
     rows = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.2, 0.8]])
-    assert Similar(2)(rows, 0).tolist() == [0, 1, 0, 1]
+    assert Similar(cohort=1, groups=2)(rows, 0).tolist() == [0, 1, 0, 1]
+    assert Similar(cohort=2)(rows, 0).tolist() == [0, 1, 0, 1]
+
+
+def test_reach_of_momentum():
+    """Steps 1, 1.5, 1.75 with momentum 0.5; three steps of 1 without."""
+    assert reach(3, 0.5) == pytest.approx(4.25)
+    assert reach(3, 0.0) == 3
+
+
+def test_refreshed_gradients_have_the_length_of_probed_ones(tiny):
+    """At a learning rate so small that the model hardly moves, training says the same gradient as the probe."""
+    setup = setting(rounds=2, cohort=6, lr=1e-6, momentum=0.5, epochs=2, batch_size=64)
+    result = engine.run(build("delta", setup), PlainFleet(tiny), rounds=2, seed=0)
+    first = engine.run(build("delta", setup), PlainFleet(tiny), rounds=1, seed=0)
+    probed, refreshed = (Table.load(r.state, "probe")["gradient"] for r in (first, result))
+    assert not torch.equal(probed, refreshed)
+    assert torch.allclose(refreshed.norm(dim=1), probed.norm(dim=1), rtol=0.05)
+
+
+def test_weights_of_a_training_go_beside_those_of_the_choice(tiny):
+    ends = [
+        engine.run(build("delta", setting(options={"train": {"weighting": w}})), PlainFleet(tiny), rounds=2, seed=0)
+        for w in ("size", "uniform")
+    ]
+    assert ends[0].records[1].metrics != ends[1].records[1].metrics

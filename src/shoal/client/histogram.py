@@ -15,7 +15,8 @@ from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
 @dataclass(frozen=True)
 class LabelHistogram:
     """The label distribution p_j. `gamma` sets Gaussian noise of deviation gamma / classes on every entry (paper
-    002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1."""
+    002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1. What was released once is kept and
+    released again when asked again: fresh noise each time could be averaged away."""
 
     classes: int = field(metadata=FIXED)
     gamma: float = 0.0
@@ -31,14 +32,18 @@ class LabelHistogram:
         return (Phase("train", 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        return {"counts": torch.zeros(self.classes)}
+        return {"counts": torch.zeros(self.classes), "private": private}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         each = torch.arange(self.classes, device=b.y.device)
-        return {"counts": s["counts"].to(b.w.device) + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
+        return s | {"counts": s["counts"].to(b.w.device) + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         p = s["counts"].cpu().double() / s["counts"].sum().clamp(min=1).cpu().double()
-        if self.gamma:
+        kept: Tree | None = None
+        if self.gamma and "released" in s["private"]:
+            p = s["private"]["released"]
+        elif self.gamma:
             p = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
-        return Report({"labels": {"p": p.float()}}, {}, {"train": counts["train"]}), None
+            kept = s["private"] | {"released": p.float()}
+        return Report({"labels": {"p": p.float()}}, {}, {"train": counts["train"]}), kept

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from shoal.client.sgd import squared_norm
 from shoal.client.train import cross_entropy
+from shoal.errors import UserError
 from shoal.models import Model
 from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
 
@@ -41,15 +42,13 @@ class LossProbe:
 
 @dataclass(frozen=True)
 class GradientProbe:
-    """The gradient of the client's loss at the received model, and how much it varies from batch to batch."""
+    """The gradient of the client's loss at the received model, as served (no dropout), and how much it varies from
+    batch to batch: 0 for a client with one batch."""
 
     model: Model
     batch_size: int = 64
     name: str = "probe"
-
-    @property
-    def batchable(self) -> bool:
-        return self.model.batchable
+    batchable: bool = field(default=True, metadata=FIXED)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -61,26 +60,25 @@ class GradientProbe:
         return {
             "params": params,
             "buffers": {k: v for k, v in model.items() if k not in params},
-            "slopes": {k: torch.zeros_like(p) for k, p in params.items()},  # summed over batches
-            "squares": torch.zeros(2),  # of the batches' gradients, and how many
+            "slopes": {k: torch.zeros_like(p) for k, p in params.items()},  # summed over rows
+            "squares": torch.zeros(2),  # of the batches' gradients, each counted by its rows; and the rows
         }
 
     def objective(self, params: Params, s: Tree, b: Batch) -> torch.Tensor:
-        logits, _ = self.model.forward(params | s["buffers"], b.x, b.key)
-        return cross_entropy(logits, b) / b.w.sum().clamp(min=1)
+        return cross_entropy(self.model.predict(params | s["buffers"], b.x), b) / b.w.sum().clamp(min=1)
 
     def step(self, s: Tree, b: Batch) -> Tree:
         slopes = grad(self.objective)(s["params"], s, b)
-        square = squared_norm(slopes)
+        rows, square = b.w.sum(), squared_norm(slopes)
         return s | {
-            "slopes": {k: total + slopes[k] for k, total in s["slopes"].items()},
-            "squares": s["squares"].to(square.device) + torch.stack([square, torch.ones_like(square)]),
+            "slopes": {k: total + rows * slopes[k] for k, total in s["slopes"].items()},
+            "squares": s["squares"].to(square.device) + torch.stack([rows * square, rows]),
         }
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        total, batches = s["squares"].tolist()
-        mean = {k: g / max(1.0, batches) for k, g in s["slopes"].items()}
-        variance = max(0.0, total / max(1.0, batches) - float(squared_norm(mean)))  # E|g|^2 - |E g|^2
+        total, rows = s["squares"].tolist()
+        mean = {k: g / max(1.0, rows) for k, g in s["slopes"].items()}
+        variance = max(0.0, total / max(1.0, rows) - float(squared_norm(mean)))  # E|g|^2 - |E g|^2
         report = Report({"gradient": mean}, {"variance": (variance, 1.0)}, {"train": counts["train"]})
         return report, None
 
@@ -93,6 +91,10 @@ class ShareRows:
     rows: int = 5
     name: str = "share"
     batchable: bool = field(default=True, metadata=FIXED)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise UserError(f"{self.name}.rows is {self.rows}; it must be 1 or more")
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -66,9 +66,9 @@ def summary(name: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 
 
-def rehearsed(name: str, options: Mapping[str, Mapping[str, Any]]) -> Setting:
+def rehearsed(name: str, options: Mapping[str, Mapping[str, Any]], cohort: int = 1) -> Setting:
     """The method built on a small network: its name and its options are checked without any data."""
-    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort=5, options=options)
+    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort=cohort, options=options)
     build(name, setting)
     return setting
 

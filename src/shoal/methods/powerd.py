@@ -8,6 +8,9 @@ strategies, arXiv 2010.01243; a baseline of paper 002 (Sec. II-A).
 | d candidates, drawn with probability n_k/n without replacement | `select.candidates` (0: twice the cohort) |
 | their losses at the global model | `client.probe.LossProbe`, charged as preparation |
 | the K largest | `stages.select.LargestLoss` |
+
+Deviation: the average is weighted by sizes, as paper 002 does for every method (Eq. 2); the authors' is plain, which is
+`train.weighting=uniform`.
 """
 
 from __future__ import annotations

@@ -27,5 +27,5 @@ from shoal.types import Method
 
 def simclust(s: Setting) -> Method:
     ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
-    group = Group(s.make("cluster", Similar, groups=s.cohort), column="labels")
+    group = Group(s.make("cluster", Similar, cohort=s.cohort), column="labels")
     return averaging(s, "simclust", ask, group, FromGroups(one_of_each, size=s.cohort))

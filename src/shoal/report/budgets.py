@@ -128,14 +128,22 @@ def reference(records: Sequence[RunRecord], of: str | None = None) -> Reference:
 def _referred(records: Sequence[RunRecord], of: str | None) -> tuple[str, Sequence[RunRecord]]:
     names: dict[str, list[RunRecord]] = {name: [run] for name, run in zip(labels(records), records, strict=True)}
     names |= dict(group_seeds(records))
-    names |= {run.label: [r for r in records if r.label == run.label] for run in records}
+    for method in {run.label for run in records}:
+        same = [r for r in records if r.label == method]
+        names[method] = same if len(differing(same)) == 0 or differing(same) == ["seed"] else []
     if of is None:
-        return ("fedavg", names["fedavg"]) if "fedavg" in names else (labels(records)[0], records[:1])
-    if of in names:
+        of = "fedavg" if "fedavg" in names else labels(records)[0]
+    if names.get(of):
         return of, names[of]
+    if of in names:
+        raise UserError(f"--of is {of!r}, but its runs differ in more than the seed; give one of {_known(names)}")
     if here := [run for run in records if run.path.resolve() == Path(of).resolve()]:
         return of, here
-    raise UserError(f"--of is {of!r}, which is none of the runs; give one of {', '.join(names)}, or a run directory")
+    raise UserError(f"--of is {of!r}, which is none of the runs; give one of {_known(names)}, or a run directory")
+
+
+def _known(names: Mapping[str, Sequence[RunRecord]]) -> str:
+    return ", ".join(name for name, runs in names.items() if runs)
 
 
 def require_joules(records: Sequence[RunRecord]) -> None:

@@ -58,11 +58,13 @@ def distributions(sizes: ArrayLike, gradients: ArrayLike, k: int) -> Floats:
 def angles(gradients: ArrayLike) -> Floats:
     """arccos of the cosine of each pair; 0 to everybody for an unknown gradient, so that the unknown are alike."""
     g = matrix("gradients", gradients, "clients by parameters")
-    g = np.where(np.isfinite(g).all(axis=1, keepdims=True), g, 0.0)
-    length = np.linalg.norm(g, axis=1, keepdims=True)
-    unit = np.divide(g, length, out=np.zeros_like(g), where=length > 0)
-    angle: Floats = np.arccos(np.clip(unit @ unit.T, -1.0, 1.0))
-    angle[(length == 0) | (length == 0).T] = 0.0
+    known = np.isfinite(g).all(axis=1, keepdims=True)
+    g = g if known.all() else np.where(known, g, 0.0)
+    products = g @ g.T
+    length = np.sqrt(np.diag(products))
+    both = np.outer(length, length)
+    cosine = np.divide(products, both, out=np.ones_like(both), where=both > 0)
+    angle: Floats = np.arccos(np.clip(cosine, -1.0, 1.0))
     np.fill_diagonal(angle, 0.0)
     return angle
 

@@ -68,8 +68,13 @@ class LossCorrelation:
         self.mean_ = np.divide(weight @ known, reports, out=np.zeros(found.shape[1]), where=reports > 0)
         rest = np.where(heard, known - self.mean_, 0.0)
         x = self._start(embedding, found.shape[1])
-        for _ in range(1 if heard.all() else self.steps):  # with nothing to fill in, the first step is the maximum
-            x = self._closed_form(self._expected_square(rest, heard, weight, x))
+        if heard.all():  # nothing to fill in, and far fewer rounds than clients: no matrix of clients by clients
+            _, lengths, directions = np.linalg.svd(np.sqrt(weight)[:, None] * rest, full_matrices=False)
+            x = self._scaled(lengths**2, directions.T)
+        else:
+            for _ in range(self.steps):
+                values, vectors = np.linalg.eigh(self._expected_square(rest, heard, weight, x))
+                x = self._scaled(values[::-1], vectors[:, ::-1])
         self.embedding_ = x
         self.covariance_ = x @ x.T + self.noise**2 * np.eye(len(x))  # (a)
         return self
@@ -82,13 +87,11 @@ class LossCorrelation:
             raise UserError(f"embedding has shape {found.shape}; it must be {(clients, self.dimension)}")
         return found
 
-    def _closed_form(self, square: Floats) -> Floats:
-        """The X of (a) that makes deviations with this mean square most likely: its leading eigenvectors, scaled."""
-        values, vectors = np.linalg.eigh(square)
-        x = np.zeros((len(square), self.dimension))
-        kept = min(self.dimension, len(square))
-        scale = np.sqrt(np.maximum(values[::-1][:kept] - self.noise**2, 0.0))
-        x[:, :kept] = vectors[:, ::-1][:, :kept] * scale
+    def _scaled(self, values: Floats, vectors: Floats) -> Floats:
+        """The X of (a) that makes deviations most likely if their mean square has these leading eigenpairs."""
+        x = np.zeros((len(vectors), self.dimension))
+        kept = min(self.dimension, len(values))
+        x[:, :kept] = vectors[:, :kept] * np.sqrt(np.maximum(values[:kept] - self.noise**2, 0.0))
         return x
 
     def _expected_square(self, rest: Floats, heard: NDArray[np.bool_], weight: Floats, x: Floats) -> Floats:

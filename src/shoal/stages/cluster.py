@@ -25,16 +25,18 @@ Labels = NDArray[np.int64]
 class Similar:
     """Clients with similar label distributions together."""
 
-    groups: int
+    cohort: int = field(metadata=FIXED)
+    groups: int = 0  # 0: as many as clients take part in a round
     centre: Literal["mean", "jeffreys"] = "mean"
     restarts: int = 10
 
     def __post_init__(self) -> None:
-        _at_least("cluster.groups", self.groups, 1)
+        _at_least("cluster.groups", self.groups, 0)
         _at_least("cluster.restarts", self.restarts, 1)
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
-        return SimilarClusters(self.groups, seed, restarts=self.restarts, centre=self.centre).fit(rows).labels_
+        groups = self.groups or self.cohort
+        return SimilarClusters(groups, seed, restarts=self.restarts, centre=self.centre).fit(rows).labels_
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Repulsive:
 
     def __post_init__(self) -> None:
         _at_least("cluster.groups", self.groups, 0)
-        _at_least("cluster.top", self.top, 0)
+        if self.top < 0 or self.top == 1:
+            raise UserError(f"cluster.top is {self.top}; it must be 0 (all groups) or 2 or more")
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
         groups = self.groups or max(1, round(2 * len(rows) / self.cohort))
@@ -75,5 +78,9 @@ class Group(ServerOnly):
         if not len(known) or (self.once and known.clients == grouped.clients):
             return state
         groups = self.rule(known[self.column].double().numpy(), seed)
-        table = Table(known.clients, {"group": torch.from_numpy(np.asarray(groups, dtype=np.int64))})
+        columns = {
+            "group": torch.from_numpy(np.asarray(groups, dtype=np.int64)),
+            "round": torch.full((len(known),), state.round),  # in which they were formed
+        }
+        table = Table(known.clients, columns)
         return replace(state, memory={**state.memory, self.name: table.tree()})

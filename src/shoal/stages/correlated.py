@@ -23,7 +23,8 @@ NEVER = -2  # no round is the next one
 @dataclass(frozen=True)
 class Survey(OneProgram):
     """Everybody tells the loss of the global model, in rounds that follow each other in pairs: the difference is what
-    the first round's training changed. In every round of the warm-up and at its end, then in pairs every so often."""
+    the first round's training, by random clients, changed. In every round of the warm-up and at its end, then in pairs
+    every so often."""
 
     program: ClientProgram
     models_for: ModelsFor
@@ -41,6 +42,10 @@ class Survey(OneProgram):
         past = round - self.warmup
         return past <= 0 or past % self.every in (0, self.every - 1)
 
+    def begins_pair(self, round: int) -> bool:
+        """Whether what this round's training changes will be known."""
+        return round < self.warmup or (round - self.warmup) % self.every == self.every - 1
+
     def plan(self, state: ServerState, seed: int) -> Plan:
         return Plan(
             self.program,
@@ -54,30 +59,38 @@ class Survey(OneProgram):
             "loss": torch.tensor(torch.nan, dtype=torch.float64),
             "round": torch.tensor(NEVER),
             "size": torch.tensor(0),
-            "changes": torch.full((self.history,), torch.nan, dtype=torch.float64),
+            "changes": torch.full((self.history,), torch.nan, dtype=torch.float64),  # the newest comes last
+            "when": torch.full((self.history,), NEVER),  # the round that made each change
         }
-        known = Table.of({c: blank for c in told if c not in set(before.clients)}).merged(before)
-        rows = {}
-        for i, c in enumerate(known.clients):
-            old = {k: v[i] for k, v in known.columns.items()}
-            loss, report = told.get(c, (torch.nan, None))
-            paired = bool(report) and int(old["round"]) == state.round - 1
-            change = torch.tensor([loss - float(old["loss"]) if paired else torch.nan], dtype=torch.float64)
-            rows[c] = {**old, "changes": torch.cat([old["changes"][1:], change])}
-            if report:
-                heard = {"loss": loss, "round": state.round, "size": report.counts["train"]}
-                rows[c] |= {k: torch.tensor(v, dtype=old[k].dtype) for k, v in heard.items()}
-        return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
+        known_before = set(before.clients)
+        known = Table.of({c: blank for c in told if c not in known_before}).merged(before)
+        if not len(known):
+            return state
+        columns = {k: v.clone() for k, v in known.columns.items()}
+        losses = torch.tensor([told[c][0] if c in told else torch.nan for c in known.clients], dtype=torch.float64)
+        heard = torch.tensor([c in told for c in known.clients])
+        paired = heard & (columns["round"] == state.round - 1)
+        if paired.any():
+            change = torch.where(paired, losses - columns["loss"], torch.nan)
+            columns["changes"] = torch.cat([columns["changes"][:, 1:], change[:, None]], dim=1)
+            made = torch.full((len(known), 1), state.round - 1)
+            columns["when"] = torch.cat([columns["when"][:, 1:], made], dim=1)
+        columns["loss"] = torch.where(heard, losses, columns["loss"])
+        columns["round"] = torch.where(heard, state.round, columns["round"])
+        sizes = torch.tensor([told[c][1].counts["train"] if c in told else 0 for c in known.clients])
+        columns["size"] = torch.where(heard, sizes, columns["size"])
+        return replace(state, memory={**state.memory, self.name: Table(known.clients, columns).tree()})
 
 
 @dataclass(frozen=True)
 class Correlated(ServerOnly):
-    """Random clients in the warm-up; then those who, by the correlation of all losses, lower them most."""
+    """Random clients in the warm-up and wherever a survey will tell what they changed; in between those who, by the
+    correlation of all losses, lower them most."""
 
     size: int = field(metadata=FIXED)
     survey: Survey
     beta: float = 0.9  # how much a client counts after each time it was chosen, until the next survey
-    forget: float = 0.95  # how much a change counts for each survey that came after it
+    forget: float = 0.95  # how much a change counts for each round that came after it
     dimension: int = 15
     noise: float = 0.01
     name: str = "select"
@@ -86,16 +99,17 @@ class Correlated(ServerOnly):
         for key in ("beta", "forget"):
             if not 0 < getattr(self, key) <= 1:
                 raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be above 0 and at most 1")
+        LossCorrelation(self.dimension, self.noise)  # refuses what it cannot work with
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         surveyed = Table.load(state, SURVEY)
         heard = np.isfinite(surveyed["changes"].numpy()) if len(surveyed) else np.zeros((0, 0))
-        if state.round < self.survey.warmup or not heard.any():
+        if self.survey.begins_pair(state.round) or not heard.any():
             rows = uniform(np.arange(len(state.roster)), self.size, seed)
             return replace(state, cohort=tuple(state.roster[i] for i in rows.tolist()))
         trained = Table.load(state, self.name)
-        if trained.clients != surveyed.clients or (self.survey.due(state.round) and heard[:, -1].any()):
-            trained = self._trained(surveyed)
+        if trained.clients != surveyed.clients or int(surveyed["when"][0, -1]) == state.round - 1:
+            trained = self._trained(surveyed, state.round)
         x, chosen = trained["embedding"].numpy(), trained["chosen"].numpy().copy()
         covariance = x @ x.T + self.noise**2 * np.eye(len(x))
         sizes = surveyed["size"].double().numpy()
@@ -105,9 +119,9 @@ class Correlated(ServerOnly):
         kept = Table(trained.clients, {**trained.columns, "chosen": torch.from_numpy(chosen)})
         return replace(state, cohort=surveyed.named(rows), memory={**state.memory, self.name: kept.tree()})
 
-    def _trained(self, surveyed: Table) -> Table:
+    def _trained(self, surveyed: Table, round: int) -> Table:
         changes = surveyed["changes"].numpy().T  # [surveys, clients]
-        ages = np.arange(len(changes))[::-1]
+        ages = round - 1 - surveyed["when"].numpy().max(axis=0)  # newcomers' columns do not know when
         heard = np.isfinite(changes).any(axis=1)
         model = LossCorrelation(self.dimension, self.noise).fit(changes[heard], self.forget ** ages[heard])
         columns = {

@@ -15,7 +15,8 @@ from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Repor
 class Personalise(OneProgram):
     """Every client, not only the cohort, adapts what it is served and keeps the result to itself.
 
-    Due whenever the fleet is evaluated: what is measured is what would be served then.
+    Due in the rounds that are evaluated by plan. A run that a budget ends in between is measured with what clients
+    then have.
     """
 
     program: ClientProgram

@@ -52,7 +52,8 @@ class Table:
         """The rows of both; where both have a client, that of `other`."""
         if not self.clients or not other.clients:
             return other if other.clients else self
-        mine = [i for i, c in enumerate(self.clients) if c not in set(other.clients)]
+        theirs = set(other.clients)
+        mine = [i for i, c in enumerate(self.clients) if c not in theirs]
         clients = [*(self.clients[i] for i in mine), *other.clients]
         order = sorted(range(len(clients)), key=clients.__getitem__)
         columns = {k: torch.cat([self[k][mine], other[k]])[order] for k in self.columns}

@@ -43,8 +43,8 @@ class Federate(OneProgram, EveryRound):
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
     of training rows, or times 1 with `weighting="uniform"`. A stage that chose clients by chance may have stored
-    other weights for them: `weights_from` names it. `remember` keeps what the cohort sent, for stages of the next
-    round: the change of each client's model, or the model.
+    weights that make up for it, which go on top: `weights_from` names it. `remember` keeps what the cohort sent,
+    for stages of the next round: the change of each client's model, or the model.
     """
 
     program: ClientProgram
@@ -83,17 +83,21 @@ class Federate(OneProgram, EveryRound):
         return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
 
     def _merged(self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]) -> Params:
-        weights = [self._weight(state, place, c, r) for c, r in reports.items()]
+        given = self._given(state)
+        weights = [given.get(c, 1.0) * self._weight(state, place, c, r) for c, r in reports.items()]
         parts = [(w, r.tensors["model"]) for w, r in zip(weights, reports.values(), strict=True) if w > 0]
         if not parts:
             return state.models[name]  # nobody of this cluster replied
         return tree.weighted_mean([model for _, model in parts], [w for w, _ in parts])
 
+    def _given(self, state: ServerState) -> dict[ClientId, float]:
+        if not self.weights_from:
+            return {}
+        table = Table.load(state, self.weights_from)
+        return dict(zip(table.clients, table["weight"].tolist(), strict=True)) if len(table) else {}
+
     def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
         member = float(state.membership[client][place]) if client in state.membership else 1.0
-        if self.weights_from:
-            given = Table.load(state, self.weights_from)
-            return member * float(given["weight"][given.clients.index(client)])
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 

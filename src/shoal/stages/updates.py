@@ -23,12 +23,13 @@ PROBE, TRAIN = "probe", "train"
 class Diverse(ServerOnly):
     """Clients drawn by how far their gradients are from the mean and how much they vary; aggregation weights that
     make up for it are left for the training stage. A probe's gradient is replaced by the mean one of the training
-    that followed it: the change of the model over the learning rate and the number of steps."""
+    that followed it: the change of the model over the learning rate and what momentum makes of the number of steps."""
 
     size: int = field(metadata=FIXED)
     rate: Rate
     epochs: int = field(metadata=FIXED)
     batch_size: int = field(metadata=FIXED)
+    momentum: float = field(metadata=FIXED)
     alpha1: float = 0.5
     alpha2: float = 0.5
     name: str = "select"
@@ -48,7 +49,7 @@ class Diverse(ServerOnly):
             known["gradient"].numpy(), known["variance"].double().numpy(), self.alpha1, self.alpha2, sizes
         )
         rows = diversity.draw(p, known.present(state.roster), self.size, seed)
-        weights = torch.from_numpy(diversity.importance(p, sizes, rows))
+        weights = torch.from_numpy(diversity.importance(p, np.ones(len(p)), rows))  # beside those of the training
         memory = {**state.memory, PROBE: known.tree(), self.name: Table(known.named(rows), {"weight": weights}).tree()}
         return replace(state, cohort=known.named(rows), memory=memory)
 
@@ -59,8 +60,14 @@ class Diverse(ServerOnly):
         gradient = known["gradient"].clone()
         for update, client in zip(sent.columns.get("update", ()), sent.clients, strict=True):
             steps = self.epochs * -(-int(known["size"][place[client]]) // self.batch_size)
-            gradient[place[client]] = -update / max(1e-12, lr * steps)
+            gradient[place[client]] = -update / max(1e-12, lr * reach(steps, self.momentum))
         return Table(known.clients, {**known.columns, "gradient": gradient})
+
+
+def reach(steps: int, momentum: float) -> float:
+    """How far a constant gradient of 1 takes SGD with learning rate 1: sum over t of 1 + m + ... + m^(t-1)."""
+    m = momentum
+    return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,10 @@ class Checkpoints:
         tensors = (folder / "state.safetensors").read_bytes()
         if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
             raise ValueError("its tensors do not match their checksum")
-        parts = tree.to(unpack(tensors)[0], device)
+        parts = unpack(tensors)[0]
         state = ServerState(
             int(facts["round"]),
-            parts.get("models", {}),
+            tree.to(parts.get("models", {}), device),  # what stages remember stays where they made it: on the CPU
             membership=parts.get("membership", {}),
             memory=parts.get("memory", {}),
         )
