@@ -1,7 +1,7 @@
 """RepClust: groups of equal size, each as diverse as possible and all alike.
 
-Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods, 2025
-(arXiv:2505.09704), Sec. III-B, Eq. (3) and Algorithm 1.
+Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods
+(paper 002), Sec. III-B, Eq. (3) and Algorithm 1.
 
 | paper | here |
 |---|---|

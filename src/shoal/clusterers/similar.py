@@ -1,7 +1,7 @@
 """SimClust: clients with similar label distributions in one cluster.
 
-Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods, 2025
-(arXiv:2505.09704), Sec. III-A.
+Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods
+(paper 002), Sec. III-A.
 
 | paper | here |
 |---|---|

@@ -4,7 +4,7 @@ The joules of clients are modelled, from rounds.jsonl. Those of the server are t
 times its watts; they count as preparation.
 
 Accuracy counts where it is held for some evaluated rounds in a row, as in R. Pereira, F. Famá, C. Kalalas and P. Dini,
-"Energy-Efficient Federated Learning for AIoT using Clustering Methods", arXiv:2505.09704, Tables I and II.
+"Energy-Efficient Federated Learning for AIoT using Clustering Methods", Tables I and II.
 """
 
 from __future__ import annotations
