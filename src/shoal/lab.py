@@ -20,7 +20,7 @@ from shoal.client.histogram import LabelHistogram
 from shoal.clusterers.repulsive import objectives
 from shoal.cost.carbon import Carbon, split
 from shoal.cost.devices import assign
-from shoal.cost.ledger import Ledger, totals
+from shoal.cost.ledger import PARTS, Ledger, totals
 from shoal.cost.links import link
 from shoal.cost.model import Costs
 from shoal.cost.timer import Timer
@@ -38,7 +38,7 @@ from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.privacy import guarantee
 from shoal.rng import derive_seed
-from shoal.stages.cluster import Group, Repulsive
+from shoal.stages.cluster import GROUPS, Group, Repulsive
 from shoal.stages.represent import AskOnce
 from shoal.stages.table import Table
 from shoal.store.run import RunStore
@@ -414,6 +414,21 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
     return {"objectives": noisy, "objectives_without_noise": clear}
 
 
+def _by_group(result: Result) -> dict[str, Any]:
+    """Joules of the groups that a method formed, if it did."""
+    grouped = Table.load(result.state, GROUPS)
+    if not len(grouped):
+        return {}
+    spent = result.ledger.by_client()
+    found: dict[str, dict[str, float]] = {}
+    for client, group in zip(grouped.clients, grouped["group"].tolist(), strict=True):
+        total = found.setdefault(str(group), {"clients": 0, **dict.fromkeys(PARTS, 0.0)})
+        total["clients"] += 1
+        for part, joules in spent.get(client, {}).items():
+            total[part] += joules
+    return {"joules_of_groups": dict(sorted(found.items(), key=lambda item: int(item[0])))}
+
+
 def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
     job, server = bench.job, bench.costs.server
     joules = totals(result.ledger.pages)
@@ -442,6 +457,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
             "watts": server.active_w,
             "kind": "measured",
         },
+        **_by_group(result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),
         "rounds_done": len(result.records),
         "stopped": result.stopped,

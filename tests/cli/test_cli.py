@@ -415,8 +415,11 @@ class TestJoules:
         pages = [json.loads(line) for line in Path("one/ledger.jsonl").read_text().splitlines()]
         assert [(p["round"], p["stage"]) for p in pages] == [(1, "represent"), (1, "train"), (2, "train")]
         assert sum(sum(p["bytes_up"]) for p in pages) == result["bytes_up"]
-        for part, name in (("comm", "radio_joules"),):
-            assert sum(sum(p[name]) for p in pages) == pytest.approx(result["joules"][part])
+        assert sum(sum(p["radio_joules"]) for p in pages) == pytest.approx(result["joules"]["comm"])
+        groups = result["joules_of_groups"].values()
+        assert sum(g["clients"] for g in groups) == 6
+        for part in ("pre", "train", "comm"):
+            assert sum(g[part] for g in groups) == pytest.approx(result["joules_of_clients"][part])
         assert result["joules"]["total"] == pytest.approx(sum(result["joules"][k] for k in ("pre", "train", "comm")))
 
     def test_noise_says_what_it_is_worth(self):

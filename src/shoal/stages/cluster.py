@@ -19,6 +19,7 @@ from shoal.types import FIXED, ClientId, Report, ServerState
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+GROUPS = "cluster"  # the stage in which clients are grouped
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Group(ServerOnly):
     column: str = field(metadata=FIXED)
     source: str = field(default="represent", metadata=FIXED)  # the stage that asked
     once: bool = field(default=True, metadata=FIXED)
-    name: str = "cluster"
+    name: str = GROUPS
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known, grouped = Table.load(state, self.source), Table.load(state, self.name)
