@@ -201,7 +201,9 @@ def _spent(ledger: Ledger, fleet: Fleet) -> str | None:
 def _charged(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
     """The clients that are there and have something left in their batteries."""
     limit = ledger.costs.battery_joules
-    return tuple(c for c in fleet.roster() if limit is None or ledger.spent_joules.get(c, 0.0) < limit)
+    if limit is None:
+        return fleet.roster()
+    return tuple(c for c in fleet.roster() if ledger.spent_joules.get(c, 0.0) < limit)
 
 
 def play_round(
