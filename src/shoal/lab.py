@@ -192,6 +192,9 @@ def run(
     for key in (*OF_DATA, "keep", "device"):
         if key in keys:
             raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to shoal.partition")
+    for key in ("measure", "country"):
+        if key in keys:
+            raise UserError(f"{key} is {keys[key]!r}, but only runs that are kept are measured: use the command line")
     bench = arrange(make_job({"method": name} | keys), method, federation)
     fleet = make_fleet(bench)
     with at_work(fleet):
@@ -417,7 +420,7 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
 def _by_group(result: Result) -> dict[str, Any]:
     """Joules of the groups that a method formed, if it did."""
     grouped = Table.load(result.state, GROUPS)
-    if not len(grouped):
+    if "group" not in grouped.columns:
         return {}
     spent = result.ledger.by_client()
     found: dict[str, dict[str, float]] = {}

@@ -131,6 +131,8 @@ def test_keys_of_the_data_are_refused_where_they_would_do_nothing(tiny):
 
     with pytest.raises(UserError, match=r"clients is 77, but shoal\.run is given a federation"):
         shoal.run("fedavg", tiny, clients=77)
+    with pytest.raises(UserError, match=r"measure is 'codecarbon', but only runs that are kept are measured"):
+        shoal.run("fedavg", tiny, measure="codecarbon")
 
 
 def test_one_test_row_is_evaluated_with_batch_norm_too():
