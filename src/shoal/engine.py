@@ -211,7 +211,7 @@ def play_round(
 ) -> tuple[ServerState, Record, float]:
     """The next state, what is known of the round, and the seconds that the server worked for it."""
     number, server_s, late = state.round + 1, 0.0, 0
-    state = replace(state, roster=_charged(ledger, fleet), cohort=())
+    state = replace(state, roster=_charged(ledger, fleet), devices=ledger.costs.profiles, cohort=())
     seen: dict[str, float] = {}
     for stage in method.stages:
         if not stage.due(state.round):
@@ -235,7 +235,7 @@ def play_round(
     if not state.cohort:
         log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", number)
     record = replace(_cost(number, ledger), cohort=len(state.cohort), metrics=seen, late=late)
-    return replace(state, round=number, roster=(), cohort=()), record, server_s
+    return replace(state, round=number, roster=(), devices={}, cohort=()), record, server_s
 
 
 def _cost(number: int, ledger: Ledger) -> Record:

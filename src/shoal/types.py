@@ -99,6 +99,16 @@ class Plan:
     tasks: Mapping[ClientId, Task] = field(default_factory=dict)
 
 
+class Device(Protocol):
+    """What is known of a client's hardware before it has done anything."""
+
+    @property
+    def flops_per_s(self) -> float: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class ServerState:
     """All that the server knows between rounds. Never a client's private tree."""
@@ -107,6 +117,7 @@ class ServerState:
     models: Mapping[str, Params]
     membership: Mapping[ClientId, Tensor] = field(default_factory=dict)  # weights over sorted(models)
     roster: tuple[ClientId, ...] = ()  # who is there this round: set by the loop, not stored
+    devices: Mapping[ClientId, Device] = field(default_factory=dict)  # set by the loop, not stored; some may be unknown
     cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
 

@@ -3,3 +3,9 @@
 `__init__` stores, `fit(X)` checks and works, what was found ends in `_`. The partition does not depend on the order of
 the rows (equal rows are interchangeable); labels are numbered by first appearance.
 """
+
+from shoal.clusterers.density import AdaptiveDensityClusters
+from shoal.clusterers.repulsive import RepulsiveClusters
+from shoal.clusterers.similar import SimilarClusters
+
+__all__ = ["AdaptiveDensityClusters", "RepulsiveClusters", "SimilarClusters"]

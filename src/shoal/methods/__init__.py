@@ -14,6 +14,7 @@ from shoal.methods.delta import delta
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
 from shoal.methods.fedcor import fedcor
+from shoal.methods.fedepc import fedepc
 from shoal.methods.fedprox import fedprox
 from shoal.methods.flis import flis
 from shoal.methods.local import local
@@ -35,6 +36,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "delta": delta,
     "clustlowvar": clustlowvar,
     "flis": flis,
+    "fedepc": fedepc,
     "local": local,
     "centralised": centralised,
 }

@@ -36,3 +36,12 @@ def own_model_predict(model: Model) -> Predict:
         return model.predict(private["model"] if "model" in private else models["global"], x)
 
     return predict
+
+
+def received_model_predict(model: Model) -> Predict:
+    """The one model that a client is sent, whatever its name."""
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        return model.predict(next(iter(models.values())), x)
+
+    return predict

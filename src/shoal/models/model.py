@@ -15,6 +15,7 @@ from torch.func import functional_call
 from shoal.errors import UserError, imported
 from shoal.models.cnn import CnnCifar, CnnFedAvg
 from shoal.models.mlp import Linear, Mlp
+from shoal.models.rectified import Watching, relu_modules
 from shoal.models.resnet import ResNet18
 from shoal.types import Params
 
@@ -107,6 +108,29 @@ class Model:
         call = params | buffers
         options = {"key": key} if self.takes_key else {}
         return functional_call(self._training, call, (x,), options, strict=True), buffers
+
+    def relu(self, layer: str) -> int:
+        """The place of a ReLU: "last", a number from 1 in the order of calls, or the name of its module."""
+        modules = relu_modules(self._serving, torch.zeros(2, *self.input_shape))
+        if not modules:
+            raise UserError(f"model {self.name} has no ReLU, whose zeros could be counted; mlp and the cnns have")
+        if layer == "last":
+            return len(modules) - 1
+        if layer.isdigit() and 1 <= int(layer) <= len(modules):
+            return int(layer) - 1
+        if layer and layer in modules and not layer.isdigit():
+            return modules.index(layer)
+        names = ", ".join(name for name in modules if name and not name.isdigit())
+        raise UserError(
+            f"layer {layer!r} of model {self.name} is no ReLU; it must be last, a number from 1 to {len(modules)}"
+            + (f", or one of {names}" if names else "")
+        )
+
+    def rectified(self, params: Params, x: Tensor, place: int) -> Tensor:
+        """What that ReLU gives, as served."""
+        with Watching() as watching:
+            self.predict(params, x)
+        return watching.outputs[place]
 
     @property
     def head(self) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.clusterers.density import AdaptiveDensityClusters
+from shoal.clusterers.jensen import modified_js
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
@@ -57,6 +59,49 @@ class Repulsive:
     def __call__(self, rows: Floats, seed: int) -> Labels:
         groups = self.groups or max(1, round(2 * len(rows) / self.cohort))
         return RepulsiveClusters(groups, seed, swaps=self.swaps, top=self.top or None).fit(rows).labels_
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Clients whose sparsity vectors are alike, in as many groups as there are (AIDC, paper 000).
+
+    A row holds four vectors: that of the client's adapted model, by which it is grouped, and those of the model that
+    all received, over all of its examples and over either half of them, which tell difference from chance.
+    """
+
+    merge: float = 0.30
+    split: float = 0.36
+    guard: float = 2.2  # how much clients must differ beyond chance, or they are one group; 0: no such test
+    smallest: int = 2
+    references: int = 0  # clients that all are compared with; 0: everybody with everybody
+    literal: bool = False
+
+    def __post_init__(self) -> None:
+        self._clusters(0)._check()
+
+    def __call__(self, rows: Floats, seed: int) -> Labels:
+        adapted, received, *halves = np.split(rows, 4, axis=1)
+        if self.guard and self._clusters(seed).fit(received, (halves[0], halves[1])).guarded_:
+            return np.zeros(len(rows), dtype=np.int64)
+        return self._clusters(seed).fit(adapted).labels_
+
+    def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
+        """The group with the least mean distance to its members."""
+        known, new = np.split(rows, 4, axis=1)[0], np.split(newcomers, 4, axis=1)[0]
+        distances = modified_js(new, known)
+        means = np.stack([distances[:, labels == k].mean(axis=1) for k in np.unique(labels)], axis=1)
+        return np.unique(labels)[means.argmin(axis=1)]
+
+    def _clusters(self, seed: int) -> AdaptiveDensityClusters:
+        return AdaptiveDensityClusters(
+            merge=self.merge,
+            split=self.split,
+            guard=self.guard,
+            smallest=self.smallest,
+            references=self.references or None,
+            literal=self.literal,
+            seed=seed,
+        )
 
 
 def _at_least(field: str, value: int, least: int) -> None:

@@ -28,23 +28,27 @@ def row(report: Report) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class AskOnce(OneProgram, EveryRound):
-    """Everyone who has not answered yet is asked; answers are kept. Newcomers are asked when they come, or never."""
+    """Everyone who has not answered yet is asked; answers are kept, with the round they are of ("told"). Newcomers are
+    asked when they come, or never. With `every` all are asked anew every so many rounds."""
 
     program: ClientProgram
     models_for: ModelsFor | None = None  # none: nothing needs to be sent
     newcomers: bool = True
+    every: int = 0
     name: str = "represent"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         known = set(Table.load(state, self.name).clients)
         if known and not self.newcomers:
             return Plan()
-        asked = [c for c in state.roster if c not in known]
+        anew = self.every > 0 and state.round > 0 and state.round % self.every == 0
+        asked = [c for c in state.roster if anew or c not in known]
         models = {c: self.models_for(state, c) if self.models_for else {} for c in asked}
         return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not reports:
             return state
-        known = Table.load(state, self.name).merged(Table.of({c: row(r) for c, r in reports.items()}))
+        told = {"told": torch.tensor(state.round)}
+        known = Table.load(state, self.name).merged(Table.of({c: row(r) | told for c, r in reports.items()}))
         return replace(state, memory={**state.memory, self.name: known.tree()})

@@ -36,7 +36,10 @@ class Table:
     @classmethod
     def load(cls, state: ServerState, slot: str) -> Table:
         """What a stage has stored under its name; an empty table before that."""
-        t = state.memory.get(slot, {})
+        return cls.read(state.memory.get(slot, {}))
+
+    @classmethod
+    def read(cls, t: Tree) -> Table:
         if "clients" not in t:
             return cls()
         names = bytes(t["clients"].tolist()).decode().split(BETWEEN)

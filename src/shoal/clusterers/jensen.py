@@ -1,0 +1,101 @@
+"""How far apart two sparsity vectors are: the modified Jensen-Shannon divergence of FedEPC.
+
+Tang et al., FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
+fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241), Eq. (3) and (4).
+
+| paper | here |
+|---|---|
+| s^(i) | a row of `S`, not negative; the paper's lie in [0, 1] |
+| P, Q | the rows divided by their sums; a row of zeros stays a row of zeros |
+| JS(s, t), Eq. (4) | the same formula for rows as they are: not bounded, and twice as large for rows twice as large |
+| γ | `gamma` |
+| MJS, Eq. (3) | `modified_js`, `pairwise_modified_js`, `paired_modified_js` |
+
+With h(x) = x ln x, 0 for x = 0, Eq. (4) is Σ_c [(h(s_c) + h(t_c)) / 2 - h((s_c + t_c) / 2)]. The first two terms belong
+to one row each, so one logarithm is left for a pair and an entry. Both parts of Eq. (3) have this form, hence they are
+one sum over 2C columns: those of P and Q with weight 1, those of s and t with weight γ.
+
+Each column is divided by its mean and weighted with it, which changes nothing: JS is homogeneous in every entry. But
+entries are then near 1, h is near 0, and little is lost by cancellation: single precision does where rows are similar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.clusterers.inputs import Floats
+
+Matrix = NDArray[np.floating[Any]]
+
+_TILE = 256  # rows and columns of distances computed together: they stay in a processor's cache
+_LEAST = 1e-30  # stands for 0: x ln x is 0 to any precision, and finite
+
+
+def modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
+    """Eq. (3) between the rows of P [n, C] and of Q [m, C]: [n, m]."""
+    found = np.empty((len(P), len(Q)))
+    entries, weights = _entries(np.concatenate([P, Q]), gamma, np.float64)
+    for rows in _tiles(0, len(P)):
+        for columns in _tiles(len(P), len(P) + len(Q)):
+            here = slice(columns.start - len(P), columns.stop - len(P))
+            found[rows, here] = _tile(entries[:, rows], entries[:, columns], weights)
+    return found
+
+
+def pairwise_modified_js(S: Matrix, gamma: float = 1.0, dtype: type[np.floating[Any]] = np.float64) -> Matrix:
+    """Eq. (3) between all rows of S: [n, n], symmetric, zero on the diagonal. Nothing else of that size is held."""
+    found = np.empty((len(S), len(S)), dtype)
+    entries, weights = _entries(S, gamma, dtype)
+    for rows in _tiles(0, len(S)):
+        for columns in _tiles(rows.start, len(S)):
+            found[rows, columns] = _tile(entries[:, rows], entries[:, columns], weights)
+            found[columns, rows] = found[rows, columns].T
+    return found
+
+
+def paired_modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
+    """Eq. (3) between each row of P and the same row of Q: [n]."""
+    from scipy.special import rel_entr
+
+    total = np.zeros(len(P))
+    for weight, p, q in ((1.0, normalised(P), normalised(Q)), (gamma, P, Q)):
+        middle = (p + q) / 2
+        total += weight * (rel_entr(p, middle) + rel_entr(q, middle)).sum(1) / 2
+    return np.maximum(total, 0.0)
+
+
+def normalised(rows: Matrix) -> Matrix:
+    """Rows divided by their sums; zeros stay zeros."""
+    sums = rows.sum(1, keepdims=True)
+    return rows / np.where(sums > 0, sums, 1.0)
+
+
+def _entries(rows: Matrix, gamma: float, dtype: type[np.floating[Any]]) -> tuple[Tensor, list[float]]:
+    """[columns, n] and the weight of each column; columns of zeros, or without weight, say nothing and are left out."""
+    both = np.concatenate([normalised(rows), rows], axis=1)
+    weights = np.repeat([1.0, gamma], rows.shape[1])
+    means = both.mean(0) if len(both) else np.zeros(len(weights))
+    used = (means > 0) & (weights > 0)
+    scaled = np.maximum(both[:, used] / means[used], _LEAST).T
+    return torch.from_numpy(np.ascontiguousarray(scaled, dtype)), (weights * means)[used].tolist()
+
+
+def _tiles(start: int, stop: int) -> list[slice]:
+    return [slice(here, min(here + _TILE, stop)) for here in range(start, stop, _TILE)]
+
+
+def _tile(left: Tensor, right: Tensor, weights: list[float]) -> NDArray[Any]:
+    """Eq. (3) between the columns of `left` and of `right`, which hold the entries of one client each."""
+    total = left.new_zeros(left.shape[1], right.shape[1])
+    left_h, right_h = left * left.log() / 2, right * right.log() / 2
+    for a, b, a_h, b_h, weight in zip(left / 2, right / 2, left_h, right_h, weights, strict=True):
+        middle = a[:, None] + b
+        term = a_h[:, None] + b_h
+        term -= middle.log().mul_(middle)  # not fused with the product: equal entries must give exactly 0
+        total.add_(term, alpha=weight)
+    return total.clamp_(min=0).numpy()

@@ -1,0 +1,52 @@
+"""What a network's ReLUs give, whether they are modules or calls of a function in `forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+RELUS = {torch.relu, torch.relu_, F.relu, F.relu_, Tensor.relu, Tensor.relu_}
+
+
+class Watching(TorchFunctionMode):
+    """Keeps the output of every ReLU that is called while it is on, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+        self._inside = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func not in RELUS or self._inside:  # F.relu calls torch.relu: one ReLU, not two
+            return func(*args, **(kwargs or {}))
+        self._inside = True
+        try:
+            output = func(*args, **(kwargs or {}))
+        finally:
+            self._inside = False
+        self.outputs.append(output)
+        return output
+
+
+def relu_modules(net: nn.Module, x: Tensor) -> list[str]:
+    """For every ReLU in the order of calls the name of its module; empty where `forward` calls a function."""
+    watching, names = Watching(), dict[int, str]()
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: names.update({len(watching.outputs) - 1: name})
+
+    hooks = [m.register_forward_hook(note(k)) for k, m in net.named_modules() if isinstance(m, nn.ReLU)]
+    try:
+        with torch.no_grad(), watching:
+            net(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [names.get(i, "") for i in range(len(watching.outputs))]

@@ -1,0 +1,58 @@
+"""FedEPC's representation and clusters on real images (paper 000). The clusterer's own facts are in
+test_density_clusters_facts.py, the bandit's in test_bandit_facts.py."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+import shoal
+from shoal.client.sparsity import Sparsity
+from shoal.client.train import LocalTraining
+from shoal.fleet.plain import PlainFleet
+from shoal.models import load_model
+from shoal.rng import derive_seed
+from shoal.stages.cluster import Adaptive
+from shoal.stages.represent import vector
+from shoal.types import Plan, Task
+
+pytestmark = pytest.mark.data
+CLIENTS = 50
+
+
+@cache
+def fashion():
+    return shoal.load("fashion-mnist", rows=20_000)
+
+
+def represented(partition, seed):
+    """Sparsity of the last hidden ReLU (64 channels) after one local epoch from common first weights."""
+    fleet = shoal.partition(fashion(), partition, clients=CLIENTS, seed=seed)
+    model = load_model("cnn-cifar", fleet.input_shape, 10)
+    program = Sparsity(LocalTraining(model, epochs=1, batch_size=32, lr=0.05))
+    assert program.channels == 64
+    tasks = {c: Task({"first": model.init(derive_seed(seed, "init"))}, {}, derive_seed(seed, c)) for c in fleet}
+    reports = PlainFleet(fleet).execute(Plan(program, tasks))
+    rows = torch.stack([vector(reports[c].tensors["sparsity"]) for c in fleet]).double().numpy()
+    truth = np.array([fleet.groups[c] for c in fleet]) if fleet.groups else None
+    return rows, truth
+
+
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_planted_label_groups_are_found(groups):
+    """One set of defaults; alpha is large, so that all clients of a block hold its labels alike."""
+    rows, truth = represented(f"groups:{groups},100", seed=0)
+    assert adjusted_rand_score(truth, Adaptive()(rows, 0)) > 0.95
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:10"])
+def test_nearly_iid_fleets_are_one_cluster(partition):
+    rows, _ = represented(partition, seed=0)
+    assert Adaptive()(rows, 0).max() == 0
+
+
+def test_skewed_fleets_are_several():
+    rows, _ = represented("dirichlet:0.1", seed=0)
+    assert Adaptive()(rows, 0).max() >= 4

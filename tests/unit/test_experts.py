@@ -1,0 +1,222 @@
+"""Sparsity vectors, models for groups, and choice within a time budget."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal import engine
+from shoal.client.sparsity import Sparsity
+from shoal.client.train import LocalTraining
+from shoal.cost.devices import PROFILES
+from shoal.cost.ledger import Ledger
+from shoal.cost.model import Costs
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.models.model import Model
+from shoal.stages.budgeted import Budgeted
+from shoal.stages.cluster import Adaptive
+from shoal.stages.experts import Experts, expert_for
+from shoal.stages.represent import AskOnce
+from shoal.stages.table import Table
+from shoal.types import Examples, Plan, ServerState, Task
+
+
+def setting(**kw):
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 6, "cohort": 3, "batch_size": 8} | kw)
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rectifier, self.last = nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.rectifier(self.first(x)) - 0.1))
+
+
+class TestRelus:
+    model = Model("named", Named, (3,), 2)
+
+    def test_found_by_place_and_by_name(self):
+        assert [self.model.relu(layer) for layer in ("last", "1", "2", "rectifier")] == [1, 0, 1, 0]
+
+    def test_outputs(self):
+        params, x = self.model.init(0), torch.randn(4, 3)
+        hidden = torch.relu(x @ params["first.weight"].T + params["first.bias"])
+        assert torch.allclose(self.model.rectified(params, x, 0), hidden)
+        assert torch.allclose(self.model.rectified(params, x, 1), torch.relu(hidden - 0.1))
+
+    @pytest.mark.parametrize("layer", ["3", "0", "first", ""])
+    def test_no_such_relu(self, layer):
+        with pytest.raises(UserError, match=r"is no ReLU; it must be last, a number from 1 to 2, or one of rectifier"):
+            self.model.relu(layer)
+
+    def test_a_network_without_one(self):
+        with pytest.raises(UserError, match="model linear has no ReLU"):
+            load_model("linear", (6,), 4).relu("last")
+
+
+def represented(tiny, fleet, **kw):
+    model = load_model("mlp", (6,), 4)
+    program = Sparsity(LocalTraining(model, **{"epochs": 0, "batch_size": 8} | kw))
+    tasks = {c: Task({"m": model.init(0)}, {}, i) for i, c in enumerate(tiny)}
+    return model, {c: r.tensors["sparsity"]["s"] for c, r in fleet(tiny).execute(Plan(program, tasks)).items()}
+
+
+@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+class TestSparsity:
+    def test_zeros_are_counted_over_all_rows_and_over_halves(self, tiny, fleet):
+        model, found = represented(tiny, fleet)
+        for c, s in found.items():
+            zero = (model.rectified(model.init(0), tiny[c]["train"].x, 1) == 0).float()
+            for row, rows in zip(s, (zero, zero, zero[::2], zero[1::2]), strict=True):
+                assert torch.allclose(row, rows.mean(0))
+            assert s.min() >= 0
+            assert s.max() <= 1
+
+    def test_pooled_data_give_the_weighted_mean(self, tiny, fleet):
+        _, found = represented(tiny, fleet)
+        sizes = {c: len(tiny[c]["train"].y) for c in tiny}
+        pool = Examples(*(torch.cat([tiny[c]["train"][i] for c in tiny]) for i in (0, 1)))
+        _, whole = represented({"all": dict.fromkeys(("train", "val", "test"), pool)}, PlainFleet)
+        mean = sum(found[c][0] * sizes[c] for c in tiny) / sum(sizes.values())
+        assert torch.allclose(whole["all"][0], mean, atol=1e-6)
+
+    def test_a_local_epoch_changes_it(self, tiny, fleet):
+        _, before = represented(tiny, fleet)
+        _, after = represented(tiny, fleet, epochs=1)
+        assert max(float((before[c][0] - after[c][0]).abs().max()) for c in tiny) > 0.01
+        assert all(torch.equal(before[c][1:], after[c][1:]) for c in tiny)  # what tells chance is of the model received
+
+    def test_convolutions_are_averaged_over_the_map(self, tiny, fleet):
+        model = load_model("cnn-fedavg", (1, 28, 28), 4)
+        data = {
+            c: dict.fromkeys(("train", "val", "test"), Examples(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])))
+            for c in "ab"
+        }
+        program = Sparsity(LocalTraining(model, epochs=0), layer="1")
+        tasks = {c: Task({"m": model.init(0)}) for c in "ab"}
+        s = fleet(data).execute(Plan(program, tasks))["a"].tensors["sparsity"]["s"]
+        zero = (model.rectified(model.init(0), data["a"]["train"].x, 0) == 0).float()
+        assert torch.allclose(s[0], zero.mean((0, 2, 3)), atol=1e-6)
+
+
+@dataclass(frozen=True)
+class ByFirst:
+    """Groups by the first number; newcomers join group 0."""
+
+    def __call__(self, rows, seed):
+        return np.unique(rows[:, 0], return_inverse=True)[1]
+
+    def join(self, rows, labels, newcomers):
+        return np.zeros(len(newcomers), dtype=np.int64)
+
+
+def told(told=0, **values):
+    return Table.of({c: {"x": torch.tensor([v]), "told": torch.tensor(told)} for c, v in values.items()})
+
+
+def formed(state, table):
+    return Experts(ByFirst(), column="x").fold(
+        replace(state, memory={**state.memory, "represent": table.tree()}), {}, 0
+    )
+
+
+class TestExperts:
+    first = ServerState(0, {"global": {"w": torch.tensor([1.0])}})
+
+    def test_every_group_starts_with_the_first_model(self):
+        state = formed(self.first, told(a=0.0, b=5.0, c=0.0))
+        assert sorted(state.models) == ["expert-000", "expert-001"]
+        assert all(m["w"].tolist() == [1.0] for m in state.models.values())
+        assert {c: m.tolist() for c, m in state.membership.items()} == {"a": [1, 0], "b": [0, 1], "c": [1, 0]}
+
+    def trained(self):
+        state = formed(self.first, told(a=0.0, b=5.0, c=0.0))
+        return replace(
+            state, round=3, models={"expert-000": {"w": torch.tensor([2.0])}, "expert-001": {"w": torch.tensor([8.0])}}
+        )
+
+    def test_nothing_happens_when_nobody_told_anything_new(self):
+        state = self.trained()
+        again = formed(state, told(a=0.0, b=5.0, c=0.0))
+        assert again.models is state.models
+        assert again.membership is state.membership
+
+    def test_newcomers_join_and_models_stay(self):
+        state = formed(self.trained(), told(a=0.0, b=5.0, c=0.0, d=9.0))
+        assert state.membership["d"].tolist() == [1, 0]
+        assert [state.models[k]["w"].item() for k in sorted(state.models)] == [2.0, 8.0]
+
+    def test_groups_that_are_formed_anew_take_what_their_members_had(self):
+        state = formed(self.trained(), told(3, a=0.0, b=0.0, c=7.0))
+        assert [state.models[k]["w"].item() for k in sorted(state.models)] == [5.0, 2.0]  # a and b had 2 and 8, c had 2
+
+    def test_who_is_in_no_group_is_served_the_largest(self):
+        state = self.trained()
+        assert expert_for(state, None)["expert"]["w"].item() == 2.0
+        assert expert_for(state, "b")["expert"]["w"].item() == 8.0
+        assert expert_for(self.first, "x")["expert"]["w"].item() == 1.0
+
+
+def test_newcomers_join_the_nearest_vectors():
+    rows = np.repeat([[0.9, 0.1, 0.1], [0.1, 0.1, 0.9]], 3, axis=0)
+    rows = np.concatenate([rows] * 4, axis=1)
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    assert Adaptive().join(rows, labels, rows[[4, 1]]).tolist() == [1, 0]
+
+
+class TestBudgeted:
+    def test_nobody_is_chosen_before_there_are_groups(self):
+        state = ServerState(0, {}, roster=("a", "b"))
+        assert Budgeted().fold(state, {}, 0).cohort == ()
+
+    def run(self, tiny, rounds=8, **options):
+        slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
+        built = build("fedepc", setting(rounds=rounds, options={"cluster": {"guard": 1e9}, "select": options}))
+        return engine.run(built, PlainFleet(tiny), rounds=rounds, seed=0, ledger=Ledger(Costs(profiles=slow)))
+
+    @pytest.mark.parametrize("choice", ["bandit", "random"])
+    def test_slow_clients_do_not_fit(self, tiny, choice):
+        """One group; c5 is forty times slower than the others, more than the budget."""
+        result = self.run(tiny, choice=choice)
+        assert sorted(result.state.models) == ["expert-000"]
+        cohorts = [p.clients for p in result.ledger.pages if p.stage == "train"]
+        assert len(cohorts) == 8
+        assert all(cohorts)
+        assert not any("c5" in cohort for cohort in cohorts)
+
+    def test_everybody_fits_a_budget_of_all(self, tiny):
+        result = self.run(tiny, share=1.0)
+        assert all(len(p.clients) == 6 for p in result.ledger.pages if p.stage == "train")
+
+    def test_a_group_that_learns_no_more_is_done(self, tiny):
+        result = self.run(tiny, rounds=12, tolerance=1e9, history=2)
+        trained = [p.round for p in result.ledger.pages if p.stage == "train"]
+        assert trained == [1, 2, 3]  # two changes take three rounds
+
+    def test_what_was_learned_is_kept(self, tiny):
+        memory = self.run(tiny).state.memory["select"]
+        assert len(memory["groups"]["0"]["bandit"]["rewards"]) == 6
+        assert torch.isfinite(memory["groups"]["0"]["bandit"]["rewards"]).all()
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("share", 0.0), ("history", 0), ("tolerance", -1.0), ("beta_scale", -1.0)]
+    )
+    def test_bad_options(self, key, value):
+        with pytest.raises(UserError, match=f"{key} is {value}"):
+            build("fedepc", setting(options={"select": {key: value}}))
+
+
+def test_asking_anew(tiny):
+    stage = AskOnce(Sparsity(LocalTraining(load_model("mlp", (6,), 4))), expert_for, every=3)
+    state = ServerState(0, {"global": load_model("mlp", (6,), 4).init(0)}, roster=tuple(tiny))
+    first = stage.fold(state, PlainFleet(tiny).execute(stage.plan(state, 0)), 0)
+    asked = {r: len(stage.plan(replace(first, round=r), 0).tasks) for r in range(1, 7)}
+    assert asked == {1: 0, 2: 0, 3: 6, 4: 0, 5: 0, 6: 6}
