@@ -172,6 +172,14 @@ class TestLocalDensity:
         assert set(local_density(d, np.ones(100))[1]) == {8}
         assert set(local_density(d, np.ones(100), eta=50.0)[1]) == {11}
 
+    def test_the_neighbourhood_holds_the_client_itself(self):
+        # the mean over 11 clients is 1/11 if one of them has entropy 1: 11/(1 + exp(-50/11)) = 10.9, else 5.5
+        alone = np.zeros(100)
+        alone[0] = 1
+        _, least = local_density(random_matrix(100), alone, eta=50.0)
+        assert least[0] == 11
+        assert set(least) == {6, 11}
+
     def test_entropy_is_relative(self):
         rows = np.array([[0.3, 0.3, 0.3], [0.2, 0, 0], [0, 0, 0], [0.4, 0.4, 0]])
         assert relative_entropy(rows).tolist() == pytest.approx([1, 0, 0, log(2) / log(3)])
@@ -713,6 +721,16 @@ class TestUpdate:
         found = AdaptiveDensityClusters().fit(drawn(30, 2, 4))
         moved = rng.choice(30, 9, replace=False)
         assert found.update(rng.random((9, 2)), moved).splits_ == 1
+
+    def test_a_small_rest_of_a_large_cluster_is_not_left_to_rounding(self, monkeypatch):
+        monkeypatch.setattr(density, "_DOUBLE", 0)
+        rows, planted = grouped(200, 2, noise=0.01)
+        moved = np.flatnonzero(planted == 0)[2:]
+        found = AdaptiveDensityClusters().fit(rows).update(rows[moved - 1], moved)
+        first = np.flatnonzero([0 in inside for inside in found._clusters]).item()
+        assert found._clusters[first].tolist() == [0, 2]
+        expected = modified_js(rows[[0]], rows[[2]]).item() / found.distances_scale_ / 2
+        assert found._between[first, first] == pytest.approx(expected, rel=1e-6)
 
     def test_all_clients_may_change(self):
         rows, planted = grouped(40, 4)
