@@ -228,7 +228,8 @@ def _write_page(paths: list[Path], page: Path, title: str | None = None, **more:
     from shoal.report import write_page
     from shoal.store.reader import read_run
 
-    return write_page([read_run(p, need_rounds=True) for p in paths], page, title, **more)
+    judged = more.pop("judged", None)
+    return write_page([read_run(p, need_rounds=True, judged=judged) for p in paths], page, title, **more)
 
 
 def _version(wanted: bool) -> None:
@@ -301,7 +302,8 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
             _run(job, place, title)
     records = [read_run(p) for p in places]
     paper = beside_paper(records, recipe.paper) if recipe.paper is not None else None
-    page = _write_page(places, folder / "report.html", recipe.title, paper=paper)
+    judged = paper.judged if paper is not None else None
+    page = _write_page(places, folder / "report.html", recipe.title, paper=paper, judged=judged)
     if as_json:
         beside = {"paper": paper.json()} if paper is not None else {}
         _print_json({"title": recipe.title, "runs": summarise(records), **beside, "report": str(page)})
@@ -357,11 +359,13 @@ def demo(as_json: AsJson = False) -> None:
         _finish_comparison(places, page, as_json)
 
 
-def _finish_comparison(places: list[Path], page: Path, as_json: bool, questions: Any = None) -> None:
+def _finish_comparison(
+    places: list[Path], page: Path, as_json: bool, questions: Any = None, judged: str | None = None
+) -> None:
     from shoal.report import Answers, Questions, sheet_view, summarise
     from shoal.store.reader import read_run
 
-    records = [read_run(p) for p in places]
+    records = [read_run(p, judged=judged) for p in places]
     answers = Answers(records, questions or Questions())
     if as_json:
         _print_json({"runs": summarise(records), **answers.json(), "report": str(page)})
@@ -378,7 +382,8 @@ def compare(
     what: Annotated[list[str], typer.Argument(metavar="RUN|METHOD...", help="Run directories, or methods to run.")],
     flags: dict[str, Any],
     to_accuracy: Annotated[
-        str | None, typer.Option(help="Joules and rounds until these accuracies are held, such as 0.4,0.5.")
+        str | None,
+        typer.Option(help="Joules, simulated time and rounds until these accuracies are held, such as 0.4,0.5."),
     ] = None,
     at_budget: Annotated[
         str | None,
@@ -389,6 +394,12 @@ def compare(
         typer.Option(help="The reference, a label or a RUN (default: the runs of fedavg, else the first)."),
     ] = None,
     held: Annotated[int, typer.Option(help="For how many evaluated rounds in a row.")] = 20,
+    accuracy: Annotated[
+        str | None,
+        typer.Option(
+            help="The accuracy that counts: central, or local (mean over clients). Default: central if known."
+        ),
+    ] = None,
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -397,10 +408,10 @@ def compare(
         from shoal import lab
         from shoal.job import make_job
         from shoal.methods import METHODS
-        from shoal.report import Questions
+        from shoal.report import Questions, parse_accuracy
         from shoal.store.reader import read_run
 
-        questions = Questions.parse(to_accuracy, at_budget, of, held)
+        questions, judged = Questions.parse(to_accuracy, at_budget, of, held), parse_accuracy("--accuracy", accuracy)
         methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
@@ -412,8 +423,8 @@ def compare(
             places.append(_place(jobs[name]) if name in jobs else Path(name))
             if name in jobs:
                 _run(jobs[name], places[-1])
-        page = _write_page(places, out_path or _free("compare", ".html"), questions=questions)
-        _finish_comparison(places, page, as_json, questions)
+        page = _write_page(places, out_path or _free("compare", ".html"), questions=questions, judged=judged)
+        _finish_comparison(places, page, as_json, questions, judged)
 
 
 @app.command()

@@ -205,6 +205,17 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every combination. A value that is a table, such as {merge = 0.2, split = 0.3} of set.cluster, sets its keys
+    together."""
     for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
-        yield "-".join(str(v).replace("/", "_").replace(":", "") for v in values), point
+        point: dict[str, Any] = {}
+        for key, value in zip(grid, values, strict=True):
+            point |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+        yield "-".join(map(_part, values)), point
+
+
+def _part(value: Any) -> str:
+    """Of a run's name."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{k}={_part(v)}" for k, v in value.items())
+    return str(value).replace("/", "_").replace(":", "")

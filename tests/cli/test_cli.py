@@ -183,6 +183,24 @@ def test_a_grid_over_an_option():
     assert found == [{"train": {"mu": 0.1}}, {"train": {"mu": 1}}]
 
 
+def test_a_grid_over_options_that_go_together():
+    Path("my.toml").write_text(
+        'method = "fedprox"\nrounds = 1\nclients = 6\ncohort = 3\n[grid]\n'
+        "set.train = [{mu = 0.1, clip = 1.0}, {mu = 1, clip = 2.0}]\n"
+    )
+    as_json("run", "my.toml")
+    found = [json.loads((p / "config.json").read_text())["set"] for p in sorted(Path("runs/my").glob("mu=*"))]
+    assert found == [{"train": {"mu": 0.1, "clip": 1.0}}, {"train": {"mu": 1, "clip": 2.0}}]
+
+
+def test_the_accuracy_that_a_comparison_is_judged_by():
+    as_json("run", "fedavg", *QUICK, "--out", "a")
+    asked = ("compare", "a", "--to-accuracy", "0.01", "--held", "1", "--accuracy")
+    assert "--accuracy is 'best'; it must be central or local" in refused(*asked, "best")
+    judged = [as_json(*asked, kind)["to_accuracy"][0]["accuracy_of"] for kind in ("central", "local")]
+    assert judged == ["central", "mean"]
+
+
 def test_pages_of_comparisons_have_names_of_their_own():
     as_json("run", "fedavg", *QUICK, "--out", "a")
     assert as_json("compare", "a")["report"] != as_json("compare", "a")["report"]

@@ -689,6 +689,21 @@ class TestUpdate:
         assert adjusted_rand_score(found.labels_[1:], planted[1:]) == 1
         assert found.labels_[0] == found.labels_[1]
 
+    def test_clusters_are_taken_up_again(self):
+        """From labels alone, it goes on as if it had never stopped."""
+        rows, _ = grouped(40, 4)
+        whole = AdaptiveDensityClusters(smallest=1).fit(rows)
+        again = AdaptiveDensityClusters(smallest=1).resume(rows, whole.labels_ + 3)
+        assert again.labels_.tolist() == whole.labels_.tolist()
+        moved = rows[[20, 21, 5]]
+        assert again.update(moved, [0, 1, 2]).labels_.tolist() == whole.update(moved, [0, 1, 2]).labels_.tolist()
+        assert (again.splits_, again.merges_) == (whole.splits_, whole.merges_)
+
+    @pytest.mark.parametrize("labels", [[0], [0, -1], [0.0, 1.0]])
+    def test_labels_that_cannot_be_taken_up(self, labels):
+        with pytest.raises(UserError, match="labels"):
+            AdaptiveDensityClusters().resume([[0.1], [0.2]], labels)
+
     def test_the_same_vectors_change_nothing(self):
         rows = drawn(40)
         found = AdaptiveDensityClusters().fit(rows)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from shoal import engine
@@ -22,6 +23,7 @@ from shoal.models.model import Model
 from shoal.stages.budgeted import Budgeted
 from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for
+from shoal.stages.extract import Extractor
 from shoal.stages.represent import AskOnce
 from shoal.stages.table import Table
 from shoal.types import Examples, Plan, ServerState, Task
@@ -117,6 +119,9 @@ class ByFirst:
     def join(self, rows, labels, newcomers):
         return np.zeros(len(newcomers), dtype=np.int64)
 
+    def again(self, rows, labels, now, seed):
+        return now, self(now, seed)
+
 
 def told(told=0, **values):
     return Table.of({c: {"x": torch.tensor([v]), "told": torch.tensor(told)} for c, v in values.items()})
@@ -172,6 +177,108 @@ def test_newcomers_join_the_nearest_vectors():
     assert Adaptive().join(rows, labels, rows[[4, 1]]).tolist() == [1, 0]
 
 
+def described(adapted, received=None, halves=None):
+    """Rows of what a client tells: its adapted vector, the received model's, and that on either half."""
+    received = adapted if received is None else received
+    one, other = halves or (received, received)
+    return np.concatenate([np.atleast_2d(v) for v in (adapted, received, one, other)], axis=1)
+
+
+class TestDrift:
+    left, right = [0.9, 0.1, 0.1], [0.1, 0.1, 0.9]
+    rows = described([left, left, left, right, right, right])
+    labels = np.array([0, 0, 0, 1, 1, 1])
+
+    def test_nobody_changed(self):
+        """The same data give the same vector, whatever a new local epoch makes of the adapted one."""
+        now = described(np.random.default_rng(0).uniform(size=(6, 3)), self.rows[:, 3:6])
+        rows, labels = Adaptive(guard=0).again(self.rows, self.labels, now, 0)
+        assert np.array_equal(rows, self.rows)
+        assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+    def test_who_changed_moves(self):
+        now = self.rows.copy()
+        now[2] = self.rows[3]
+        rows, labels = Adaptive(guard=0).again(self.rows, self.labels, now, 0)
+        assert labels.tolist() == [0, 0, 1, 1, 1, 1]
+        assert np.array_equal(rows, now)
+
+    def test_chance_is_no_change(self):
+        """Halves differ by 0.2 in the first number, so two draws may well differ by 0.1."""
+        left = np.array(self.left)
+        told = described(left, left, (left - [0.1, 0, 0], left + [0.1, 0, 0]))
+        near = described(left, left - [0.1, 0, 0], (left - [0.2, 0, 0], left))
+        far = described(left, left - [0.5, 0, 0], (left - [0.6, 0, 0], left - [0.4, 0, 0]))
+        assert Adaptive().drifted(np.concatenate([told, told]), np.concatenate([near, far])).tolist() == [False, True]
+
+    def test_a_fleet_that_was_one_group_is_cut(self):
+        """All were alike; half of them changed together."""
+        before = described([self.left] * 6, halves=([self.left] * 6, [self.left] * 6))
+        _, labels = Adaptive().again(before, np.zeros(6, dtype=np.int64), self.rows, 0)
+        assert labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+    def test_models_go_with_their_members(self, tiny):
+        """c0 to c2 hold labels 0 and 1, c3 to c5 hold 2 and 3; then c2 has what c3 has, and the groups follow."""
+        fleet = {c: ByLabels(0, 1) if i < 3 else ByLabels(2, 3) for i, c in enumerate(sorted(tiny))}
+        method = build("fedepc", setting(rounds=6, options={"represent": {"every": 2, "lr": 0.05}}))
+        first = engine.run(method, PlainFleet(fleet), rounds=2, seed=0)
+        groups = {c: int(m.argmax()) for c, m in first.state.membership.items()}
+        assert len({groups[c] for c in ("c0", "c1", "c2")}) == 1 != len(set(groups.values()))
+        moved = PlainFleet(fleet | {"c2": ByLabels(2, 3)})
+        then = engine.run(method, moved, rounds=4, seed=0, state=first.state, records=first.records)
+        groups = {c: int(m.argmax()) for c, m in then.state.membership.items()}
+        assert groups["c2"] == groups["c3"] != groups["c0"] == groups["c1"]
+
+
+def ByLabels(*labels):
+    """200 rows of 6 numbers, of which the one at the label's place is large."""
+    rng = np.random.default_rng(labels)
+    y = torch.from_numpy(rng.choice(labels, 200))
+    x = torch.from_numpy(rng.normal(size=(200, 6))).float() + 3 * torch.nn.functional.one_hot(y, 6)
+    return dict.fromkeys(("train", "val", "test"), Examples(x, y))
+
+
+class TestExtractor:
+    model = load_model("mlp", (6,), 4)
+
+    def test_the_first_weights_stay_the_extractor(self, tiny):
+        method = build("fedepc", setting(rounds=3))
+        result = engine.run(method, PlainFleet(tiny), rounds=3, seed=0)
+        first = method.init(0).models["global"]
+        assert all(torch.equal(result.state.memory["extractor"][k], first[k]) for k in first)
+        assert not torch.equal(result.state.models["expert-000"]["fc1.weight"], first["fc1.weight"])
+
+    def test_warm_up_rounds_train_one_model(self, tiny):
+        method = build("fedepc", setting(rounds=4, options={"represent": {"warmup": 2}}))
+        result = engine.run(method, PlainFleet(tiny), rounds=4, seed=0)
+        asked = [p.round for p in result.ledger.pages if p.stage == "represent"]
+        assert asked == [3]
+        trained = engine.run(method, PlainFleet(tiny), rounds=2, seed=0).state
+        assert list(trained.models) == ["global"]
+        extractor = result.state.memory["extractor"]
+        assert all(torch.equal(extractor[k], v) for k, v in trained.models["global"].items())
+
+    def test_weights_from_a_file(self, tiny, tmp_path):
+        given = self.model.init(7)
+        save_file(given, tmp_path / "w.safetensors")
+        options = {"represent": {"weights": str(tmp_path / "w.safetensors")}}
+        result = engine.run(build("fedepc", setting(options=options)), PlainFleet(tiny), rounds=1, seed=0)
+        assert all(torch.equal(result.state.memory["extractor"][k], given[k]) for k in given)
+
+    def test_weights_that_do_not_fit(self, tiny, tmp_path):
+        save_file(load_model("mlp", (7,), 4).init(0), tmp_path / "w.safetensors")
+        for path, message in (
+            (tmp_path / "w.safetensors", r"fc1.weight has shape \(64, 7\); for model mlp it must be \(64, 6\)"),
+            (tmp_path / "nothing", "which is no safetensors file that can be read"),
+        ):
+            with pytest.raises(UserError, match=message):
+                Extractor(self.model, weights=str(path)).fold(ServerState(0, {}), {}, 0)
+
+    def test_one_of_both(self):
+        with pytest.raises(UserError, match="only one of them can be"):
+            Extractor(self.model, warmup=1, weights="w")
+
+
 class TestBudgeted:
     def test_nobody_is_chosen_before_there_are_groups(self):
         state = ServerState(0, {}, roster=("a", "b"))
@@ -182,10 +289,10 @@ class TestBudgeted:
         built = build("fedepc", setting(rounds=rounds, options={"cluster": {"guard": 1e9}, "select": options}))
         return engine.run(built, PlainFleet(tiny), rounds=rounds, seed=0, ledger=Ledger(Costs(profiles=slow)))
 
-    @pytest.mark.parametrize("choice", ["bandit", "random"])
+    @pytest.mark.parametrize("choice", ["bandit", "waiting", "random"])
     def test_slow_clients_do_not_fit(self, tiny, choice):
         """One group; c5 is forty times slower than the others, more than the budget."""
-        result = self.run(tiny, choice=choice)
+        result = self.run(tiny, choice=choice, quantile=0.5)
         assert sorted(result.state.models) == ["expert-000"]
         cohorts = [p.clients for p in result.ledger.pages if p.stage == "train"]
         assert len(cohorts) == 8
@@ -196,18 +303,48 @@ class TestBudgeted:
         result = self.run(tiny, share=1.0)
         assert all(len(p.clients) == 6 for p in result.ledger.pages if p.stage == "train")
 
+    def test_who_waited_longest_comes_next(self, tiny):
+        """A budget of a sixth is one client of six that cost the same: all have been there after six rounds."""
+        alike = {c: PROFILES["pi"] for c in tiny}
+        even = {c: {k: Examples(e.x[:12], e.y[:12]) for k, e in data.items()} for c, data in tiny.items()}
+        options = {"cluster": {"guard": 1e9}, "select": {"choice": "waiting", "share": 0.17}}
+        built = build("fedepc", setting(rounds=6, options=options))
+        result = engine.run(built, PlainFleet(even), rounds=6, seed=0, ledger=Ledger(Costs(profiles=alike)))
+        cohorts = [p.clients for p in result.ledger.pages if p.stage == "train"]
+        assert sorted(cohorts) == [(c,) for c in sorted(tiny)]
+
     def test_a_group_that_learns_no_more_is_done(self, tiny):
         result = self.run(tiny, rounds=12, tolerance=1e9, history=2)
         trained = [p.round for p in result.ledger.pages if p.stage == "train"]
-        assert trained == [1, 2, 3]  # two changes take three rounds
+        assert trained == [1, 2]  # each with a change that is below the tolerance
+
+    @pytest.mark.parametrize(("choice", "asked"), [("bandit", 8), ("random", 0), ("waiting", 0)])
+    def test_losses_are_asked_for_where_they_are_used(self, tiny, choice, asked):
+        pages = [p for p in self.run(tiny, choice=choice).ledger.pages if p.stage == "probe"]
+        assert [len(p.clients) for p in pages] == [6] * asked
+
+    def test_a_reward_compares_the_same_clients(self):
+        """a trained. The group's losses were 2 and 4, then 1 and 2: half of 3 is gone, in a's 1 second for each of
+        its rows. c told its loss only now, so it says nothing."""
+        stage = Budgeted()
+        losses = [[2.0, 1.0], [4.0, 2.0], [torch.nan, 100.0]]
+        history = Table(("a", "b", "c"), {"loss": torch.tensor(losses), "last": torch.tensor([3, 2, -1])})
+        chosen = {"members": torch.zeros(1, 5), "slowest": torch.tensor(0.25), "round": torch.tensor(3)}
+        entry = stage._learned(chosen | {"settled": torch.tensor(0)}, history, np.array([0, 1, 2]))
+        assert entry["bandit"]["rewards"].tolist() == [0.5 / 0.25]
+
+    def test_a_set_that_never_came_back_teaches_nothing(self):
+        history = Table(("a",), {"loss": torch.tensor([[2.0, 1.0]]), "last": torch.tensor([2])})
+        chosen = {"members": torch.zeros(1, 5), "slowest": torch.tensor(1.0), "round": torch.tensor(3)}
+        assert "bandit" not in Budgeted()._learned(chosen, history, np.array([0]))
 
     def test_what_was_learned_is_kept(self, tiny):
         memory = self.run(tiny).state.memory["select"]
-        assert len(memory["groups"]["0"]["bandit"]["rewards"]) == 6
+        assert len(memory["groups"]["0"]["bandit"]["rewards"]) == 7
         assert torch.isfinite(memory["groups"]["0"]["bandit"]["rewards"]).all()
 
     @pytest.mark.parametrize(
-        ("key", "value"), [("share", 0.0), ("history", 0), ("tolerance", -1.0), ("beta_scale", -1.0)]
+        ("key", "value"), [("share", 0.0), ("quantile", 1.5), ("history", 0), ("tolerance", -1.0), ("beta_scale", -1.0)]
     )
     def test_bad_options(self, key, value):
         with pytest.raises(UserError, match=f"{key} is {value}"):

@@ -170,6 +170,23 @@ class AdaptiveDensityClusters:
             raise UserError("AdaptiveDensityClusters was fitted on no rows; fit(S) must see 1 before predict(S)")
         return self._nearest(rows)
 
+    def resume(self, S: ArrayLike, labels: ArrayLike) -> Self:
+        """Takes up clusters that were found before, by another process perhaps, so that they can be updated."""
+        self._check()
+        rows, found = _sparsities(S, "S"), np.asarray(labels)
+        if found.shape != (len(rows),) or not np.issubdtype(found.dtype, np.integer) or (found < 0).any():
+            raise UserError(f"labels are {found.tolist()}; they must be {len(rows)} whole numbers from 0, one per row")
+        distances = self._pairwise(rows)
+        mean = float(distances.sum(dtype=np.float64)) / max(len(rows) * (len(rows) - 1), 1)
+        self.distances_scale_ = self._unit(distances, mean)
+        distances /= self.distances_scale_
+        self.noise_ratio_, self.guarded_ = np.nan, False
+        self.splits_, self.merges_, self.sweeps_, self.converged_ = 0, 0, 0, True
+        self._clusters, self._rows = _clusters(by_first_appearance(found)[0]), rows
+        self._between = _means(distances, self._clusters)
+        self._label(rows)
+        return self
+
     def update(self, S_changed: ArrayLike, indices: ArrayLike) -> Self:
         """The vectors of the clients `indices` are now `S_changed`; back to a joint fixed point from where it was.
 

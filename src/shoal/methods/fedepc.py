@@ -20,6 +20,7 @@ from, and is left out. A client that is in no group is served the largest group'
 
 from __future__ import annotations
 
+from shoal.client.probe import LossProbe
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
 from shoal.methods.setting import Setting
@@ -27,7 +28,9 @@ from shoal.methods.single import one_model_init, received_model_predict
 from shoal.stages.budgeted import Budgeted
 from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for
+from shoal.stages.extract import Extractor, extractor_for
 from shoal.stages.represent import AskOnce
+from shoal.stages.select import Random
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method
 
@@ -36,15 +39,19 @@ def fedepc(s: Setting) -> Method:
     program = s.training("train", LocalTraining, mu=0.01)
     rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
     adaptation = s.training("represent", LocalTraining, epochs=1, name="represent")
-    ask = AskOnce(s.make("represent", Sparsity, adaptation=adaptation), expert_for)
+    extractor = s.make("represent", Extractor, model=s.model)
+    sparsity = s.make("represent", Sparsity, adaptation=adaptation)
+    ask = s.make("represent", AskOnce, program=sparsity, models_for=extractor_for, after=extractor.warmup)
+    warmup = (Random(s.cohort, name="warmup"),) if extractor.warmup else ()
     experts = Experts(s.make("cluster", Adaptive), column="sparsity")
     choose = s.make("select", Budgeted)
-    kept = {"remember": "summary", "trainable": s.model.trainable, "weighting": "uniform"}
+    losses = (AskOnce(LossProbe(s.model), expert_for, every=1, name="probe"),) if choose.asks else ()
+    kept = {"remember": "norm", "trainable": s.model.trainable, "weighting": "uniform"}
     train = s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept)
     return Method(
         name="fedepc",
         init=one_model_init(s.model),
-        stages=(ask, experts, choose, train),
+        stages=(*warmup, extractor, ask, experts, *losses, choose, train),
         models_for=expert_for,
         predict=received_model_predict(s.model),
         classes=s.model.classes,

@@ -9,7 +9,7 @@ from shoal.report.figures import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.joules import at_budget, to_accuracy
+from shoal.report.joules import at_budget, parse_accuracy, to_accuracy
 from shoal.report.page import write_page, write_partition_page
 from shoal.report.paper import beside_paper, read_paper
 from shoal.report.summary import summarise, summarise_seeds
@@ -27,6 +27,7 @@ __all__ = [
     "compare_table",
     "joule_bars",
     "paper_view",
+    "parse_accuracy",
     "partition_heatmap",
     "partition_view",
     "read_paper",

@@ -26,7 +26,7 @@ from shoal.report.joules import (
     to_accuracy,
 )
 from shoal.report.sheet import Sheet, best_cells, spread_text
-from shoal.report.summary import joules_text, percent
+from shoal.report.summary import duration, joules_text, percent
 from shoal.store.reader import RunRecord, differing, group_seeds, labels
 
 UNITS = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
@@ -163,6 +163,7 @@ class ToAccuracy:
     round: Spread | None
     joules: Spread | None
     parts: Mapping[str, Spread | None]
+    sim_s: Spread | None
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ class Answers:
             over_seeds([r.round if r else None for r in found]),
             over_seeds([r.joules if r else None for r in found]),
             {part: over_seeds([r.parts[part] if r else None for r in found]) for part in PARTS},
+            over_seeds([r.sim_s if r else None for r in found]),
         )
 
     def _bought(self, label: str, runs: Sequence[RunRecord], budget: Budget) -> AtBudget:
@@ -221,16 +223,24 @@ class Answers:
 
     def _accuracy_sheet(self) -> Sheet:
         rows = [
-            [text for a in row for text in (spread_text(a.joules, joules_text), spread_text(a.round, _rounds))]
+            [
+                text
+                for a in row
+                for text in (
+                    spread_text(a.joules, joules_text),
+                    spread_text(a.sim_s, duration),
+                    spread_text(a.round, _rounds),
+                )
+            ]
             for row in self.to_accuracy
         ]
         held = f"Until accuracy had been there or above for {self.questions.held} evaluated rounds in a row; –: never."
         return Sheet(
-            "Joules and rounds to an accuracy",
-            ("Run", *(head for level in self.questions.levels for head in (f"to {100 * level:g} %", "rounds"))),
+            "Joules, simulated time and rounds to an accuracy",
+            ("Run", *(h for level in self.questions.levels for h in (f"to {100 * level:g} %", "time", "rounds"))),
             self._named(rows),
             best_cells(
-                [[row[i].joules for row in self.to_accuracy] for i in range(len(self.questions.levels))], min, step=2
+                [[row[i].joules for row in self.to_accuracy] for i in range(len(self.questions.levels))], min, step=3
             ),
             (held, JOULES_ARE, *self._notes()),
         )

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import fmean, stdev
 
+from shoal.errors import UserError
 from shoal.store.reader import RunRecord, group_seeds
 
 PARTS = ("train", "pre", "comm")  # as a bar stacks them
 PART_NAMES = {"train": "training", "pre": "preparation", "comm": "communication"}
 HELD = 20
+ACCURACIES = {"central": "central", "local": "mean"}  # what users call them, and what rounds.jsonl does
 OF_ACCURACY = {"central": "on the central test set", "mean": "mean over the clients’ own test sets"}
 
 
@@ -29,6 +31,7 @@ class Point:
     round: int
     accuracy: float | None  # None: not evaluated
     parts: Mapping[str, float]  # joules from the first round on
+    sim_s: float  # by the simulated clock
     server_joules: float  # those within pre that are the server's
 
     @property
@@ -43,6 +46,7 @@ class Reached:
     round: int
     joules: float
     parts: Mapping[str, float]
+    sim_s: float
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,16 @@ def has_joules(run: RunRecord) -> bool:
     return any(line.get("joules") for line in run.rounds)
 
 
+def parse_accuracy(where: str, text: str | None) -> str | None:
+    if text is not None and text not in ACCURACIES:
+        raise UserError(f"{where} is {text!r}; it must be central or local")
+    return ACCURACIES[text] if text else None
+
+
 def accuracy_of(run: RunRecord) -> str:
-    """Which accuracy a run is judged by, a key of OF_ACCURACY: central if it has one."""
+    """Which accuracy a run is judged by, a key of OF_ACCURACY: unless that is said, central if it has one."""
+    if run.judged:
+        return run.judged
     return "central" if any(line["accuracy"].get("central") is not None for line in run.evaluated) else "mean"
 
 
@@ -79,7 +91,7 @@ def course(run: RunRecord) -> list[Point]:
     """All rounds in order, with the joules of everything up to each of them."""
     kind, watts = accuracy_of(run), _server_watts(run)
     server_s = {line["round"]: line.get("server_s", 0.0) for line in run.timing}
-    parts, server_joules = dict.fromkeys(PARTS, 0.0), 0.0
+    parts, server_joules, sim_s = dict.fromkeys(PARTS, 0.0), 0.0, 0.0
     points = []
     for line in run.rounds:
         of_clients = line.get("joules") or {}
@@ -87,16 +99,17 @@ def course(run: RunRecord) -> list[Point]:
         worked_joules = watts * server_s.get(line["round"], 0.0)
         parts["pre"] += worked_joules
         server_joules += worked_joules
+        sim_s += line.get("sim_time_s", 0.0)
         accuracy = (line.get("accuracy") or {}).get(kind)
         known = accuracy is not None and isfinite(accuracy)
-        points.append(Point(line["round"], accuracy if known else None, parts, server_joules))
+        points.append(Point(line["round"], accuracy if known else None, parts, sim_s, server_joules))
     return points
 
 
 def to_accuracy(run: RunRecord, level: float, held: int = HELD) -> Reached | None:
     """When accuracy had been at `level` or above for `held` evaluated rounds in a row, and what it took till then."""
     end = _reached(run, level, held)
-    return Reached(end.round, end.joules, end.parts) if end else None
+    return Reached(end.round, end.joules, end.parts, end.sim_s) if end else None
 
 
 def _reached(run: RunRecord, level: float, held: int) -> Point | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import sqrt
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from shoal.report.budgets import (
     require_joules,
     short_runs,
 )
-from shoal.report.joules import HELD, Spread, at_budget, final_accuracy, over_seeds, to_accuracy
+from shoal.report.joules import HELD, Spread, at_budget, final_accuracy, over_seeds, parse_accuracy, to_accuracy
 from shoal.report.sheet import Sheet, spread_text
 from shoal.store.reader import RunRecord, group_seeds
 
@@ -39,13 +39,17 @@ VERDICTS: tuple[Verdict, ...] = ("same", "undecided", "opposite")
 
 
 class Paper(BaseModel):
-    """The [paper] table of a recipe. The key of a column is a budget or a level, or `final`."""
+    """The [paper] table of a recipe. A row is a method, or the values of other keys of a job (`rows`). The key of a
+    column is a budget or a level or `final`, or the values of keys of a job (`by`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
     metric: Literal["at_budget", "to_accuracy", "final"]
-    columns: dict[str, dict[str, float]]  # column -> method -> the paper's number
+    columns: dict[str, dict[str, float]]  # column -> row -> the paper's number
+    rows: tuple[str, ...] = ("method",)
+    by: tuple[str, ...] = ()
+    accuracy: Literal["central", "local"] | None = None
     unit: str = "%"
     held: int = Field(default=HELD, ge=1)
     of: str | None = None  # whose joules are 100 %: fedavg, if it is there
@@ -55,6 +59,8 @@ class Paper(BaseModel):
         """Whether anything is measured against a reference."""
         if self.metric == "to_accuracy":
             return self.unit == "%"
+        if self.by:
+            return False
         return any(parse_budget("", c).relative for c in self.columns if not self.is_final(c))
 
     def is_final(self, column: str) -> bool:
@@ -63,7 +69,7 @@ class Paper(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    method: str
+    row: str
     column: str
     ours: Spread | None
     paper: float | None
@@ -71,7 +77,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ordering:
-    """Two methods that the paper puts in an order, and what ours says about it."""
+    """Two rows that the paper puts in an order, and what ours says about it."""
 
     column: str
     higher: str  # in the paper
@@ -89,13 +95,15 @@ class PaperTable:
     unit: str
     held: int
     columns: tuple[str, ...]
-    methods: tuple[str, ...]
+    rows: tuple[str, ...]
     cells: tuple[Cell, ...]
     orderings: tuple[Ordering, ...]
     notes: tuple[str, ...]
+    keys: str = "method"  # of jobs, whose values the rows are
+    judged: str | None = None  # by which accuracy, a key of OF_ACCURACY
 
-    def cell(self, method: str, column: str) -> Cell:
-        return next(c for c in self.cells if (c.method, c.column) == (method, column))
+    def cell(self, row: str, column: str) -> Cell:
+        return next(c for c in self.cells if (c.row, c.column) == (row, column))
 
     def count(self, column: str | None = None) -> dict[str, int]:
         found = Counter(o.verdict for o in self.orderings if column in (None, o.column))
@@ -118,56 +126,70 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
         found = "missing" if problem["type"] == "missing" else repr(problem["input"])
         where = ".".join(map(str, problem["loc"]))
         raise UserError(f"[paper] {where} is {found}: {problem['msg'].lower()}") from None
-    units = ("%", "rounds", *UNITS) if paper.metric == "to_accuracy" else ("%", "")
+    if paper.by and paper.metric != "final":
+        raise UserError(f"[paper] by is {list(paper.by)} with metric {paper.metric!r}; it must be with metric 'final'")
+    units = ("%", "rounds", "s", *UNITS) if paper.metric == "to_accuracy" else ("%", "")
     if paper.unit not in units:
         known = ", ".join(repr(u) for u in units)
         raise UserError(f"[paper] unit is {paper.unit!r}; with metric {paper.metric!r} it must be one of {known}")
     for column in paper.columns:
         if paper.metric == "to_accuracy":
             parse_level("[paper] columns", column)
-        elif not paper.is_final(column):
+        elif not paper.by and not paper.is_final(column):
             parse_budget("[paper] columns", column)
     return paper
 
 
 def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> PaperTable:
     asked = read_paper(paper)
-    methods = tuple(dict.fromkeys(m for column in asked.columns.values() for m in column))
-    jobs, notes = _jobs(records, methods)
+    records = [replace(run, judged=parse_accuracy("", asked.accuracy)) for run in records]
+    rows = tuple(dict.fromkeys(row for column in asked.columns.values() for row in column))
+    jobs, notes = _jobs(records, asked, rows)
     if asked.metric != "final":
         require_joules([run for runs in jobs.values() for run in runs])
     whole = reference(records, asked.of) if asked.relative else None
     cells = [
-        Cell(m, c, over_seeds([_ours(run, asked, c, whole) for run in jobs.get(m, ())]), numbers.get(m))
+        Cell(row, c, over_seeds([_ours(run, asked, c, whole) for run in jobs.get((row, c), ())]), numbers.get(row))
         for c, numbers in asked.columns.items()
-        for m in methods
+        for row in rows
     ]
     if jobs:
-        groups = list(jobs.items())
+        groups = list({row: runs for (row, _), runs in jobs.items()}.items())
         notes += [accuracy_note(groups), *(short_runs(groups, asked.held) if asked.metric != "final" else [])]
     return PaperTable(
         **asked.model_dump(include={"source", "metric", "unit", "held"}),
         columns=tuple(asked.columns),
-        methods=methods,
+        rows=rows,
         cells=tuple(cells),
         orderings=tuple(
             o
             for column in asked.columns
-            for o in _orderings([c for c in cells if c.column == column and c.method in jobs])
+            for o in _orderings([c for c in cells if c.column == column and (c.row, column) in jobs])
         ),
         notes=(*([whole.sentence] if whole else []), *notes),
+        keys=", ".join(asked.rows),
+        judged=parse_accuracy("", asked.accuracy),
     )
 
 
-def _jobs(records: Sequence[RunRecord], methods: Sequence[str]) -> tuple[dict[str, list[RunRecord]], list[str]]:
-    """The runs of each method, one per seed. A method with several jobs has no one number."""
-    groups = group_seeds(records)
-    found = {m: [runs for _, runs in groups if runs[0].label == m] for m in methods}
-    several = [m for m, jobs in found.items() if len(jobs) > 1]
-    missing = [m for m, jobs in found.items() if not jobs]
-    notes = [f"Left out, because its runs differ in more than the seed: {m}." for m in several]
+def _jobs(
+    records: Sequence[RunRecord], paper: Paper, rows: Sequence[str]
+) -> tuple[dict[tuple[str, str], list[RunRecord]], list[str]]:
+    """The runs of each cell, one per seed. A cell with several jobs has no one number."""
+    found: dict[tuple[str, str], list[list[RunRecord]]] = {}
+    for _, runs in group_seeds(records):
+        for column in [_values(runs[0], paper.by)] if paper.by else paper.columns:
+            found.setdefault((_values(runs[0], paper.rows), column), []).append(runs)
+    there = dict.fromkeys(row for row, column in found if column in paper.columns)
+    several = dict.fromkeys(row for (row, column), jobs in found.items() if len(jobs) > 1 and column in paper.columns)
+    missing = [row for row in rows if row not in there]
+    notes = [f"Left out, because its runs differ in more than the seed: {row}." for row in several if row in rows]
     notes += [f"Not run, so not judged: {', '.join(missing)}."] if missing else []
-    return {m: jobs[0] for m, jobs in found.items() if len(jobs) == 1}, notes
+    return {cell: jobs[0] for cell, jobs in found.items() if len(jobs) == 1 and cell[0] in rows}, notes
+
+
+def _values(run: RunRecord, keys: Sequence[str]) -> str:
+    return " ".join(str(run.settings.get(key, "–")) for key in keys)
 
 
 def _ours(run: RunRecord, paper: Paper, column: str, whole: Reference | None) -> float | None:
@@ -177,8 +199,8 @@ def _ours(run: RunRecord, paper: Paper, column: str, whole: Reference | None) ->
         reached = to_accuracy(run, float(column), paper.held)
         if reached is None:
             return None
-        if paper.unit == "rounds":
-            return reached.round
+        if paper.unit in ("rounds", "s"):
+            return reached.round if paper.unit == "rounds" else reached.sim_s
         return reached.joules / (whole_joules / 100 if paper.unit == "%" else UNITS[paper.unit])
     if paper.is_final(column):
         accuracy = final_accuracy(run, paper.held)
@@ -197,7 +219,7 @@ def _orderings(cells: Sequence[Cell]) -> list[Ordering]:
             difference, error = _difference(high.ours, low.ours)
             verdict = _verdict(difference, error)
             apart = high.paper - low.paper
-            found.append(Ordering(high.column, high.method, low.method, apart, difference, error, verdict))
+            found.append(Ordering(high.column, high.row, low.row, apart, difference, error, verdict))
     return found
 
 
@@ -228,14 +250,14 @@ def _numbers(table: PaperTable) -> Sheet:
         return f"{x:.2f}" if table.unit == "%" else f"{x:.4g}"
 
     rows = []
-    for method in table.methods:
-        cells = [table.cell(method, column) for column in table.columns]
+    for row in table.rows:
+        cells = [table.cell(row, column) for column in table.columns]
         pairs = [(spread_text(c.ours, show), "–" if c.paper is None else show(c.paper)) for c in cells]
-        rows.append((method, *(text for pair in pairs for text in pair)))
+        rows.append((row, *(text for pair in pairs for text in pair)))
     unit = f" ({table.unit})" if table.unit else ""
     return Sheet(
         f"Beside the paper: {table.source}{unit}",
-        ("Method", *(head for column in table.columns for head in (f"{column}\nours", "\npaper"))),
+        (table.keys.capitalize(), *(head for column in table.columns for head in (f"{column}\nours", "\npaper"))),
         tuple(rows),
         notes=(f"{_sentence(table)}. Ours: mean ± sample standard deviation over seeds.", *table.notes),
     )
@@ -252,7 +274,7 @@ def _verdicts(table: PaperTable) -> Sheet:
         against = [f"{o.higher} > {o.lower}" for o in table.orderings if (o.column, o.verdict) == (column, "opposite")]
         rows.append((column, *map(str, table.count(column).values()), "\n".join(against) or "–"))
     reading = (
-        "For every two methods that the paper orders. Same or opposite: our means differ by more than the standard "
+        "For every two rows that the paper orders. Same or opposite: our means differ by more than the standard "
         "error of their difference over seeds; else undecided, as it is with one seed or where a seed has no number."
     )
     heads = ("Column", *VERDICTS, "opposite to the paper’s")

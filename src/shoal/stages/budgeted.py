@@ -25,12 +25,15 @@ class Budgeted(ServerOnly):
     """Context vectors (Eq. 9) from devices and history, sets of clients whose summed time fits the group's budget, the
     set with the best upper confidence bound (Eq. 10-11). A group in which nobody fits sits out and may return.
 
-    A set's reward is how much of its group's loss it took away, by the seconds of its slowest client. `choice=random`
-    takes a random set that fits instead: what the bandit must beat.
+    A set's reward is how much of the loss of its whole group it took away, by the seconds of its slowest client: all
+    members tell their loss in every round, since what a set itself tells says more about its data than about what the
+    group gained. `choice=waiting` takes the set that has waited longest, `choice=random` any that fits: what the
+    bandit must beat, without those questions.
     """
 
-    choice: Literal["bandit", "random"] = "bandit"
-    share: float = 0.16  # of the time of a whole group, that a round may take; its median client always fits
+    choice: Literal["bandit", "waiting", "random"] = "bandit"
+    share: float = 0.16  # of the time of a whole group, that a round may take
+    quantile: float = 1.0  # the client at this place among a group's times always fits; 1: the slowest
     history: int = 5  # rounds that a client is judged by
     beta_scale: float = 0.2
     patience: float = 0.5
@@ -38,17 +41,24 @@ class Budgeted(ServerOnly):
     tolerance: float = 0.0  # a group whose loss changes by less than this share is done; 0: none ever is
     grouped: str = field(default="cluster", metadata=FIXED)
     source: str = field(default="represent", metadata=FIXED)
+    probed: str = field(default="probe", metadata=FIXED)
     trained: str = field(default="train", metadata=FIXED)
     name: str = "select"
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(f"{self.name}.share is {self.share}; it must be above 0 and at most 1")
+        for key in ("share", "quantile"):
+            if not 0 < getattr(self, key) <= 1:
+                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be above 0 and at most 1")
         if self.history < 1:
             raise UserError(f"{self.name}.history is {self.history}; it must be 1 or more")
         if self.tolerance < 0:
             raise UserError(f"{self.name}.tolerance is {self.tolerance}; it must not be negative")
         self._bandit({})
+
+    @property
+    def asks(self) -> bool:
+        """Whether it needs to know the loss of every client in every round."""
+        return self.choice == "bandit" or self.tolerance > 0
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         grouped = Table.load(state, self.grouped)
@@ -75,19 +85,22 @@ class Budgeted(ServerOnly):
         return replace(state, cohort=cohort, memory={**state.memory, self.name: memory})
 
     def _history(self, state: ServerState, clients: Sequence[ClientId], before: Table) -> Table:
-        """Losses and lengths of updates of the last rounds that each client took part in, the newest last, and when
-        that was."""
-        place = {c: i for i, c in enumerate(before.clients)}
-        sent = Table.load(state, self.trained)
-        told = {c: i for i, c in enumerate(sent.clients)}
-        blank = {"loss": torch.full((self.history + 1,), torch.nan), "norm": torch.full((self.history,), torch.nan)}
+        """What each client told of its loss in the last rounds, and how long its last updates were, the newest last;
+        when it last took part."""
+        old = {c: {k: before[k][i] for k in before.columns} for i, c in enumerate(before.clients)}
+        nothing = torch.tensor([torch.nan])
+        blank = {"loss": nothing.repeat(self.history + 1), "norm": nothing.repeat(self.history)}
+        told, sent = Table.load(state, self.probed), Table.load(state, self.trained)
+        asked = zip(told.clients, told["told"].tolist(), told["loss"], strict=True) if len(told) else ()
+        losses = {c: loss for c, round, loss in asked if round == state.round}
+        norms = dict(zip(sent.clients, sent["norm"], strict=True)) if len(sent) else {}
         rows = {}
         for c in clients:
-            old = {k: before[k][place[c]] for k in before.columns} if c in place else blank | {"last": torch.tensor(-1)}
-            if c in told:
-                new = {k: torch.cat([old[k][1:], sent[k][told[c]].reshape(1)]) for k in ("loss", "norm")}
-                old = {**new, "last": torch.tensor(state.round - 1)}
-            rows[c] = old
+            row = old.get(c, blank | {"last": torch.tensor(-1)})
+            loss = torch.cat([row["loss"][1:], losses.get(c, nothing).reshape(1)])
+            norm = torch.cat([row["norm"][1:], norms[c].reshape(1)]) if c in norms else row["norm"]
+            last = torch.tensor(state.round - 1) if c in norms else row["last"]
+            rows[c] = {"loss": loss, "norm": norm, "last": last}
         return Table.of(rows)
 
     def _facts(self, state: ServerState, grouped: Table, history: Table) -> dict[str, Floats]:
@@ -106,17 +119,13 @@ class Budgeted(ServerOnly):
 
     def _learned(self, entry: Tree, history: Table, inside: NDArray[np.int64]) -> Tree:
         """The bandit after the reward of the set that it chose last, if that came back."""
-        if "members" not in entry:
+        if "members" not in entry or not (history["last"].numpy()[inside] == int(entry["round"])).any():
             return entry
-        took_part = history["last"].numpy()[inside] == int(entry["round"])
-        if not took_part.any():
+        before, after = history["loss"].double().numpy()[inside, -2:].T
+        both = np.isfinite(before) & np.isfinite(after)  # the same clients' losses, or it is the data that is compared
+        if not both.any() or before[both].mean() <= 0:
             return entry
-        loss = float(history["loss"].double().numpy()[inside, -1][took_part].mean())
-        before = float(entry["loss"])
-        entry = {**entry, "loss": torch.tensor(loss, dtype=torch.float64)}
-        if not np.isfinite(before) or before <= 0:
-            return entry
-        drop = (before - loss) / before
+        drop = 1 - float(after[both].mean() / before[both].mean())
         bandit = self._bandit(entry)
         bandit.learn(entry["members"].numpy(), drop / max(1e-12, float(entry["slowest"])))
         settled = int(entry["settled"]) + 1 if abs(drop) < self.tolerance else 0
@@ -129,17 +138,17 @@ class Budgeted(ServerOnly):
         if int(entry.get("settled", 0)) >= self.history:
             return np.empty(0, dtype=np.int64)
         cost = facts["cost"][inside]
-        limit = budget(cost, self.share)
-        if self.choice == "random":
-            sets = candidates(cost, here, limit, seed, count=1)
-            return np.flatnonzero(sets[0]) if len(sets) else np.empty(0, dtype=np.int64)
-        return self._bandit(entry).choose(facts["x"][inside], cost, here, limit, seed, facts["waited"][inside])
+        limit, waited = budget(cost, self.share, self.quantile), facts["waited"][inside]
+        if self.choice == "bandit":
+            return self._bandit(entry).choose(facts["x"][inside], cost, here, limit, seed, waited)
+        sets = candidates(cost, here, limit, seed, count=1 if self.choice == "random" else self.sets)
+        return np.flatnonzero(sets[np.argmax(sets @ waited)]) if len(sets) else np.empty(0, dtype=np.int64)
 
     def _entry(self, entry: Tree, facts: Mapping[str, Floats], picked: NDArray[np.int64], round: int) -> Tree:
         """What there is to remember of a group until its reward is known."""
         if not len(picked):
             return {k: v for k, v in entry.items() if k != "members"}
-        first = {"loss": torch.tensor(torch.nan, dtype=torch.float64), "settled": torch.tensor(0)}
+        first = {"settled": torch.tensor(0)}
         chosen = {
             "members": torch.from_numpy(facts["x"][picked]),
             "slowest": torch.tensor(facts["cost"][picked].max()),

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.clusterers.density import AdaptiveDensityClusters
-from shoal.clusterers.jensen import modified_js
+from shoal.clusterers.jensen import modified_js, paired_modified_js
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
@@ -72,18 +72,20 @@ class Adaptive:
     merge: float = 0.30
     split: float = 0.36
     guard: float = 2.2  # how much clients must differ beyond chance, or they are one group; 0: no such test
+    drift: float = 4.0  # how much a client must differ from itself beyond chance, or it has not changed
     smallest: int = 2
     references: int = 0  # clients that all are compared with; 0: everybody with everybody
     literal: bool = False
 
     def __post_init__(self) -> None:
+        if self.drift < 0:
+            raise UserError(f"cluster.drift is {self.drift}; it must not be negative")
         self._clusters(0)._check()
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
-        adapted, received, *halves = np.split(rows, 4, axis=1)
-        if self.guard and self._clusters(seed).fit(received, (halves[0], halves[1])).guarded_:
+        if self._alike(rows, seed):
             return np.zeros(len(rows), dtype=np.int64)
-        return self._clusters(seed).fit(adapted).labels_
+        return self._clusters(seed).fit(rows[:, : rows.shape[1] // 4]).labels_
 
     def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
         """The group with the least mean distance to its members."""
@@ -91,6 +93,34 @@ class Adaptive:
         distances = modified_js(new, known)
         means = np.stack([distances[:, labels == k].mean(axis=1) for k in np.unique(labels)], axis=1)
         return np.unique(labels)[means.argmin(axis=1)]
+
+    def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
+        """Only who has changed leaves its group; groups are split and merged from where they were."""
+        moved = np.flatnonzero(self.drifted(rows, now))
+        rows, before = rows.copy(), rows
+        rows[moved] = now[moved]
+        if not len(moved):
+            return rows, labels
+        if self._alike(rows, seed):
+            return rows, np.zeros(len(rows), dtype=np.int64)
+        if not labels.any():
+            return rows, self(rows, seed)
+        adapted = before.shape[1] // 4
+        clusters = self._clusters(seed).resume(before[:, :adapted], labels)
+        return rows, clusters.update(now[moved, :adapted], moved).labels_
+
+    def drifted(self, rows: Floats, now: Floats) -> NDArray[np.bool_]:
+        """Whose data follow another law than before, by what the same model gives on them: two draws of one law differ
+        by half of what the halves of a draw do."""
+        _, old, *was = np.split(rows, 4, axis=1)
+        _, new, *has = np.split(now, 4, axis=1)
+        chance = (paired_modified_js(was[0], was[1]) + paired_modified_js(has[0], has[1])) / 4
+        found: NDArray[np.bool_] = paired_modified_js(old, new) > self.drift * chance
+        return found
+
+    def _alike(self, rows: Floats, seed: int) -> bool:
+        _, received, *halves = np.split(rows, 4, axis=1)
+        return self.guard > 0 and self._clusters(seed).fit(received, (halves[0], halves[1])).guarded_
 
     def _clusters(self, seed: int) -> AdaptiveDensityClusters:
         return AdaptiveDensityClusters(

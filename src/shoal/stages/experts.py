@@ -23,13 +23,17 @@ class Grouping(Protocol):
     def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
         """The groups of clients that came later."""
 
+    def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
+        """The same clients, who tell `now` what they told as `rows` before: what is to be kept of it, and their groups
+        after it."""
+
 
 @dataclass(frozen=True)
 class Experts(ServerOnly):
     """Groups clients by what they told and gives each group a model of its own.
 
-    Newcomers join a group. When clients told anew, groups are formed anew, and each new group's model is the mean of
-    what its members had, so that nothing learned is lost.
+    Newcomers join a group. When groups change, each group's model is the mean of what its members had, so that nothing
+    learned is lost.
     """
 
     rule: Grouping
@@ -41,31 +45,36 @@ class Experts(ServerOnly):
         known, before = Table.load(state, self.source), Table.load(state, self.name)
         if not len(known) or (known.clients == before.clients and torch.equal(known["told"], before["told"])):
             return state
-        labels, formed = self._labels(known, before, state.round, seed)
+        rows, labels, formed = self._grouped(known, before, state.round, seed)
         count = int(labels.max()) + 1
         models = {f"expert-{k:03d}": self._carried(state, known, before, labels == k) for k in range(count)}
         marks = torch.eye(count)
         membership = {c: marks[k] for c, k in zip(known.clients, labels.tolist(), strict=True)}
         columns = {
             "expert": torch.from_numpy(labels),
+            "rows": torch.from_numpy(rows).float(),
             "told": known["told"],
-            "formed": torch.full((len(known),), formed),  # the round in which groups were last formed anew
+            "formed": torch.full((len(known),), formed),  # the round in which groups last changed
         }
         memory = {**state.memory, self.name: Table(known.clients, columns).tree()}
         return replace(state, models=models, membership=membership, memory=memory)
 
-    def _labels(self, known: Table, before: Table, round: int, seed: int) -> tuple[Labels, int]:
-        rows = known[self.column].double().numpy()
+    def _grouped(self, known: Table, before: Table, round: int, seed: int) -> tuple[Floats, Labels, int]:
+        rows = known[self.column].double().numpy().copy()
+        if not len(before):
+            return rows, np.asarray(self.rule(rows, seed), dtype=np.int64), round
         place = {c: i for i, c in enumerate(before.clients)}
         old = np.array([place.get(c, -1) for c in known.clients])
-        settled = old >= 0
-        same = len(before) > 0 and torch.equal(known["told"][settled], before["told"][old[settled]])
-        if not same:
-            return np.asarray(self.rule(rows, seed), dtype=np.int64), round
-        labels = np.zeros(len(known), dtype=np.int64)
-        labels[settled] = before["expert"].numpy()[old[settled]]
-        labels[~settled] = self.rule.join(rows[settled], labels[settled], rows[~settled])
-        return labels, int(before["formed"][0])
+        settled, labels = old >= 0, np.zeros(len(known), dtype=np.int64)
+        had, was = before["rows"].double().numpy()[old[settled]], before["expert"].numpy()[old[settled]]
+        rows[settled], labels[settled] = had, was
+        if not torch.equal(known["told"][settled], before["told"][old[settled]]):
+            now = known[self.column].double().numpy()[settled]
+            rows[settled], labels[settled] = self.rule.again(had, was, now, seed)
+        if not settled.all():
+            labels[~settled] = self.rule.join(rows[settled], labels[settled], rows[~settled])
+        changed = not np.array_equal(labels[settled], was)
+        return rows, labels, round if changed else int(before["formed"][0])
 
     def _carried(self, state: ServerState, known: Table, before: Table, inside: np.ndarray) -> Params:
         """The mean of what the members of a group had; the first model where nobody had any."""

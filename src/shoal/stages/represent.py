@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.table import Table
-from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
+from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
 
 
 def vector(params: Params) -> Tensor:
@@ -29,19 +30,25 @@ def row(report: Report) -> dict[str, Tensor]:
 @dataclass(frozen=True)
 class AskOnce(OneProgram, EveryRound):
     """Everyone who has not answered yet is asked; answers are kept, with the round they are of ("told"). Newcomers are
-    asked when they come, or never. With `every` all are asked anew every so many rounds."""
+    asked when they come, or never. With `every` all are asked anew every so many rounds, and nobody before round
+    `after`."""
 
     program: ClientProgram
     models_for: ModelsFor | None = None  # none: nothing needs to be sent
-    newcomers: bool = True
+    newcomers: bool = field(default=True, metadata=FIXED)
     every: int = 0
+    after: int = field(default=0, metadata=FIXED)
     name: str = "represent"
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise UserError(f"{self.name}.every is {self.every}; it must be 0 (never again) or more rounds")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         known = set(Table.load(state, self.name).clients)
-        if known and not self.newcomers:
+        if state.round < self.after or (known and not self.newcomers):
             return Plan()
-        anew = self.every > 0 and state.round > 0 and state.round % self.every == 0
+        anew = self.every > 0 and state.round > self.after and (state.round - self.after) % self.every == 0
         asked = [c for c in state.roster if anew or c not in known]
         models = {c: self.models_for(state, c) if self.models_for else {} for c in asked}
         return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked})

@@ -30,6 +30,7 @@ class RunRecord:
     clients: tuple[Mapping[str, Any], ...]
     result: Mapping[str, Any] | None
     timing: tuple[Mapping[str, Any], ...] = ()
+    judged: str | None = None  # by which accuracy, a key of a round's "accuracy"; None: the central one if there is one
 
     @property
     def label(self) -> str:
@@ -63,7 +64,7 @@ class RunRecord:
         return plain | options
 
 
-def read_run(path: Path | str, *, need_rounds: bool = False) -> RunRecord:
+def read_run(path: Path | str, *, need_rounds: bool = False, judged: str | None = None) -> RunRecord:
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory: there is no such folder.")
@@ -81,6 +82,7 @@ def read_run(path: Path | str, *, need_rounds: bool = False) -> RunRecord:
         clients=_read_lines(path / "clients.jsonl"),
         result=_read_object(path / "result.json") if (path / "result.json").is_file() else None,
         timing=_read_lines(path / "timing.jsonl"),
+        judged=judged,
     )
     if need_rounds:
         require_rounds(record)

@@ -100,8 +100,11 @@ def test_accuracy_at_a_budget_over_seeds(runs):
 
 def test_sheets_say_what_is_best_and_what_it_hangs_on(runs):
     to_accuracy, at_budget = Answers(runs, Questions.parse("0.3", "100", held=2)).sheets()
-    assert to_accuracy.heads == ("Run", "to 30 %", "rounds")
-    assert to_accuracy.rows == (("fedavg\n2 seeds", "35.0 J\n± 7.07 J", "3.5\n± 0.7"), ("local", "20.0 J", "2"))
+    assert to_accuracy.heads == ("Run", "to 30 %", "time", "rounds")
+    assert to_accuracy.rows == (
+        ("fedavg\n2 seeds", "35.0 J\n± 7.07 J", "7.0 s\n± 1.4 s", "3.5\n± 0.7"),
+        ("local", "20.0 J", "4.0 s", "2"),
+    )
     assert to_accuracy.best == {(1, 1)}
     assert at_budget.heads == ("Run", "100 %\n50.0 J")
     assert at_budget.rows == (("fedavg\n2 seeds", "40.0\n± 0"), ("local", "30.0"))
@@ -118,7 +121,7 @@ def test_seeds_that_never_got_there_are_told_and_win_nothing(write_course):
         read_run(write_course("d", [0.1, 0.1, 0.5, 0.5], "fedprox")),
     ]
     (sheet,) = Answers(runs, Questions.parse("0.5", None, held=2)).sheets()
-    assert sheet.rows[0] == ("fedavg\n2 seeds", "20.0 J\n1 of 2 seeds", "2\n1 of 2 seeds")
+    assert sheet.rows[0] == ("fedavg\n2 seeds", "20.0 J\n1 of 2 seeds", "4.0 s\n1 of 2 seeds", "2\n1 of 2 seeds")
     assert sheet.best == {(1, 1)}
 
 
@@ -168,7 +171,7 @@ def test_the_command_answers_in_json_and_on_the_page(paths, tmp_path):
 
 def test_the_command_prints_a_second_table(paths, tmp_path):
     text = compare(*paths, "--to-accuracy", "0.3", "--held", "2", "--out", tmp_path / "page.html").stdout
-    assert "Joules and rounds to an accuracy" in text and "35.0 J" in text
+    assert "Joules, simulated time and rounds to an accuracy" in text and "35.0 J" in text
     assert "Accuracy at a budget" not in text
 
 

@@ -36,8 +36,8 @@ def test_joules_add_up_round_by_round(run):
 
 
 def test_an_accuracy_is_reached_when_it_has_been_held(run):
-    assert to_accuracy(run, 0.4, held=2) == Reached(5, 50, {"train": 30, "pre": 15, "comm": 5})
-    assert to_accuracy(run, 0.5, held=2) == Reached(6, 60, {"train": 36, "pre": 18, "comm": 6})
+    assert to_accuracy(run, 0.4, held=2) == Reached(5, 50, {"train": 30, "pre": 15, "comm": 5}, sim_s=10)
+    assert to_accuracy(run, 0.5, held=2) == Reached(6, 60, {"train": 36, "pre": 18, "comm": 6}, sim_s=12)
     assert to_accuracy(run, 0.4, held=1).round == 2
     assert to_accuracy(run, 0.6, held=2) is None
 
@@ -58,7 +58,7 @@ def test_too_few_rounds_hold_nothing(run):
 
 def test_rounds_without_evaluation_cost_but_do_not_count(write_course):
     run = read_run(write_course("run", [0.4, None, None, 0.4, None]))
-    assert to_accuracy(run, 0.4, held=2) == Reached(4, 40, {"train": 24, "pre": 12, "comm": 4})
+    assert to_accuracy(run, 0.4, held=2) == Reached(4, 40, {"train": 24, "pre": 12, "comm": 4}, sim_s=8)
     assert final_accuracy(run) == 0.4
 
 

@@ -80,7 +80,9 @@ def test_accuracy_at_a_budget_beside_the_paper(runs):
     assert table.count("100") == {"same": 0, "undecided": 0, "opposite": 1}
 
 
-@pytest.mark.parametrize(("unit", "number"), [("rounds", 3), ("J", 30), ("kJ", 0.03), ("Wh", 30 / 3600), ("%", 100)])
+@pytest.mark.parametrize(
+    ("unit", "number"), [("rounds", 3), ("s", 6), ("J", 30), ("kJ", 0.03), ("Wh", 30 / 3600), ("%", 100)]
+)
 def test_what_an_accuracy_takes_in_the_papers_unit(runs, unit, number):
     paper = FINAL | {"metric": "to_accuracy", "unit": unit, "columns": {"0.4": {"fedavg": 18.41, "local": 19.0}}}
     table = beside_paper(runs, paper)
@@ -104,6 +106,33 @@ def test_a_method_with_several_jobs_is_left_out(runs, write_course):
     assert {(o.higher, o.lower) for o in table.orderings} == {("local", "fedprox")}
 
 
+def test_rows_and_columns_by_what_jobs_differ_in(write_course):
+    runs = [
+        read_run(write_course(f"{part}-{mu}", [level, level], config={"partition": part, "set": {"train": {"mu": mu}}}))
+        for (part, mu), level in {("iid", 0.1): 0.5, ("iid", 0.2): 0.6, ("blocks", 0.1): 0.7}.items()
+    ]
+    columns = {"digits iid": {"0.1": 1.0, "0.2": 2.0}, "digits blocks": {"0.1": 3.0, "0.2": 4.0}}
+    table = beside_paper(runs, FINAL | {"rows": ["train.mu"], "by": ["data", "partition"], "columns": columns})
+    ours = {(c.row, c.column): c.ours and c.ours.mean for c in table.cells}
+    assert ours == {
+        ("0.1", "digits iid"): pytest.approx(50),
+        ("0.2", "digits iid"): pytest.approx(60),
+        ("0.1", "digits blocks"): pytest.approx(70),
+        ("0.2", "digits blocks"): None,
+    }
+    assert [(o.higher, o.lower, o.column) for o in table.orderings] == [("0.2", "0.1", "digits iid")]
+    assert paper_sheets(table)[0].heads[0] == "Train.mu"
+
+
+def test_the_accuracy_that_counts_can_be_said(write_course):
+    run = read_run(write_course("run", [0.4, 0.4]))
+    mean = run.rounds[-1]["accuracy"]["mean"]
+    assert mean == 0.3
+    table = beside_paper([run], FINAL | {"accuracy": "local"})
+    assert table.cell("fedavg", "final").ours.mean == pytest.approx(100 * mean)
+    assert "Accuracy: mean over the clients’ own test sets." in table.notes
+
+
 def test_the_sheets_tell_it_all(runs):
     numbers, verdicts = paper_sheets(table := beside_paper(runs, FINAL))
     assert numbers.title == "Beside the paper: Table II, Fashion-MNIST (%)"
@@ -118,6 +147,7 @@ def test_the_sheets_tell_it_all(runs):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"by": ["data"], "metric": "at_budget"}, r"by is \['data'\] with metric 'at_budget'; it must be"),
         ({"metric": "best"}, r"\[paper\] metric is 'best'"),
         ({"columns": {"final": {"fedavg": "high"}}}, r"\[paper\] columns.final.fedavg is 'high'"),
         ({"colour": "red"}, r"\[paper\] colour is 'red'"),

@@ -129,7 +129,7 @@ def test_what_was_asked_is_on_the_page(write_course, tmp_path):
     questions = Questions.parse("0.4", "100", held=2)
     path = write_page(runs, tmp_path / "page.html", questions=questions, paper=beside_paper(runs, numbers))
     page = Page(path.read_text("utf-8"))
-    assert "Joules and rounds to an accuracy" in page.text
+    assert "Joules, simulated time and rounds to an accuracy" in page.text
     assert "Accuracy at a budget of joules" in page.text
     assert "Beside the paper: Table <II> (%)" in page.text
     assert "Orderings: same 0, undecided 1, opposite 0" in page.text

@@ -1,0 +1,64 @@
+"""The model with which clients describe their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.stages.base import ServerOnly
+from shoal.types import ClientId, Params, Report, ServerState
+
+EXTRACTOR = "extractor"
+
+
+@dataclass(frozen=True)
+class Extractor(ServerOnly):
+    """Keeps one model for all, so that answers can be compared whenever they come: that of a file, or the global one
+    after some rounds of training together (0: its first weights)."""
+
+    model: Model
+    warmup: int = 0
+    weights: str = ""  # a safetensors file with the network's parameters by name
+    name: str = EXTRACTOR
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise UserError(f"represent.warmup is {self.warmup}; it must be 0 rounds or more")
+        if self.warmup and self.weights:
+            raise UserError(
+                f"represent.warmup is {self.warmup} and represent.weights is {self.weights!r}; only one of them can be"
+            )
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        if self.name in state.memory or state.round < self.warmup:
+            return state
+        model = self._given() if self.weights else next(iter(state.models.values()))
+        return replace(state, memory={**state.memory, self.name: dict(model)})
+
+    def _given(self) -> Params:
+        """Read by the server when it starts: clients, who know the same method, need not have the file."""
+        try:
+            given = load_file(Path(self.weights))
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"represent.weights is {self.weights!r}, which is no safetensors file that can be read: {error}"
+            ) from error
+        wanted = self.model.init(0)
+        for name in sorted({*wanted, *given}):
+            has, must = (tuple(m[name].shape) if name in m else None for m in (given, wanted))
+            if has != must:
+                raise UserError(
+                    f"represent.weights is {self.weights!r}, in which {name} has shape {has}; for model "
+                    f"{self.model.name} it must be {must}"
+                )
+        return {k: given[k].to(wanted[k]) for k in wanted}
+
+
+def extractor_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    return {EXTRACTOR: state.memory[EXTRACTOR]}
