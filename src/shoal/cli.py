@@ -194,15 +194,20 @@ def _run(job: Any, place: Path, label: str = "") -> dict[str, Any]:
     from shoal.console import DownloadProgress, RunProgress
 
     title = label or job.method
-    _starting(place)
     with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
-        return lab.start(job, place, on_setup=_announce, on_round=progress.on_round, progress=download)
+        return lab.start(job, place, on_setup=_announcing(place), on_round=progress.on_round, progress=download)
 
 
-def _starting(place: Path) -> None:
-    global _current
-    _current = place
-    err.print(f"run directory: {place}", highlight=False, soft_wrap=True)
+def _announcing(place: Path) -> Callable[[Any], None]:
+    """Says what is run and where, once nothing about it can be refused any more."""
+
+    def announce(bench: Any) -> None:
+        global _current
+        _current = place
+        err.print(f"run directory: {place}", highlight=False, soft_wrap=True)
+        _announce(bench)
+
+    return announce
 
 
 def _announce(bench: Any) -> None:
@@ -321,12 +326,11 @@ def _resume(path: Path, title: str = "") -> dict[str, Any]:
     from shoal.store.reader import read_run
 
     config = read_run(path).config
-    _starting(path)
     with (
         DownloadProgress(err) as download,
         RunProgress(err, title or config["method"], config["rounds"]) as progress,
     ):
-        return lab.resume(path, on_setup=_announce, on_round=progress.on_round, progress=download)
+        return lab.resume(path, on_setup=_announcing(path), on_round=progress.on_round, progress=download)
 
 
 @app.command()

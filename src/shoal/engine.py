@@ -178,6 +178,8 @@ def run(
         stopped = _spent(ledger, fleet)
         if stopped or state.round == rounds or state.round % eval_every == 0:
             record = replace(record, evaluation=evaluate(method, fleet, state, unseen, timer))
+        if not record.cohort and (not history or history[-1].cohort):  # told once for as long as it lasts
+            log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", record.round)
         history.append(record)
         server_s += worked_s
         if store is not None:
@@ -232,8 +234,6 @@ def play_round(
             state = stage.fold(state, reports, stage_seed)
         server_s += planning.seconds + folding.seconds
         _refuse_divergence(state, stage.name)
-    if not state.cohort:
-        log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", number)
     record = replace(_cost(number, ledger), cohort=len(state.cohort), metrics=seen, late=late)
     return replace(state, round=number, roster=(), devices={}, cohort=()), record, server_s
 

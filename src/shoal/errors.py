@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Found = TypeVar("Found")
 
 
 class UserError(ValueError):
     """Bad input. The command line prints the sentence and exits with code 2."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a half-sentence that says what is not known; empty if nothing is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def look_up(what: str, name: str, table: Mapping[str, Found], own: str = "") -> Found:
+    """By name. `own` says how users give one of their own."""
+    if name not in table:
+        known = ", ".join(table) + (f", or your own {own}" if own else "")
+        raise UserError(f"{what} {name!r} is not known{did_you_mean(name, table)} (known: {known})")
+    return table[name]
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import tomllib
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -91,8 +90,7 @@ def make_job(values: Mapping[str, Any]) -> Job:
 def _sentence(problem: Mapping[str, Any]) -> str:
     field = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field, Job.model_fields, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(Job.model_fields)})"
+        hint = did_you_mean(field, Job.model_fields) or f" (known: {', '.join(Job.model_fields)})"
         return f"key {field!r} is not known{hint}"
     message = str(problem["msg"])
     return f"{field} is {problem['input']!r}: {message[0].lower()}{message[1:]}"

@@ -206,7 +206,7 @@ class TestDrift:
     def test_chance_is_no_change(self):
         """Halves differ by 0.2 in the first number, so two draws may well differ by 0.1."""
         left = np.array(self.left)
-        told = described(left, left, (left - [0.1, 0, 0], left + [0.1, 0, 0]))
+        told = described(left, left, (left - [0.1, 0, 0], np.add(left, [0.1, 0, 0])))
         near = described(left, left - [0.1, 0, 0], (left - [0.2, 0, 0], left))
         far = described(left, left - [0.5, 0, 0], (left - [0.6, 0, 0], left - [0.4, 0, 0]))
         assert Adaptive().drifted(np.concatenate([told, told]), np.concatenate([near, far])).tolist() == [False, True]
@@ -305,7 +305,7 @@ class TestBudgeted:
 
     def test_who_waited_longest_comes_next(self, tiny):
         """A budget of a sixth is one client of six that cost the same: all have been there after six rounds."""
-        alike = {c: PROFILES["pi"] for c in tiny}
+        alike = dict.fromkeys(tiny, PROFILES["pi"])
         even = {c: {k: Examples(e.x[:12], e.y[:12]) for k, e in data.items()} for c, data in tiny.items()}
         options = {"cluster": {"guard": 1e9}, "select": {"choice": "waiting", "share": 0.17}}
         built = build("fedepc", setting(rounds=6, options=options))

@@ -6,7 +6,6 @@ of magnitude: for a result that hangs on them, measure your own hardware and wri
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import UserError
+from shoal.errors import UserError, look_up
 from shoal.rng import derive_seed
 from shoal.types import ClientId
 
@@ -114,13 +113,7 @@ def find(name: str) -> Profile:
     path, mark, table = name.partition("#")
     if mark:
         return _from_file(Path(path), table)
-    if name not in PROFILES:
-        near = difflib.get_close_matches(name, PROFILES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"device {name!r} is not known{hint} (known: {', '.join(PROFILES)}, or your own file.toml#name)"
-        )
-    return PROFILES[name]
+    return look_up("device", name, PROFILES, own="file.toml#name")
 
 
 def _from_file(path: Path, name: str) -> Profile:

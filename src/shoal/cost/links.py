@@ -5,13 +5,12 @@ joules = (radiated + radio_w) * seconds (Pereira et al., Sec. IV-B, has the radi
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from shoal.cost.wifi import Wifi
-from shoal.errors import UserError
+from shoal.errors import UserError, look_up
 
 
 class Channel(Protocol):
@@ -99,12 +98,9 @@ LINKS: dict[str, Link] = {
 
 def link(name: str, radio_w: float | None = None) -> Link:
     """A link by name; `radio_w` replaces the link's own figure."""
-    if name not in LINKS:
-        near = difflib.get_close_matches(name, LINKS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"link {name!r} is not known{hint} (known: {', '.join(LINKS)})")
+    found = look_up("link", name, LINKS)
     if radio_w is None:
-        return LINKS[name]
+        return found
     if not (math.isfinite(radio_w) and radio_w >= 0):
         raise UserError(f"radio_w is {radio_w}; it must be a number of watts, 0 or more")
     return replace(LINKS[name], radio_w=radio_w)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.errors import UserError, imported
+from shoal.errors import imported, look_up
 from shoal.methods.centralised import centralised
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
@@ -46,13 +45,7 @@ def find(name: str) -> Callable[[Setting], Method]:
     """A method by name, or one's own: `package.module:function`, a function from Setting to Method."""
     if ":" in name:
         return imported("method", name)
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"method {name!r} is not known{hint} (known: {', '.join(METHODS)}, or your own package.module:function)"
-        )
-    return METHODS[name]
+    return look_up("method", name, METHODS, own="package.module:function")
 
 
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shoal.errors import UserError, imported
+from shoal.errors import UserError, imported, look_up
 from shoal.models.cnn import CnnCifar, CnnFedAvg
 from shoal.models.mlp import Linear, Mlp
 from shoal.models.rectified import Watching, relu_modules
@@ -155,13 +154,7 @@ def check_model(name: str) -> Factory:
     """What makes the network; refused here if there is no such thing."""
     if ":" in name:
         return imported("model", name)
-    if name not in NETWORKS:
-        near = difflib.get_close_matches(name, NETWORKS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"model {name!r} is not known{hint} (known: {', '.join(NETWORKS)}, or your own package.module:Class)"
-        )
-    return NETWORKS[name]
+    return look_up("model", name, NETWORKS, own="package.module:Class")
 
 
 def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: str = "cpu") -> Model:
