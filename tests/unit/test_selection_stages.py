@@ -17,13 +17,14 @@ from shoal.models import load_model
 from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import Group, Repulsive, Similar
 from shoal.stages.correlated import SURVEY, Correlated, Survey
+from shoal.stages.infer import shared_rows
 from shoal.stages.represent import AskOnce, row
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
 from shoal.stages.table import Table
 from shoal.stages.updates import reach
 from shoal.types import Report, ServerState, Task
 
-CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis")
+CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")
 
 
 def setting(**kw):
@@ -56,6 +57,11 @@ class TestTable:
     def test_nothing_is_kept_of_nobody(self):
         assert Table.of({}).tree() == {}
         assert len(Table.load(state(), "slot")) == 0
+
+    def test_a_number_of_everybody(self):
+        table = Table.of({"b": {"n": torch.tensor(3)}, "a": {"n": torch.tensor(1)}})
+        np.testing.assert_array_equal(table.column("n", ("b", "c", "a")), [3, np.nan, 1])
+        np.testing.assert_array_equal(Table().column("n", ("b",)), [np.nan])
 
 
 class TestAskOnce:
@@ -157,6 +163,16 @@ class TestPrograms:
             assert len(kept) == min(12, len(held))
             assert all((held == x).all(1).any() for x in kept)
             assert len(torch.unique(kept, dim=0)) == len(kept)
+            assert "labels" not in r.tensors
+
+    def test_shared_labels_belong_to_the_rows(self, tiny, fleet):
+        stage = AskOnce(ShareRows((6,), rows=12, labelled=True), name="share")
+        known = state(roster=tuple(tiny))
+        known = stage.fold(known, fleet(tiny).execute(stage.plan(known, 0)), 0)
+        x, y = shared_rows(known, load_model("mlp", (6,), 4))
+        assert len(x) == len(y) == sum(min(12, len(tiny[c]["train"].y)) for c in tiny)
+        held = {tuple(row.tolist()): int(label) for c in tiny for row, label in zip(*tiny[c]["train"], strict=True)}
+        assert [held[tuple(row.tolist())] for row in x] == y.tolist()
 
 
 def grouped(labels):
@@ -315,6 +331,10 @@ class TestEveryMethod:
         (("fedcor", "select", "beta", 1.5), r"select\.beta is 1\.5; it must be above 0 and at most 1"),
         (("fedcor", "survey", "every", 0), r"survey\.every is 0; it must be 1 or more"),
         (("delta", "select", "alpha1", -1.0), r"select\.alpha1 is -1\.0; it must not be negative"),
+        (("haccs", "cluster", "reach", 0.0), r"cluster\.reach is 0\.0; it must be above 0 and at most 1"),
+        (("haccs", "select", "rho", 1.5), r"select\.rho is 1\.5; it must be from 0"),
+        (("clsm-fl", "cluster", "groups", 0), r"cluster\.groups is 0; it must be 1 or more"),
+        (("clsm-fl", "cluster", "fuzziness", 1.0), r"cluster\.fuzziness is 1\.0; it must be above 1"),
         (("flis", "cluster", "threshold", 2.0), r"cluster\.threshold is 2\.0"),
     ],
 )

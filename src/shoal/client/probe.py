@@ -85,10 +85,12 @@ class GradientProbe:
 
 @dataclass(frozen=True)
 class ShareRows:
-    """Some of the client's own rows: what inference similarity asks for, and what a private client would refuse."""
+    """Some of the client's own rows, with their labels if asked: what a server without data needs to try models on,
+    and what a private client would refuse."""
 
     shape: tuple[int, ...] = field(metadata=FIXED)
     rows: int = 5
+    labelled: bool = field(default=False, metadata=FIXED)
     name: str = "share"
     batchable: bool = field(default=True, metadata=FIXED)
 
@@ -101,14 +103,20 @@ class ShareRows:
         return (Phase("train", 1, self.rows, self.step),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        return {"x": torch.zeros(self.rows, *self.shape), "w": torch.zeros(self.rows)}
+        return {
+            "x": torch.zeros(self.rows, *self.shape),
+            "y": torch.zeros(self.rows, dtype=torch.int64),
+            "w": torch.zeros(self.rows),
+        }
 
     def step(self, s: Tree, b: Batch) -> Tree:
         """The first batch of a shuffled pass is kept; it may be short."""
         missing = self.rows - len(b.w)
         first = s["w"].sum() == 0
         x = F.pad(b.x.flatten(1), (0, 0, 0, missing)).view(self.rows, *self.shape)
-        return {"x": torch.where(first, x, s["x"]), "w": torch.where(first, F.pad(b.w, (0, missing)), s["w"])}
+        batch = {"x": x, "y": F.pad(b.y, (0, missing)), "w": F.pad(b.w, (0, missing))}
+        return {k: torch.where(first, v, s[k]) for k, v in batch.items()}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report({"rows": {"w": s["w"], "x": s["x"]}}, {}, {"train": counts["train"]}), None
+        sent = {"rows": {"w": s["w"], "x": s["x"]}} | ({"labels": {"y": s["y"]}} if self.labelled else {})
+        return Report(sent, {}, {"train": counts["train"]}), None

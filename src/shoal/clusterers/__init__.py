@@ -5,7 +5,8 @@ the rows (equal rows are interchangeable); labels are numbered by first appearan
 """
 
 from shoal.clusterers.density import AdaptiveDensityClusters
+from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 
-__all__ = ["AdaptiveDensityClusters", "RepulsiveClusters", "SimilarClusters"]
+__all__ = ["AdaptiveDensityClusters", "FuzzyClusters", "RepulsiveClusters", "SimilarClusters"]

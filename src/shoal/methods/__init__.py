@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.errors import imported, look_up
 from shoal.methods.centralised import centralised
+from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
 from shoal.methods.fedavg import fedavg
@@ -16,6 +17,7 @@ from shoal.methods.fedcor import fedcor
 from shoal.methods.fedepc import fedepc
 from shoal.methods.fedprox import fedprox
 from shoal.methods.flis import flis
+from shoal.methods.haccs import haccs
 from shoal.methods.local import local
 from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
@@ -35,6 +37,8 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "delta": delta,
     "clustlowvar": clustlowvar,
     "flis": flis,
+    "haccs": haccs,
+    "clsm-fl": clsm_fl,
     "fedepc": fedepc,
     "local": local,
     "centralised": centralised,

@@ -14,6 +14,7 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, budget, candidates, contexts
 from shoal.stages.base import ServerOnly
+from shoal.stages.fastest import durations, speeds
 from shoal.stages.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState, Tree
 
@@ -104,16 +105,13 @@ class Budgeted(ServerOnly):
         return Table.of(rows)
 
     def _facts(self, state: ServerState, grouped: Table, history: Table) -> dict[str, Floats]:
-        told = Table.load(state, self.source)
-        place = {c: i for i, c in enumerate(told.clients)}
-        size = np.array([float(told["size"][place[c]]) for c in grouped.clients])
+        size = Table.load(state, self.source).column("size", grouped.clients)
         known = [state.devices.get(c) for c in grouped.clients]
-        speed = np.array([d.flops_per_s if d else np.nan for d in known])
+        speed = speeds(state, grouped.clients)
         ram = np.array([float(d.memory_bytes) if d else np.nan for d in known])
         loss, norm = history["loss"].double().numpy(), history["norm"].double().numpy()
         raw = np.stack([speed, ram, size, _mean(norm), _mean(-np.diff(loss, axis=1))], axis=1)  # Eq. (9)
-        usual = np.nanmedian(speed) if np.isfinite(speed).any() else 1.0
-        cost = size / np.where(np.isfinite(speed), speed, usual)
+        cost = durations(size, speed)
         waited = (state.round - 1 - history["last"].numpy()).astype(np.float64)
         return {"x": contexts(raw), "cost": cost / max(1e-300, float(cost.mean())), "waited": waited}
 

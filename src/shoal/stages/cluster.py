@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.clusterers.density import AdaptiveDensityClusters
+from shoal.clusterers.inputs import by_first_appearance
 from shoal.clusterers.jensen import modified_js, paired_modified_js
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
@@ -132,6 +133,31 @@ class Adaptive:
             literal=self.literal,
             seed=seed,
         )
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Clients with alike label distributions, in as many groups as there are (HACCS): OPTICS on Hellinger distances,
+    cut at `reach`. Two are enough for a group; who is within reach of nobody is one alone."""
+
+    reach: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.reach <= 1:
+            raise UserError(f"cluster.reach is {self.reach}; it must be above 0 and at most 1")
+
+    def __call__(self, rows: Floats, seed: int) -> Labels:
+        from scipy.spatial.distance import pdist, squareform
+        from sklearn.cluster import OPTICS
+
+        if len(rows) < 2:
+            return np.zeros(len(rows), dtype=np.int64)
+        distances = squareform(pdist(np.sqrt(rows))) / np.sqrt(2)
+        optics = OPTICS(min_samples=2, metric="precomputed", cluster_method="dbscan", eps=self.reach)
+        labels = optics.fit(distances).labels_.astype(np.int64)
+        alone = labels < 0
+        labels[alone] = labels.max() + 1 + np.arange(alone.sum())
+        return by_first_appearance(labels)[0]
 
 
 def _at_least(field: str, value: int, least: int) -> None:

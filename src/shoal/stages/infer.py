@@ -21,6 +21,19 @@ from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report
 SHARE, TRAIN = "share", "train"
 
 
+def shared_rows(state: ServerState, model: Model) -> tuple[Tensor, Tensor]:
+    """The rows that clients gave away, and their labels if they told these too. In a client's row of the table weights
+    come before inputs: a client with few rows left the rest empty."""
+    shared = Table.load(state, SHARE)
+    if not len(shared):
+        return torch.empty(0), torch.empty(0)
+    count = shared["rows"].shape[1] // (1 + int(np.prod(model.input_shape)))
+    given = shared["rows"][:, :count].reshape(-1) > 0
+    x = shared["rows"][:, count:].reshape(-1, *model.input_shape)[given]
+    y = shared["labels"].reshape(-1)[given].long() if "labels" in shared.columns else torch.empty(0)
+    return x.to(model.device), y.to(model.device)
+
+
 @dataclass(frozen=True)
 class Infer(OneProgram, EveryRound):
     """What each client's newest model predicts on the shared rows. Who has not trained yet is asked to, for this."""
@@ -36,7 +49,7 @@ class Infer(OneProgram, EveryRound):
         return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        x = self._rows(Table.load(state, SHARE))
+        x, _ = shared_rows(state, self.model)
         sent = Table.load(state, TRAIN)
         rows = zip(sent.clients, sent.columns.get("model", ()), strict=True)
         models = {c: self._model(state, row) for c, row in rows}
@@ -47,14 +60,6 @@ class Infer(OneProgram, EveryRound):
             told = {c: {"predicted": self.model.predict(m, x).argmax(-1).cpu()} for c, m in models.items()}
         known = Table.load(state, self.name).merged(Table.of(told))
         return replace(state, memory={**state.memory, self.name: known.tree()})
-
-    def _rows(self, shared: Table) -> Tensor:
-        """Weights come before inputs in a client's row: a client with few rows left the rest empty."""
-        if not len(shared):
-            return torch.empty(0)
-        count = shared["rows"].shape[1] // (1 + int(np.prod(self.model.input_shape)))
-        weights, x = shared["rows"][:, :count], shared["rows"][:, count:]
-        return x.reshape(-1, *self.model.input_shape)[weights.reshape(-1) > 0].to(self.model.device)
 
     def _model(self, state: ServerState, row: Tensor) -> Params:
         like = next(iter(state.models.values()))

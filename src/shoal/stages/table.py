@@ -68,3 +68,8 @@ class Table:
 
     def named(self, rows: NDArray[np.int64]) -> tuple[ClientId, ...]:
         return tuple(self.clients[i] for i in rows.tolist())
+
+    def column(self, name: str, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+        """One number of each of `clients`; NaN of those who are not in the table."""
+        values = dict(zip(self.clients, self.columns[name].tolist(), strict=True)) if self.clients else {}
+        return np.array([values.get(c, np.nan) for c in clients], dtype=np.float64)

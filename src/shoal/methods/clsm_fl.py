@@ -1,0 +1,57 @@
+"""CLSM-FL: models received are tried class by class on the server's rows; those of like ability share soft clusters.
+
+Lee, Seo, CLSM-FL: clustering-based semantic federated learning in non-IID IoT environment, IEEE Internet of Things
+Journal 11(18), 2024; a baseline of paper 000.
+
+| original | here |
+|---|---|
+| auxiliary data set at the server | `share.rows` labelled rows of every client, sent once: the rows themselves leave |
+| what a local model is capable of | `stages.semantic.capability`, in every round of every model received |
+| soft clustering into semantic clusters | `cluster.groups`, `cluster.fuzziness`: `stages.semantic.Soft` |
+| aggregation by memberships | `stages.semantic.Semantic`, `stages.train.Federate` |
+| interpretable clusters | a cluster's centre says which classes its models know: `centres` in the stage's memory |
+
+Deviation: the original's text was not at hand, only its abstract and what paper 000 says of it (Sec. 2). These give:
+soft clusters of local models by their inherent properties, clusters whose meaning says what the models can do,
+evaluation on auxiliary data and clustering in every round. All else is a reading of that.
+
+Decided here: a model's properties are its per-class abilities, in relation to each other. Clusters come from fuzzy
+c-means (m = 2) and keep their numbers from round to round. A client is served, and trains, the mean of the clusters'
+models by its memberships: one model travels, and on digits it was a little better than the nearest cluster's alone.
+A client that never trained is served the mean by everybody's memberships.
+"""
+
+from __future__ import annotations
+
+from shoal.client.probe import ShareRows
+from shoal.client.train import LocalTraining
+from shoal.methods.fedavg import by_chance
+from shoal.methods.setting import Setting
+from shoal.methods.single import received_model_predict
+from shoal.rng import derive_seed
+from shoal.stages.infer import SHARE
+from shoal.stages.represent import AskOnce
+from shoal.stages.semantic import Semantic, Soft, blend_for
+from shoal.stages.train import Federate, Rate
+from shoal.types import Method, ServerState
+
+
+def clsm_fl(s: Setting) -> Method:
+    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True)
+    program = s.training("train", LocalTraining)
+    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    train = s.make("train", Federate, program=program, models_for=blend_for, rate=rate)
+    rule = s.make("cluster", Soft)
+
+    def init(seed: int) -> ServerState:
+        first = s.model.init(derive_seed(seed, "init"))
+        return ServerState(0, {f"cluster-{k:03d}": first for k in range(rule.groups)})
+
+    return Method(
+        name="clsm-fl",
+        init=init,
+        stages=(AskOnce(rows, newcomers=False, name=SHARE), *by_chance(s), Semantic(train, rule, s.model)),
+        models_for=blend_for,
+        predict=received_model_predict(s.model),
+        classes=s.model.classes,
+    )

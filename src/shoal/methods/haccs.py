@@ -1,0 +1,39 @@
+"""HACCS: clients with alike labels are grouped; groups are drawn by loss and speed, and the fastest of each train.
+
+Wolfrath, Sreekumar, Kumar, Wang, Chandra, HACCS: heterogeneity-aware clustered client selection for accelerated
+federated learning, IPDPS 2022; a baseline of paper 000.
+
+| original | here |
+|---|---|
+| P(y), a summary of the labels, with noise if asked | `client.histogram.LabelHistogram` (`represent.gamma`) |
+| OPTICS on Hellinger distances; noise points are clusters of their own | `cluster.reach`: `stages.cluster.Dense` |
+| rho, cluster weights, the devices of least latency | `select.rho`: `stages.fastest.Fastest` |
+| k devices per round | `--cohort` |
+| one model, federated averaging | `stages.train.Federate` |
+
+Deviation: the paper's text was not at hand; abstract and published code were (github.com/NS-PhD-Research/HACCS). That
+code compares P(y) by Euclidean distance, with the Hellinger distance beside it, and cuts at 0.25, as is done here.
+
+Deviation: its second summary, histograms of the inputs given a label, is left out: it needs bins that fit the data.
+Its noise is Laplace's on counts; here it is that of all label distributions, Gaussian, with the ε in `result.json`.
+
+Deviation: a loss is what a client reported when it last trained, which costs nothing; the published code measures the
+test error of everybody after every round. Latency is a client's rows over the speed of its hardware (`--devices`).
+"""
+
+from __future__ import annotations
+
+from shoal.client.histogram import LabelHistogram
+from shoal.methods.fedavg import averaging
+from shoal.methods.setting import Setting
+from shoal.stages.cluster import Dense, Group
+from shoal.stages.fastest import Fastest
+from shoal.stages.represent import AskOnce
+from shoal.types import Method
+
+
+def haccs(s: Setting) -> Method:
+    ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
+    group = Group(s.make("cluster", Dense), column="labels")
+    choose = s.make("select", Fastest, size=s.cohort)
+    return averaging(s, "haccs", ask, group, choose, remember="summary")

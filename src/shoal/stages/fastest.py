@@ -1,0 +1,59 @@
+"""Choice by how long clients take: the fastest of a group stand in for those with like data (HACCS)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UserError
+from shoal.selectors.fastest import fastest_of_groups
+from shoal.stages.base import ServerOnly
+from shoal.stages.table import Table
+from shoal.types import FIXED, ClientId, Report, ServerState
+
+Floats = NDArray[np.float64]
+
+
+def speeds(state: ServerState, clients: Sequence[ClientId]) -> Floats:
+    """Operations a second; NaN where a client's hardware is not known."""
+    known = [state.devices.get(c) for c in clients]
+    return np.array([d.flops_per_s if d else np.nan for d in known], dtype=np.float64)
+
+
+def durations(sizes: Floats, speed: Floats) -> Floats:
+    """How long clients take with their rows, up to a factor; of unknown hardware the median speed is expected."""
+    usual = np.nanmedian(speed) if np.isfinite(speed).any() else 1.0
+    return np.asarray(sizes / np.where(np.isfinite(speed), speed, usual))
+
+
+@dataclass(frozen=True)
+class Fastest(ServerOnly):
+    """`size` clients from groups that are drawn by their loss and their speed, the fastest of each.
+
+    A client's loss is the one of its last training: nobody is asked for it.
+    """
+
+    size: int = field(metadata=FIXED)
+    rho: float = 0.5  # what speed counts; the rest is what loss counts
+    grouped: str = field(default="cluster", metadata=FIXED)
+    source: str = field(default="represent", metadata=FIXED)
+    trained: str = field(default="train", metadata=FIXED)
+    name: str = "select"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rho <= 1:
+            raise UserError(f"{self.name}.rho is {self.rho}; it must be from 0 (loss only) to 1 (speed only)")
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        grouped, told = Table.load(state, self.grouped), Table.load(state, self.source)
+        if not len(grouped):
+            return state  # nobody has told anything yet
+        seen = Table.load(state, self.name).merged(Table.load(state, self.trained))
+        size, loss = told.column("size", grouped.clients), seen.column("loss", grouped.clients)
+        here = grouped.present(state.roster) & (size > 0)  # who has no rows would always be the fastest
+        times = durations(size, speeds(state, grouped.clients))
+        rows = fastest_of_groups(grouped["group"].numpy(), times, loss, here, self.size, seed, self.rho)
+        return replace(state, cohort=grouped.named(rows), memory={**state.memory, self.name: seen.tree()})

@@ -1,0 +1,253 @@
+"""CLSM-FL: fuzzy clusters, what models can do, and models for soft clusters."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import engine, tree
+from shoal.client.train import LocalTraining
+from shoal.clusterers.fuzzy import FuzzyClusters, memberships
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.stages.infer import SHARE
+from shoal.stages.semantic import Semantic, Soft, blend_for, capability
+from shoal.stages.table import Table
+from shoal.stages.train import Federate, Rate
+from shoal.types import Report, ServerState
+
+BLOBS = np.concatenate([np.random.default_rng(k).uniform(0, 1, (7, 3)) + 9 * k for k in range(3)])
+
+
+class TestMemberships:
+    def test_by_hand(self):
+        # distances 1 and 3: with m = 2 in proportion to 1/1 and 1/9; with m = 3 to 1/1 and 1/3
+        rows, centres = np.array([[1.0]]), np.array([[0.0], [4.0]])
+        assert memberships(rows, centres, 2.0)[0] == pytest.approx([0.9, 0.1])
+        assert memberships(rows, centres, 3.0)[0] == pytest.approx([0.75, 0.25])
+
+    def test_a_row_on_a_centre_is_its_own(self):
+        found = memberships(np.array([[0.0], [4.0]]), np.array([[0.0], [4.0], [4.0]]), 2.0)
+        np.testing.assert_allclose(found, [[1, 0, 0], [0, 0.5, 0.5]])
+
+
+class TestFuzzyClusters:
+    def test_two_rows_and_a_middle_by_hand(self):
+        # by symmetry the centres are 5 - a and 5 + a and the middle belongs to both by 1/2. The others belong to
+        # theirs by u = (5 + a)² / ((5 - a)² + (5 + a)²), and c = Σ u² x / Σ u² with (1 - u)² for the far one:
+        # a = 5 (u² - (1 - u)²) / (u² + (1 - u)² + 1/4). From a = 4: u = 81/82, a = 3.979, u = .98724, a = 3.978.
+        found = FuzzyClusters(2).fit([[0.0], [5.0], [10.0]])
+        a = (found.centres_.max() - found.centres_.min()) / 2
+        assert a == pytest.approx(3.978, abs=5e-4)
+        assert found.memberships_[1] == pytest.approx([0.5, 0.5])
+        assert found.memberships_[0].max() == pytest.approx(0.98721, abs=5e-5)
+
+    def test_finds_blobs(self):
+        found = FuzzyClusters(3).fit(BLOBS)
+        labels = found.memberships_.argmax(1)
+        assert [len(set(labels[k : k + 7].tolist())) for k in (0, 7, 14)] == [1, 1, 1]
+        assert len(set(labels.tolist())) == 3
+        assert found.memberships_.max(1).min() > 0.9
+        assert found.memberships_.sum(1) == pytest.approx(np.ones(21))
+
+    def test_order_and_scale_do_not_matter(self):
+        found = FuzzyClusters(3).fit(BLOBS).memberships_
+        order = np.random.default_rng(0).permutation(21)
+        np.testing.assert_array_equal(FuzzyClusters(3).fit(BLOBS[order]).memberships_, found[order])
+        np.testing.assert_allclose(FuzzyClusters(3).fit(8 * BLOBS).memberships_, found, atol=1e-6)
+
+    def test_a_row_twice_counts_twice(self):
+        once = FuzzyClusters(2).fit([[0.0], [4.0], [10.0]]).centres_
+        twice = FuzzyClusters(2).fit([[0.0], [4.0], [4.0], [10.0]]).centres_
+        assert np.abs(np.sort(once, axis=0) - np.sort(twice, axis=0)).max() > 0.1
+
+    def test_nobody_single_equal_and_too_few(self):
+        assert FuzzyClusters(3).fit(np.empty((0, 2))).memberships_.shape == (0, 0)
+        assert FuzzyClusters(3).fit([[1.0, 2.0]]).memberships_.tolist() == [[1.0]]
+        assert FuzzyClusters(3).fit(np.ones((4, 2))).memberships_.tolist() == [[1.0]] * 4
+        assert sorted(FuzzyClusters(3).fit([[0.0], [1.0]]).memberships_.tolist()) == [[0, 1], [1, 0]]
+
+    def test_input_unmodified(self):
+        rows = BLOBS.copy()
+        FuzzyClusters(2).fit(rows)
+        np.testing.assert_array_equal(rows, BLOBS)
+
+    @pytest.mark.parametrize(
+        ("bad", "message"), [({"clusters": 0}, "clusters is 0"), ({"fuzziness": 1.0}, "fuzziness is 1.0")]
+    )
+    def test_bad_options(self, bad, message):
+        with pytest.raises(UserError, match=message):
+            FuzzyClusters(**{"clusters": 2} | bad).fit(BLOBS)
+
+
+MODEL = load_model("linear", (2,), 3)
+
+
+def linear(*bias):
+    """Says the same of every row: class k with the probability softmax(bias)_k."""
+    like = MODEL.init(0)
+    return {k: torch.tensor(bias).float() if v.dim() == 1 else torch.zeros_like(v) for k, v in like.items()}
+
+
+class TestCapability:
+    X, Y = torch.zeros(5, 2), torch.tensor([0, 0, 1, 1, 1])
+
+    def test_by_hand(self):
+        # probabilities 1/2, 1/4, 1/4; no row of class 2: (1/2, 1/4, 0) scaled by 4/3
+        found = capability(MODEL, linear(np.log(2.0), 0.0, 0.0), self.X, self.Y)
+        assert found.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
+
+    def test_how_many_rows_a_class_has_does_not_matter(self):
+        found = capability(MODEL, linear(0.0, 0.0, 0.0), self.X, self.Y)
+        assert found.tolist() == pytest.approx([0.5, 0.5, 0])
+
+
+class TestSoft:
+    def test_clusters_keep_their_numbers(self):
+        member, centres = Soft()(BLOBS, None, 0)
+        for seed in range(5):
+            again, _ = Soft()(BLOBS + 0.5, centres, seed)
+            np.testing.assert_allclose(again, member, atol=1e-6)
+        swapped, _ = Soft()(BLOBS, centres[[2, 0, 1]], 0)
+        np.testing.assert_allclose(swapped, member[:, [2, 0, 1]], atol=1e-6)
+
+
+def stage(groups=2):
+    train = Federate(LocalTraining(MODEL), blend_for, Rate(0.1, 10))
+    return Semantic(train, Soft(groups=groups), MODEL)
+
+
+def state(groups=2, shared=True):
+    rows = {"rows": torch.tensor([1.0] * 3 + [0.0] * 6), "labels": torch.tensor([0, 1, 2])}
+    memory = {SHARE: Table.of({"z": rows}).tree()} if shared else {}
+    return ServerState(0, {f"cluster-{k:03d}": linear(0.0, 0.0, 0.0) for k in range(groups)}, memory=memory)
+
+
+def report(*bias, rows=1):
+    return Report({"model": linear(*bias)}, {"loss": (1.0, 1.0)}, {"train": rows})
+
+
+def biases(state):
+    return np.array([state.models[k]["head.bias"].tolist() for k in sorted(state.models)])
+
+
+class TestSemantic:
+    def test_models_of_like_ability_share_a_cluster(self):
+        reports = {"a": report(9.0, 0.0, 0.0), "b": report(8.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}
+        after = stage().fold(state(), reports, 0)
+        place = {c: int(m.argmax()) for c, m in after.membership.items()}
+        assert place["a"] == place["b"] != place["c"]
+        found = biases(after)
+        assert found[place["a"]] == pytest.approx([8.5, 0, 0], abs=0.05)
+        assert found[place["c"]] == pytest.approx([0, 0, 9], abs=0.05)
+
+    def test_memberships_are_weights(self):
+        """Three models in a line of ability: what returns is the mean by membership and rows, of all."""
+        reports = {c: report(b, 0.0, 3 - b, rows=n) for c, b, n in (("a", 0.0, 1), ("b", 1.0, 2), ("c", 3.0, 3))}
+        after = stage().fold(state(), reports, 0)
+        assert 0.01 < float(after.membership["b"].min()) < 0.5
+        weights = np.stack([after.membership[c].numpy() * n for c, n in (("a", 1), ("b", 2), ("c", 3))])
+        values = np.array([[0, 0, 3], [1, 0, 2], [3, 0, 0]])
+        expected = (weights.T @ values) / weights.sum(0)[:, None]
+        np.testing.assert_allclose(biases(after), expected, atol=1e-5)
+
+    def test_a_cluster_moves_as_far_as_it_took_part(self):
+        first = stage().fold(state(), {"a": report(9.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}, 0)
+        k = int(first.membership["c"].argmax())
+        # two clients on their own centres: memberships are 1 and 0. Only a comes back: c's cluster stays.
+        then = stage().fold(replace(first, round=1), {"a": report(5.0, 0.0, 0.0)}, 0)
+        assert int(then.membership["c"].argmax()) == k
+        assert biases(then)[k] == pytest.approx([0, 0, 9], abs=1e-3)
+        assert biases(then)[1 - k] == pytest.approx([5, 0, 0], abs=1e-3)
+
+    def test_or_in_proportion(self):
+        """Only b returns, which is between the clusters: each goes b's membership over the mean one of its way to b."""
+        reports = {c: report(b, 0.0, 3 - b) for c, b in (("a", 0.0), ("b", 1.0), ("c", 3.0))}
+        first = stage().fold(state(), reports, 0)
+        then = stage().fold(first, {"b": report(1.0, 0.0, 2.0)}, 0)
+        usual = torch.stack(list(then.membership.values())).mean(0)
+        step = (then.membership["b"] / usual).clamp(max=1).numpy()[:, None]
+        assert step.min() < 0.9
+        np.testing.assert_allclose(biases(then), (1 - step) * biases(first) + step * [[1, 0, 2]], atol=1e-5)
+
+    def test_fewer_clients_than_clusters_are_one(self):
+        after = stage(3).fold(state(3), {"a": report(1.0, 0.0, 0.0), "b": report(3.0, 0.0, 0.0)}, 0)
+        assert after.membership == {}
+        np.testing.assert_allclose(biases(after), [[2, 0, 0]] * 3)
+        later = stage(3).fold(after, {"c": report(0.0, 9.0, 0.0)}, 0)
+        assert set(later.membership) == {"a", "b", "c"}
+
+    def test_equal_models_are_one(self):
+        after = stage().fold(state(), {c: report(1.0, 0.0, 0.0) for c in "abc"}, 0)
+        assert after.membership == {}
+        np.testing.assert_allclose(biases(after), [[1, 0, 0]] * 2)
+
+    def test_without_rows_it_is_averaging(self):
+        after = stage().fold(state(shared=False), {"a": report(9.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}, 0)
+        assert after.membership == {}
+        np.testing.assert_allclose(biases(after), [[4.5, 0, 4.5]] * 2)
+
+    def test_silence_changes_nothing(self):
+        before = state()
+        after = stage().fold(before, {}, 0)
+        assert tree.distance(before.models, after.models) == 0
+        assert after.memory == before.memory
+
+    def test_names_of_clients_do_not_matter(self):
+        reports = {c: report(float(i % 4), 0.0, float(i % 3)) for i, c in enumerate("abcdef")}
+        renamed = dict(zip("fbdace", reports.values(), strict=True))
+        one, two = (stage().fold(state(), r, 0) for r in (reports, renamed))
+        assert tree.distance(one.models, two.models) < 1e-6
+        assert all(
+            torch.allclose(one.membership[c], two.membership[d]) for c, d in zip("abcdef", "fbdace", strict=True)
+        )
+
+
+MODELS = {"cluster-000": linear(4.0, 0.0, 0.0), "cluster-001": linear(0.0, 0.0, 8.0)}
+
+
+class TestBlend:
+    def test_by_memberships(self):
+        member = {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.25, 0.75])}
+        served = ServerState(1, MODELS, membership=member)
+        assert blend_for(served, "a")["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
+        assert blend_for(served, "b")["blend"]["head.bias"].tolist() == pytest.approx([1, 0, 6])
+
+    def test_by_those_of_all_for_who_has_none(self):
+        member = {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.75, 0.25])}
+        served = ServerState(1, MODELS, membership=member)
+        for client in ("x", None):
+            assert blend_for(served, client)["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
+        assert blend_for(ServerState(0, MODELS), None)["blend"]["head.bias"].tolist() == pytest.approx([2, 0, 4])
+
+
+def run(tiny, name, rounds=4, **options):
+    setting = Setting(load_model("mlp", (6,), 4), rounds=rounds, cohort=6, batch_size=8, options=options)
+    return engine.run(build(name, setting), PlainFleet(tiny), rounds=rounds, seed=0, central=tiny.central)
+
+
+class TestMethod:
+    def test_one_cluster_is_fedavg(self, tiny):
+        one, plain = run(tiny, "clsm-fl", cluster={"groups": 1}), run(tiny, "fedavg")
+        assert tree.distance(one.state.models["cluster-000"], plain.state.models["global"]) < 1e-5
+
+    def test_clients_are_served_what_their_classes_need(self, tiny):
+        soft, plain = run(tiny, "clsm-fl", cluster={"groups": 4}), run(tiny, "fedavg")
+        assert soft.accuracy["mean"] > plain.accuracy["mean"] + 0.02
+        member = torch.stack([soft.state.membership[c] for c in sorted(tiny)])
+        assert member.sum(1).tolist() == pytest.approx([1.0] * 6)
+        assert int(member[0].argmax()) == int(member[4].argmax()) != int(member[2].argmax())  # c0 and c4: like data
+
+    def test_rows_are_sent_once_and_one_model_travels(self, tiny):
+        soft, plain = run(tiny, "clsm-fl"), run(tiny, "fedavg")
+        assert [p.round for p in soft.ledger.pages if p.stage == SHARE] == [1]
+        down = [[int(p.bytes_down.sum()) for p in r.ledger.pages if p.stage == "train"] for r in (soft, plain)]
+        assert down[0] == pytest.approx(down[1], rel=0.02)
+
+    def test_centres_say_which_classes_a_cluster_knows(self, tiny):
+        memory = run(tiny, "clsm-fl").state.memory["train"]
+        assert memory["centres"].shape == (3, 4)
+        assert memory["centres"].sum(1).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
