@@ -4,9 +4,18 @@
 the rows (equal rows are interchangeable); labels are numbered by first appearance.
 """
 
+from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.fuzzy import FuzzyClusters
+from shoal.clusterers.greedy import GreedyClusters
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 
-__all__ = ["AdaptiveDensityClusters", "FuzzyClusters", "RepulsiveClusters", "SimilarClusters"]
+__all__ = [
+    "AdaptiveDensityClusters",
+    "DecomposedClusters",
+    "FuzzyClusters",
+    "GreedyClusters",
+    "RepulsiveClusters",
+    "SimilarClusters",
+]

@@ -11,8 +11,8 @@ Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-def table(X: ArrayLike, name: str = "X") -> Floats:
-    """A copy of X as finite numbers that are not negative, one row per client and one column per class."""
+def table(X: ArrayLike, name: str = "X", least: float = 0.0, column: str = "class") -> Floats:
+    """A copy of X as finite numbers, none below `least`: one row per client and one column per class."""
     try:
         found = np.array(X, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -20,12 +20,13 @@ def table(X: ArrayLike, name: str = "X") -> Floats:
             f"{name} holds something that is not a number ({error}); it must be a table of numbers"
         ) from error
     if found.ndim != 2 or found.shape[1] == 0:
-        raise UserError(f"{name} has shape {found.shape}; it must have one row per client and one column per class")
-    bad = np.argwhere(~np.isfinite(found) | (found < 0))
+        raise UserError(f"{name} has shape {found.shape}; it must have one row per client and one column per {column}")
+    bad = np.argwhere(~np.isfinite(found) | (found < least))
     if len(bad):
-        row, column = bad[0]
-        value = found[row, column]
-        raise UserError(f"{name} has {value} in row {row}, column {column}; entries must be finite and 0 or more")
+        row, place = bad[0]
+        value = found[row, place]
+        bound = f" and {least:g} or more" if np.isfinite(least) else ""
+        raise UserError(f"{name} has {value} in row {row}, column {place}; entries must be finite{bound}")
     return found + 0.0  # -0.0 and 0.0 are one value and must sort alike
 
 

@@ -15,7 +15,9 @@ from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
 from shoal.methods.fedcor import fedcor
 from shoal.methods.fedepc import fedepc
+from shoal.methods.fedgroup import fedgroup
 from shoal.methods.fedprox import fedprox
+from shoal.methods.flacc import flacc
 from shoal.methods.flis import flis
 from shoal.methods.haccs import haccs
 from shoal.methods.local import local
@@ -39,6 +41,8 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "flis": flis,
     "haccs": haccs,
     "clsm-fl": clsm_fl,
+    "fedgroup": fedgroup,
+    "flacc": flacc,
     "fedepc": fedepc,
     "local": local,
     "centralised": centralised,

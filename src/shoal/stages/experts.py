@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -47,9 +47,7 @@ class Experts(ServerOnly):
             return state
         rows, labels, formed = self._grouped(known, before, state.round, seed)
         count = int(labels.max()) + 1
-        models = {f"expert-{k:03d}": self._carried(state, known, before, labels == k) for k in range(count)}
-        marks = torch.eye(count)
-        membership = {c: marks[k] for c, k in zip(known.clients, labels.tolist(), strict=True)}
+        models = [self._carried(state, known, before, labels == k) for k in range(count)]
         columns = {
             "expert": torch.from_numpy(labels),
             "rows": torch.from_numpy(rows).float(),
@@ -57,7 +55,7 @@ class Experts(ServerOnly):
             "formed": torch.full((len(known),), formed),  # the round in which groups last changed
         }
         memory = {**state.memory, self.name: Table(known.clients, columns).tree()}
-        return replace(state, models=models, membership=membership, memory=memory)
+        return grouped(replace(state, memory=memory), models, known.clients, labels)
 
     def _grouped(self, known: Table, before: Table, round: int, seed: int) -> tuple[Floats, Labels, int]:
         rows = known[self.column].double().numpy().copy()
@@ -91,6 +89,20 @@ def _mean(state: ServerState, counts: np.ndarray) -> Params:
     if len(used) == 1:
         return state.models[used[0][0]]
     return tree.weighted_mean([state.models[name] for name, _ in used], [n for _, n in used])
+
+
+def grouped(state: ServerState, models: Sequence[Params], clients: Sequence[ClientId], labels: Labels) -> ServerState:
+    """Each group with its model, and nobody in a group but these clients."""
+    digits = max(3, len(str(len(models) - 1)))  # sorted by name, models must be in the order of their groups
+    named = {f"expert-{k:0{digits}d}": model for k, model in enumerate(models)}
+    return joined(replace(state, models=named, membership={}), clients, labels)
+
+
+def joined(state: ServerState, clients: Sequence[ClientId], labels: Labels) -> ServerState:
+    """These clients in these groups, everybody else as before."""
+    marks = torch.eye(len(state.models))
+    found = {c: marks[k] for c, k in zip(clients, labels.tolist(), strict=True)}
+    return replace(state, membership={**state.membership, **found})
 
 
 def expert_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:

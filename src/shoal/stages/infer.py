@@ -15,8 +15,9 @@ from shoal.rng import derive_seed
 from shoal.selectors.clustered import inference_similarity, similarity_clusters
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.cluster import Floats, Labels
+from shoal.stages.represent import restored
 from shoal.stages.table import Table
-from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SHARE, TRAIN = "share", "train"
 
@@ -51,8 +52,8 @@ class Infer(OneProgram, EveryRound):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         x, _ = shared_rows(state, self.model)
         sent = Table.load(state, TRAIN)
-        rows = zip(sent.clients, sent.columns.get("model", ()), strict=True)
-        models = {c: self._model(state, row) for c, row in rows}
+        rows, like = sent.columns.get("model", ()), next(iter(state.models.values()))
+        models = {c: restored(row, like) for c, row in zip(sent.clients, rows, strict=True)}
         models |= {c: r.tensors["model"] for c, r in reports.items()}
         if not len(x) or not models:
             return state
@@ -60,12 +61,6 @@ class Infer(OneProgram, EveryRound):
             told = {c: {"predicted": self.model.predict(m, x).argmax(-1).cpu()} for c, m in models.items()}
         known = Table.load(state, self.name).merged(Table.of(told))
         return replace(state, memory={**state.memory, self.name: known.tree()})
-
-    def _model(self, state: ServerState, row: Tensor) -> Params:
-        like = next(iter(state.models.values()))
-        names = sorted(like)
-        parts = torch.split(row, [like[k].numel() for k in names])
-        return {k: part.view(like[k].shape).to(like[k]) for k, part in zip(names, parts, strict=True)}
 
 
 @dataclass(frozen=True)

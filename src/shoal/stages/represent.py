@@ -20,6 +20,13 @@ def vector(params: Params) -> Tensor:
     return torch.cat([params[k].detach().reshape(-1).cpu().float() for k in sorted(params)])
 
 
+def restored(row: Tensor, like: Params) -> Params:
+    """What `vector` made a row of, in the shapes, types and place of `like`."""
+    names = sorted(like)
+    parts = torch.split(row, [like[k].numel() for k in names])
+    return {k: part.view(like[k].shape).to(like[k]) for k, part in zip(names, parts, strict=True)}
+
+
 def row(report: Report) -> dict[str, Tensor]:
     """A report as columns of a table: its size, its tensors, its mean metrics."""
     found = {k: vector(v) for k, v in report.tensors.items()}

@@ -101,7 +101,7 @@ class Federate(OneProgram, EveryRound):
         return dict(zip(table.clients, table["weight"].tolist(), strict=True)) if len(table) else {}
 
     def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
-        member = float(state.membership[client][place]) if client in state.membership else 1.0
+        member = float(state.membership[client][place]) if client in state.membership else float(not state.membership)
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 

@@ -1,0 +1,52 @@
+"""FedGroup: clients are grouped once by the directions of their first updates; each group trains a model of its own.
+
+Duan, Liu, Ji, Liu, Liang, Chen, Tan, FedGroup: efficient federated learning via decomposed similarity-based clustering,
+ISPA 2021 (arXiv:2010.06870), a baseline of paper 000; details from its authors' code (github.com/morningD/FlexCFL).
+
+| paper | here |
+|---|---|
+| group cold start: α·m clients train once | `stages.coldstart.GroupColdStart`: `cluster.alpha`, `represent.epochs` |
+| m groups by EDC and k-means++ | `cluster.groups`: `clusterers.DecomposedClusters` |
+| a group's first model: the mean of its members' models | the first model moved by the mean of their updates |
+| a group's optimisation direction | that mean, kept |
+| client cold start: one epoch from the first model, then least (1 - cosine)/2 | `stages.coldstart.ClientColdStart` |
+| FedAvg within each group (FedGrouProx: with μ) | `stages.train.Federate` (`train.mu`) |
+| inter-group aggregation, η_G | `cluster.eta`, 0 by default: `stages.coldstart.InterGroup` |
+
+Deviation: the paper starts a newcomer when it is first chosen; here everybody who is in no group is started as soon as
+there are groups, so that nobody is measured with another group's model. With η_G the authors' code divides by the sum
+of the weights, so that models do not grow; so does this one. A client that did not answer is served the largest
+group's model, and trains none.
+"""
+
+from __future__ import annotations
+
+from shoal.client.train import LocalTraining
+from shoal.methods.fedavg import by_chance
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_init, received_model_predict
+from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
+from shoal.stages.experts import expert_for
+from shoal.stages.train import Federate, Rate
+from shoal.types import Method
+
+
+def fedgroup(s: Setting) -> Method:
+    program = s.training("train", LocalTraining)
+    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    trial = s.training("represent", LocalTraining, epochs=1, name="represent")
+    found = s.make("cluster", GroupColdStart, program=trial, trainable=s.model.trainable)
+    return Method(
+        name="fedgroup",
+        init=one_model_init(s.model),
+        stages=(
+            found,
+            ClientColdStart(trial, s.model.trainable),
+            *by_chance(s),
+            s.make("train", Federate, program=program, models_for=expert_for, rate=rate),
+            s.make("cluster", InterGroup, trainable=s.model.trainable),
+        ),
+        models_for=expert_for,
+        predict=received_model_predict(s.model),
+        classes=s.model.classes,
+    )

@@ -1,0 +1,111 @@
+"""Groups that grow while all train one model, and part when they grow no more (FLACC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from shoal.clusterers.greedy import GreedyClusters
+from shoal.clusterers.inputs import by_first_appearance
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.cluster import Labels
+from shoal.stages.experts import grouped, joined
+from shoal.stages.table import Table
+from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Agglomerate(ServerOnly):
+    """After training: clients of one round started from one model, so their updates can be compared. Every client is a
+    group; those that pull in one direction, on average over the rounds they met in, are merged. When nothing has
+    changed for `patience` rounds each group is given a copy of the model and goes its own way; clients of groups with
+    fewer than `smallest` are then in none."""
+
+    threshold: float = 0.0  # the cosine above which updates are similar
+    patience: int = 5
+    smallest: int = 2
+    revise: bool = True  # merge anew in every round; or what was once merged stays so
+    name: str = "cluster"
+
+    def __post_init__(self) -> None:
+        for key in ("patience", "smallest"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be 1 or more")
+        if not -1 <= self.threshold <= 1:
+            raise UserError(f"{self.name}.threshold is {self.threshold}; it is a cosine and must be from -1 to 1")
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        sent = Table.load(state, TRAIN)
+        state = replace(state, memory={k: v for k, v in state.memory.items() if k != TRAIN})  # large, and used now
+        if state.membership or not len(sent):
+            return state
+        before = state.memory.get(self.name, {"met": {}, "quiet": torch.tensor(0)})
+        known = _measured(Table.read(before["met"]), sent)
+        groups = known["group"].numpy()
+        means = (known["cosines"] / known["meetings"]).numpy()  # 0 / 0 where two never met: not a number
+        found = GreedyClusters(self.threshold).fit(means, None if self.revise else groups).labels_
+        quiet = int(before["quiet"]) + 1 if np.array_equal(found, by_first_appearance(groups)[0]) else 0
+        if quiet >= self.patience and np.bincount(found).max() >= self.smallest:
+            return self._parted(state, known.clients, found)
+        met = Table(known.clients, {**known.columns, "group": torch.from_numpy(found)}).tree()
+        return replace(state, memory={**state.memory, self.name: {"met": met, "quiet": torch.tensor(quiet)}})
+
+    def _parted(self, state: ServerState, clients: tuple[ClientId, ...], labels: Labels) -> ServerState:
+        kept = np.bincount(labels)[labels] >= self.smallest
+        groups, numbers = by_first_appearance(labels[kept])
+        (model,) = state.models.values()
+        memory = {**state.memory, self.name: {"formed": torch.tensor(state.round)}}
+        members = [c for c, k in zip(clients, kept.tolist(), strict=True) if k]
+        return grouped(replace(state, memory=memory), [model] * len(numbers), members, groups)
+
+
+def _measured(known: Table, sent: Table) -> Table:
+    """Of all pairs of clients that have trained: how often in the same round, and the sum of their cosines then. Who
+    trained for the first time is a group of its own."""
+    clients = tuple(sorted({*known.clients, *sent.clients}))
+    place = {c: i for i, c in enumerate(clients)}
+    cosines = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+    meetings = torch.zeros_like(cosines)
+    group = len(clients) + torch.arange(len(clients))
+    if len(known):
+        old = torch.tensor([place[c] for c in known.clients])
+        cosines[old[:, None], old], meetings[old[:, None], old] = known["cosines"], known["meetings"]
+        group[old] = known["group"]
+    unit = F.normalize(sent["update"].double(), dim=1)
+    now = torch.tensor([place[c] for c in sent.clients])
+    cosines[now[:, None], now] += unit @ unit.T
+    meetings[now[:, None], now] += 1
+    return Table(clients, {"cosines": cosines, "meetings": meetings, "group": group})
+
+
+@dataclass(frozen=True)
+class JoinBest(OneProgram, EveryRound):
+    """Whoever is in no group tells how large the loss of each group's model is, and joins that of the least: as soon as
+    no two models are the same, for groups part with one model."""
+
+    program: ClientProgram
+    name: str = "join"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        asked = [c for c in state.roster if c not in state.membership]
+        if not state.membership or not asked or any(_same(a, b) for a, b in combinations(state.models.values(), 2)):
+            return Plan()
+        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        clients = sorted(reports)
+        losses = [reports[c].tensors["losses"]["losses"] for c in clients]
+        return joined(state, clients, torch.stack(losses).argmin(1).cpu().numpy()) if clients else state
+
+
+def _same(a: Params, b: Params) -> bool:
+    return all(torch.equal(x, b[k]) for k, x in a.items())

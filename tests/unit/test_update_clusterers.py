@@ -1,0 +1,205 @@
+"""Clusters of updates: by their main directions (FedGroup), and by merging while they point alike (FLACC)."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.pairwise import cosine_similarity
+
+from shoal.clusterers import DecomposedClusters, GreedyClusters
+from shoal.clusterers.decomposed import decomposed_cosines
+from shoal.errors import UserError
+
+
+def planted(per=5, groups=3, width=40, noise=0.3, seed=0):
+    """Updates around as many directions as there are groups, of all lengths."""
+    rng = np.random.default_rng(seed)
+    centres = np.linalg.qr(rng.normal(size=(width, groups)))[0].T
+    rows = np.repeat(centres, per, axis=0) + noise * rng.normal(size=(per * groups, width)) / np.sqrt(width)
+    return rows * rng.uniform(0.5, 5, (len(rows), 1)), np.repeat(np.arange(groups), per)
+
+
+class TestDecomposedCosines:
+    def test_by_hand(self):
+        # XᵀX = [[5, 4], [4, 5]]: directions (1, 1)/√2 with value 9 and (1, -1)/√2 with value 1;
+        # (2, 1) makes cosines 3/√10 and 1/√10 with them, (1, 2) makes 3/√10 and -1/√10
+        found = decomposed_cosines(np.array([[2.0, 1.0], [1.0, 2.0]]), 2) * np.sqrt(10)
+        np.testing.assert_allclose(np.abs(found), [[3, 1], [3, 1]])
+        assert found[0, 0] == pytest.approx(found[1, 0])
+        assert found[0, 1] == pytest.approx(-found[1, 1])
+
+    def test_the_distance_of_cosines_by_hand(self):
+        # the same rows: EDC without its factor is |1/√10 - (-1/√10)|; with one direction they are the same
+        rows = np.array([[2.0, 1.0], [1.0, 2.0]])
+        a, b = decomposed_cosines(rows, 2)
+        assert np.linalg.norm(a - b) == pytest.approx(2 / np.sqrt(10))
+        a, b = decomposed_cosines(rows, 1)
+        assert np.linalg.norm(a - b) == pytest.approx(0)
+
+    def test_length_does_not_matter_but_sense_does(self):
+        # all along e1: one direction, and the row that points the other way is at distance 2
+        found = decomposed_cosines(np.array([[3.0, 0, 0], [1.0, 0, 0], [-2.0, 0, 0]]), 3)
+        assert np.abs(found[:, 0] - [1, 1, -1]).max() == pytest.approx(0)
+        assert found.shape == (3, 1)
+
+    def test_are_cosines_with_singular_vectors(self):
+        rows, _ = planted()
+        vectors = np.linalg.svd(rows, full_matrices=False)[2][:4]
+        np.testing.assert_allclose(np.abs(decomposed_cosines(rows, 4)), np.abs(cosine_similarity(rows, vectors)))
+
+    def test_a_row_of_zeros_has_no_direction(self):
+        found = decomposed_cosines(np.array([[0.0, 0.0], [1.0, 0.0]]), 2)
+        assert found.tolist() == [[0.0], [1.0]]
+
+
+class TestDecomposedClusters:
+    def test_by_hand(self):
+        found = DecomposedClusters(2).fit([[3, 0, 0], [0, 2, 0], [1, 0, 0], [0, 7, 0]])
+        assert found.labels_.tolist() == [0, 1, 0, 1]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_planted_directions_are_found(self, seed):
+        rows, truth = planted(groups=4, seed=seed)
+        assert adjusted_rand_score(truth, DecomposedClusters(4, seed).fit(rows).labels_) == 1
+
+    def test_partition_does_not_depend_on_the_order_of_rows(self):
+        rows = np.random.default_rng(1).normal(size=(30, 8))  # no structure: k-means has many local optima
+        labels = DecomposedClusters(5, restarts=1).fit(rows).labels_
+        for seed in range(5):
+            order = np.random.default_rng(seed).permutation(30)
+            assert adjusted_rand_score(labels[order], DecomposedClusters(5, restarts=1).fit(rows[order]).labels_) == 1
+
+    def test_nor_on_lengths_or_on_which_parameter_comes_first(self):
+        rows, truth = planted()
+        moved = rows[:, np.random.default_rng(0).permutation(rows.shape[1])] * 7.0
+        assert adjusted_rand_score(truth, DecomposedClusters(3).fit(moved).labels_) == 1
+
+    def test_labels_are_numbered_by_first_appearance(self):
+        rows, _ = planted()
+        labels = DecomposedClusters(3).fit(rows[::-1]).labels_
+        assert labels[[0, 5, 10]].tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("rows", "labels"),
+        [
+            (np.empty((0, 4)), []),
+            (np.ones((1, 4)), [0]),
+            (np.zeros((3, 4)), [0, 0, 0]),
+            (np.ones((3, 4)), [0, 0, 0]),
+            (np.eye(2), [0, 1]),
+        ],
+        ids=["empty", "single", "zeros", "equal", "fewer than clusters"],
+    )
+    def test_degenerate(self, rows, labels):
+        assert DecomposedClusters(3).fit(rows).labels_.tolist() == labels
+
+    def test_input_unmodified_and_same_seed_same_result(self):
+        rows, _ = planted(noise=2.0)
+        kept = rows.copy()
+        first = DecomposedClusters(3, 5).fit(rows)
+        assert (rows == kept).all()
+        assert (DecomposedClusters(3, 5).fit(rows.tolist()).labels_ == first.labels_).all()
+
+    @pytest.mark.parametrize(
+        ("clusters", "rows", "sentence"),
+        [
+            (0, [[1.0]], r"clusters is 0; it must be a whole number, 1 or more"),
+            (2, [[1.0, np.nan]], r"X has nan in row 0, column 1; entries must be finite$"),
+            (2, [1.0, 2.0], r"X has shape \(2,\); it must have one row per client and one column per parameter"),
+        ],
+    )
+    def test_bad_input(self, clusters, rows, sentence):
+        with pytest.raises(UserError, match=sentence):
+            DecomposedClusters(clusters).fit(rows)
+
+
+CHAIN = np.array(
+    [
+        [1.0, 0.9, 0.5, 0.1],
+        [0.9, 1.0, 0.6, -0.2],
+        [0.5, 0.6, 1.0, 0.7],
+        [0.1, -0.2, 0.7, 1.0],
+    ]
+)
+
+
+class TestGreedyClusters:
+    def test_order_of_merging_by_hand(self):
+        # 0 and 1 first (0.9). {0, 1} and 2 are then 0.5 alike, 2 and 3 are 0.7: these are next.
+        # The least between the two pairs is -0.2: not above 0
+        found = GreedyClusters().fit(CHAIN)
+        assert found.labels_.tolist() == [0, 0, 1, 1]
+        assert found.merges_.tolist() == [0.9, 0.7]
+
+    def test_threshold(self):
+        assert GreedyClusters(-0.3).fit(CHAIN).merges_.tolist() == [0.9, 0.7, -0.2]
+        assert GreedyClusters(-0.2).fit(CHAIN).merges_.tolist() == [0.9, 0.7]
+        assert GreedyClusters(0.7).fit(CHAIN).labels_.tolist() == [0, 0, 1, 2]
+
+    def test_what_is_not_known_is_no_objection(self):
+        # without the one pair that objects, 0 and 3 speak for it with 0.1
+        unknown = CHAIN.copy()
+        unknown[1, 3] = unknown[3, 1] = np.nan
+        found = GreedyClusters().fit(unknown)
+        assert found.labels_.tolist() == [0, 0, 0, 0]
+        assert found.merges_.tolist() == [0.9, 0.7, 0.1]
+
+    def test_nor_a_reason(self):
+        assert GreedyClusters(-1).fit(np.full((3, 3), np.nan)).labels_.tolist() == [0, 1, 2]
+
+    def test_goes_on_from_a_start(self):
+        # {1, 2} is given: 0 is 0.5 like it, 3 is -0.2; 0 joins, and 3 then stays alone
+        found = GreedyClusters().fit(CHAIN, [4, 7, 7, 1])
+        assert found.labels_.tolist() == [0, 0, 0, 1]
+        assert found.merges_.tolist() == [0.5]
+
+    def test_is_complete_linkage_where_all_is_known(self):
+        from scipy.cluster.hierarchy import fcluster, linkage
+        from scipy.spatial.distance import squareform
+
+        for seed in range(5):
+            rows = np.random.default_rng(seed).normal(size=(25, 6))
+            alike = cosine_similarity(rows)
+            tree = linkage(squareform(1 - alike, checks=False), "complete")
+            expected = fcluster(tree, 1 - 1e-12, "distance")
+            assert adjusted_rand_score(expected, GreedyClusters().fit(alike).labels_) == 1
+
+    def test_partition_does_not_depend_on_the_order_of_rows(self):
+        alike = cosine_similarity(np.random.default_rng(3).normal(size=(25, 6)))
+        alike[4, 9] = alike[9, 4] = np.nan
+        labels = GreedyClusters().fit(alike).labels_
+        for seed in range(5):
+            order = np.random.default_rng(seed).permutation(25)
+            there = GreedyClusters().fit(alike[np.ix_(order, order)]).labels_
+            assert adjusted_rand_score(labels[order], there) == 1
+
+    @pytest.mark.parametrize(
+        ("alike", "labels"),
+        [
+            (np.empty((0, 0)), []),
+            (np.ones((1, 1)), [0]),
+            (np.ones((4, 4)), [0, 0, 0, 0]),
+            (np.zeros((3, 3)), [0, 1, 2]),
+        ],
+        ids=["empty", "single", "equal", "nothing in common"],
+    )
+    def test_degenerate(self, alike, labels):
+        assert GreedyClusters().fit(alike).labels_.tolist() == labels
+
+    def test_input_unmodified(self):
+        alike, start = CHAIN.copy(), np.array([3, 1, 1, 0])
+        GreedyClusters().fit(alike, start)
+        assert (alike == CHAIN).all()
+        assert start.tolist() == [3, 1, 1, 0]
+
+    @pytest.mark.parametrize(
+        ("alike", "start", "sentence"),
+        [
+            (np.ones((2, 3)), None, r"S has shape \(2, 3\); it must be square and symmetric"),
+            ([[1, 0.5], [0.4, 1]], None, r"must be square and symmetric"),
+            ([[1, np.inf], [np.inf, 1]], None, r"S has an infinite entry"),
+            (CHAIN, [0, 1], r"start has shape \(2,\); it must be \(4,\), a label for each row of S"),
+        ],
+    )
+    def test_bad_input(self, alike, start, sentence):
+        with pytest.raises(UserError, match=sentence):
+            GreedyClusters().fit(alike, start)
