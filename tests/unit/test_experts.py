@@ -20,7 +20,7 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.budgeted import Budgeted
+from shoal.stages.budgeted import Budgeted, _heirs
 from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for
 from shoal.stages.extract import Extractor
@@ -58,6 +58,18 @@ class TestRelus:
     def test_no_such_relu(self, layer):
         with pytest.raises(UserError, match=r"is no ReLU; it must be last, a number from 1 to 2, or one of rectifier"):
             self.model.relu(layer)
+
+    def test_what_follows_may_work_in_place(self):
+        class Skip(Named):
+            def forward(self, x):
+                h = torch.relu(self.first(x))
+                h += 5
+                return self.last(h)
+
+        model = Model("skip", Skip, (3,), 2)
+        params, x = model.init(0), torch.randn(40, 3)
+        hidden = torch.relu(x @ params["first.weight"].T + params["first.bias"])
+        assert torch.allclose(model.rectified(params, x, 0), hidden)
 
     def test_a_network_without_one(self):
         with pytest.raises(UserError, match="model linear has no ReLU"):
@@ -124,7 +136,8 @@ class ByFirst:
 
 
 def told(told=0, **values):
-    return Table.of({c: {"x": torch.tensor([v]), "told": torch.tensor(told)} for c, v in values.items()})
+    row = {"told": torch.tensor(told), "size": torch.tensor(5)}
+    return Table.of({c: {"x": torch.tensor([v]), **row} for c, v in values.items()})
 
 
 def formed(state, table):
@@ -162,6 +175,20 @@ class TestExperts:
     def test_groups_that_are_formed_anew_take_what_their_members_had(self):
         state = formed(self.trained(), told(3, a=0.0, b=0.0, c=7.0))
         assert [state.models[k]["w"].item() for k in sorted(state.models)] == [5.0, 2.0]  # a and b had 2 and 8, c had 2
+
+    def test_a_few_early_answers_do_not_decide_for_a_fleet(self):
+        """Formed of three; from six on all are grouped anew."""
+        five = formed(self.trained(), told(a=0.0, b=5.0, c=0.0, d=9.0, e=9.0))
+        assert [int(five.membership[c].argmax()) for c in "abcde"] == [0, 1, 0, 0, 0]
+        six = formed(five, told(a=0.0, b=5.0, c=0.0, d=9.0, e=9.0, f=9.0))
+        assert [int(six.membership[c].argmax()) for c in "abcdef"] == [0, 1, 0, 2, 2, 2]
+        assert [six.models[k]["w"].item() for k in sorted(six.models)] == [2.0, 8.0, 2.0]  # d and e had 2
+
+    def test_who_has_no_rows_is_in_no_group(self):
+        table = told(a=0.0, b=5.0, c=9.0)
+        state = formed(self.first, Table(table.clients, {**table.columns, "size": torch.tensor([3, 3, 0])}))
+        assert sorted(state.membership) == ["a", "b"]
+        assert len(state.models) == 2
 
     def test_who_is_in_no_group_is_served_the_largest(self):
         state = self.trained()
@@ -236,6 +263,13 @@ def ByLabels(*labels):
     y = torch.from_numpy(rng.choice(labels, 200))
     x = torch.from_numpy(rng.normal(size=(200, 6))).float() + 3 * torch.nn.functional.one_hot(y, 6)
     return dict.fromkeys(("train", "val", "test"), Examples(x, y))
+
+
+def test_the_method_is_the_papers():
+    """Eq. (14) has a pull towards the group's model, Eq. (15) is the plain mean."""
+    *_, train = build("fedepc", setting()).stages
+    assert train.weighting == "uniform"
+    assert train.program.mu > 0
 
 
 class TestExtractor:
@@ -323,20 +357,71 @@ class TestBudgeted:
         pages = [p for p in self.run(tiny, choice=choice).ledger.pages if p.stage == "probe"]
         assert [len(p.clients) for p in pages] == [6] * asked
 
-    def test_a_reward_compares_the_same_clients(self):
-        """a trained. The group's losses were 2 and 4, then 1 and 2: half of 3 is gone, in a's 1 second for each of
-        its rows. c told its loss only now, so it says nothing."""
-        stage = Budgeted()
-        losses = [[2.0, 1.0], [4.0, 2.0], [torch.nan, 100.0]]
-        history = Table(("a", "b", "c"), {"loss": torch.tensor(losses), "last": torch.tensor([3, 2, -1])})
+    def learned(self, losses, round=4):
         chosen = {"members": torch.zeros(1, 5), "slowest": torch.tensor(0.25), "round": torch.tensor(3)}
-        entry = stage._learned(chosen | {"settled": torch.tensor(0)}, history, np.array([0, 1, 2]))
+        history = Table(tuple("abc"[: len(losses)]), {"loss": torch.tensor(losses)})
+        return Budgeted()._learned(chosen, history, np.arange(len(losses)), round)
+
+    def test_a_reward_compares_the_same_clients(self):
+        """The group's losses were 2 and 4, then 1 and 2: half of 3 is gone, in a quarter of the usual time. c told its
+        loss only now, so it says nothing."""
+        entry = self.learned([[2.0, 1.0], [4.0, 2.0], [torch.nan, 100.0]])
         assert entry["bandit"]["rewards"].tolist() == [0.5 / 0.25]
 
-    def test_a_set_that_never_came_back_teaches_nothing(self):
-        history = Table(("a",), {"loss": torch.tensor([[2.0, 1.0]]), "last": torch.tensor([2])})
-        chosen = {"members": torch.zeros(1, 5), "slowest": torch.tensor(1.0), "round": torch.tensor(3)}
-        assert "bandit" not in Budgeted()._learned(chosen, history, np.array([0]))
+    def test_a_set_of_which_nobody_came_back_gained_nothing(self):
+        assert self.learned([[2.0, 2.0]])["bandit"]["rewards"].tolist() == [0.0]
+
+    def test_a_set_of_long_ago_teaches_nothing(self):
+        assert "bandit" not in self.learned([[2.0, 1.0]], round=7)
+
+    @pytest.mark.parametrize("choice", ["bandit", "waiting"])
+    def test_one_who_never_answers_does_not_stop_its_group(self, tiny, choice):
+        """c5 is as slow as the whole budget and silent: it must wait for its turn again like everybody else."""
+
+        class Silent(PlainFleet):
+            def execute(self, plan):
+                found = super().execute(plan)
+                return {c: r for c, r in found.items() if c != "c5" or plan.program.name != "train"}
+
+        slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
+        built = build("fedepc", setting(rounds=20, options={"cluster": {"guard": 1e9}, "select": {"choice": choice}}))
+        result = engine.run(built, Silent(tiny), rounds=20, seed=0, ledger=Ledger(Costs(profiles=slow)))
+        trained = {p.round for p in result.ledger.pages if p.stage == "train" and any(c != "c5" for c in p.clients)}
+        assert len(trained) >= 10
+
+    def test_groups_go_on_under_other_numbers(self):
+        """Was: a b c in 0, d e in 1. Now d and e are 0, a and b are 1; c is alone."""
+        before = Table(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
+        now = Table(tuple("abcde"), {"expert": torch.tensor([1, 1, 2, 0, 0])})
+        assert _heirs(now, before) == {0: (1, True), 1: (0, False), 2: (-1, False)}
+        assert _heirs(now, Table()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
+
+    def test_a_group_that_is_away_sits_out_and_returns(self, tiny):
+        """Two groups of three; while one is away the other trains, and nothing of it is lost."""
+        fleet = {c: ByLabels(0, 1) if i < 3 else ByLabels(2, 3) for i, c in enumerate(sorted(tiny))}
+        method = build("fedepc", setting(rounds=9, options={"represent": {"lr": 0.05}}))
+
+        half = {c: fleet[c] for c in ("c0", "c1", "c2")}
+        runs, state, records = [], None, ()
+        for rounds, there in ((3, fleet), (6, half), (9, fleet)):
+            result = engine.run(method, PlainFleet(there), rounds=rounds, seed=0, state=state, records=records)
+            state, records = result.state, result.records
+            runs.append(result)
+        away = int(runs[0].state.membership["c3"].argmax())
+        name = f"expert-{away:03d}"
+        assert all(torch.equal(runs[0].state.models[name][k], v) for k, v in runs[1].state.models[name].items())
+        assert not torch.equal(runs[2].state.models[name]["fc1.weight"], runs[1].state.models[name]["fc1.weight"])
+        rewards = [r.state.memory["select"]["groups"][str(away)]["bandit"]["rounds"].item() for r in runs]
+        assert rewards[0] == rewards[1] == 2 and rewards[2] > 2
+
+    def test_a_group_that_was_done_returns_with_a_newcomer(self, tiny):
+        options = {"cluster": {"guard": 1e9}, "select": {"tolerance": 1e9, "history": 2}}
+        method = build("fedepc", setting(rounds=12, options=options))
+        five = {c: d for c, d in tiny.items() if c != "c5"}
+        first = engine.run(method, PlainFleet(five), rounds=6, seed=0)
+        assert [p.round for p in first.ledger.pages if p.stage == "train"] == [1, 2]
+        then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, records=first.records)
+        assert [p.round for p in then.ledger.pages if p.stage == "train"] == [7, 8]
 
     def test_what_was_learned_is_kept(self, tiny):
         memory = self.run(tiny).state.memory["select"]

@@ -171,7 +171,8 @@ class AdaptiveDensityClusters:
         return self._nearest(rows)
 
     def resume(self, S: ArrayLike, labels: ArrayLike) -> Self:
-        """Takes up clusters that were found before, by another process perhaps, so that they can be updated."""
+        """Takes up clusters that were found before, by another process perhaps, so that they can be updated. Distances
+        are in units of those of S as it is now."""
         self._check()
         rows, found = _sparsities(S, "S"), np.asarray(labels)
         if found.shape != (len(rows),) or not np.issubdtype(found.dtype, np.integer) or (found < 0).any():

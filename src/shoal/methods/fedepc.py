@@ -45,8 +45,10 @@ def fedepc(s: Setting) -> Method:
     warmup = (Random(s.cohort, name="warmup"),) if extractor.warmup else ()
     experts = Experts(s.make("cluster", Adaptive), column="sparsity")
     choose = s.make("select", Budgeted)
-    losses = (AskOnce(LossProbe(s.model), expert_for, every=1, name="probe"),) if choose.asks else ()
-    kept = {"remember": "norm", "trainable": s.model.trainable, "weighting": "uniform"}
+    losses = (
+        (AskOnce(LossProbe(s.model), expert_for, every=1, after=extractor.warmup, name="probe"),) if choose.asks else ()
+    )
+    kept = {"remember": "summary", "trainable": s.model.trainable, "weighting": "uniform"}
     train = s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept)
     return Method(
         name="fedepc",

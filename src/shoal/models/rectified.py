@@ -31,7 +31,7 @@ class Watching(TorchFunctionMode):
             output = func(*args, **(kwargs or {}))
         finally:
             self._inside = False
-        self.outputs.append(output)
+        self.outputs.append(output.clone())  # what follows may work in place
         return output
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,6 +20,7 @@ from shoal.stages.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState, Tree
 
 Floats = NDArray[np.float64]
+Heir = tuple[int, bool]  # the group of the round before that a group goes on from, and whether nobody came or went
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Budgeted(ServerOnly):
     patience: float = 0.5
     sets: int = 48
     tolerance: float = 0.0  # a group whose loss changes by less than this share is done; 0: none ever is
+    literal: bool = False  # the bandit as printed
     grouped: str = field(default="cluster", metadata=FIXED)
     source: str = field(default="represent", metadata=FIXED)
     probed: str = field(default="probe", metadata=FIXED)
@@ -66,42 +69,42 @@ class Budgeted(ServerOnly):
         if not len(grouped):
             return state
         memory = state.memory.get(self.name, {})
-        history = self._history(state, grouped.clients, Table.read(memory.get("history", {})))
+        before, groups = Table.read(memory.get("history", {})), memory.get("groups", {})
+        heirs = _heirs(grouped, before)
+        history = self._history(state, grouped, before, heirs)
         facts = self._facts(state, grouped, history)
-        formed = grouped["formed"][0]
-        groups: Tree = memory.get("groups", {}) if torch.equal(memory.get("formed", formed + 1), formed) else {}
-        chosen: list[int] = []
-        kept: Tree = {}
-        experts = grouped["expert"].numpy()
-        for expert in np.unique(experts):
-            inside = np.flatnonzero(experts == expert)
-            entry = self._learned(groups.get(str(expert), {}), history, inside)
-            picked = self._picked(
-                entry, facts, inside, grouped.present(state.roster)[inside], derive_seed(seed, expert)
-            )
-            kept[str(expert)] = self._entry(entry, facts, inside[picked], state.round)
-            chosen += inside[picked].tolist()
-        memory = {"history": history.tree(), "groups": kept, "formed": formed}
-        cohort = grouped.named(np.array(sorted(chosen), dtype=np.int64))
+        here, chosen, kept = grouped.present(state.roster), np.zeros(len(grouped), dtype=bool), {}
+        for expert, (of, same) in heirs.items():
+            inside = np.flatnonzero(grouped["expert"].numpy() == expert)
+            entry = self._learned(groups.get(str(of), {}), history, inside, state.round)
+            entry = entry if same else {k: v for k, v in entry.items() if k != "settled"}
+            picked = inside[self._picked(entry, facts, inside, here[inside], derive_seed(seed, expert))]
+            kept[str(expert)] = self._entry(entry, facts, picked, state.round)
+            chosen[picked] = True
+        asked = torch.where(torch.from_numpy(chosen), state.round, history["asked"])
+        history = Table(history.clients, {**history.columns, "asked": asked})
+        cohort = grouped.named(np.flatnonzero(chosen))
+        memory = {"history": history.tree(), "groups": kept}
         return replace(state, cohort=cohort, memory={**state.memory, self.name: memory})
 
-    def _history(self, state: ServerState, clients: Sequence[ClientId], before: Table) -> Table:
-        """What each client told of its loss in the last rounds, and how long its last updates were, the newest last;
-        when it last took part."""
+    def _history(self, state: ServerState, grouped: Table, before: Table, heirs: Mapping[int, Heir]) -> Table:
+        """What each client told of its loss in the last rounds and how long its last updates were, the newest last;
+        when it was last asked to train. Losses under another group's model are not compared: they are forgotten."""
         old = {c: {k: before[k][i] for k in before.columns} for i, c in enumerate(before.clients)}
         nothing = torch.tensor([torch.nan])
         blank = {"loss": nothing.repeat(self.history + 1), "norm": nothing.repeat(self.history)}
+        newcomer = blank | {"asked": torch.tensor(state.round - 1), "expert": torch.tensor(-1)}
         told, sent = Table.load(state, self.probed), Table.load(state, self.trained)
         asked = zip(told.clients, told["told"].tolist(), told["loss"], strict=True) if len(told) else ()
         losses = {c: loss for c, round, loss in asked if round == state.round}
         norms = dict(zip(sent.clients, sent["norm"], strict=True)) if len(sent) else {}
         rows = {}
-        for c in clients:
-            row = old.get(c, blank | {"last": torch.tensor(-1)})
+        for c, expert in zip(grouped.clients, grouped["expert"], strict=True):
+            row = old.get(c, newcomer)
+            row = row if int(row["expert"]) == heirs[int(expert)][0] else row | {"loss": blank["loss"]}
             loss = torch.cat([row["loss"][1:], losses.get(c, nothing).reshape(1)])
             norm = torch.cat([row["norm"][1:], norms[c].reshape(1)]) if c in norms else row["norm"]
-            last = torch.tensor(state.round - 1) if c in norms else row["last"]
-            rows[c] = {"loss": loss, "norm": norm, "last": last}
+            rows[c] = {"loss": loss, "norm": norm, "asked": row["asked"], "expert": expert}
         return Table.of(rows)
 
     def _facts(self, state: ServerState, grouped: Table, history: Table) -> dict[str, Floats]:
@@ -112,23 +115,23 @@ class Budgeted(ServerOnly):
         loss, norm = history["loss"].double().numpy(), history["norm"].double().numpy()
         raw = np.stack([speed, ram, size, _mean(norm), _mean(-np.diff(loss, axis=1))], axis=1)  # Eq. (9)
         cost = durations(size, speed)
-        waited = (state.round - 1 - history["last"].numpy()).astype(np.float64)
+        waited = (state.round - 1 - history["asked"].numpy()).astype(np.float64)
         return {"x": contexts(raw), "cost": cost / max(1e-300, float(cost.mean())), "waited": waited}
 
-    def _learned(self, entry: Tree, history: Table, inside: NDArray[np.int64]) -> Tree:
-        """The bandit after the reward of the set that it chose last, if that came back."""
-        if "members" not in entry or not (history["last"].numpy()[inside] == int(entry["round"])).any():
-            return entry
+    def _learned(self, entry: Tree, history: Table, inside: NDArray[np.int64], round: int) -> Tree:
+        """The bandit after the reward of the set that it chose last: 0 where nobody of it came back in time."""
         before, after = history["loss"].double().numpy()[inside, -2:].T
         both = np.isfinite(before) & np.isfinite(after)  # the same clients' losses, or it is the data that is compared
         if not both.any() or before[both].mean() <= 0:
             return entry
         drop = 1 - float(after[both].mean() / before[both].mean())
+        settled = int(entry.get("settled", 0)) + 1 if abs(drop) < self.tolerance else 0
+        entry = {**entry, "settled": torch.tensor(settled)}
+        if "members" not in entry or int(entry["round"]) != round - 1:
+            return entry
         bandit = self._bandit(entry)
         bandit.learn(entry["members"].numpy(), drop / max(1e-12, float(entry["slowest"])))
-        settled = int(entry["settled"]) + 1 if abs(drop) < self.tolerance else 0
-        learned = {k: torch.from_numpy(np.asarray(v)) for k, v in bandit.state().items()}
-        return {**entry, "bandit": learned, "settled": torch.tensor(settled)}
+        return {**entry, "bandit": {k: torch.from_numpy(np.asarray(v)) for k, v in bandit.state().items()}}
 
     def _picked(
         self, entry: Tree, facts: Mapping[str, Floats], inside: NDArray[np.int64], here: NDArray[np.bool_], seed: int
@@ -136,7 +139,7 @@ class Budgeted(ServerOnly):
         if int(entry.get("settled", 0)) >= self.history:
             return np.empty(0, dtype=np.int64)
         cost = facts["cost"][inside]
-        limit, waited = budget(cost, self.share, self.quantile), facts["waited"][inside]
+        limit, waited = budget(cost[here], self.share, self.quantile), facts["waited"][inside]
         if self.choice == "bandit":
             return self._bandit(entry).choose(facts["x"][inside], cost, here, limit, seed, waited)
         sets = candidates(cost, here, limit, seed, count=1 if self.choice == "random" else self.sets)
@@ -146,17 +149,35 @@ class Budgeted(ServerOnly):
         """What there is to remember of a group until its reward is known."""
         if not len(picked):
             return {k: v for k, v in entry.items() if k != "members"}
-        first = {"settled": torch.tensor(0)}
         chosen = {
             "members": torch.from_numpy(facts["x"][picked]),
             "slowest": torch.tensor(facts["cost"][picked].max()),
             "round": torch.tensor(round),
         }
-        return first | entry | chosen
+        return entry | chosen
 
     def _bandit(self, entry: Tree) -> SetBandit:
-        bandit = SetBandit(beta_scale=self.beta_scale, patience=self.patience, count=self.sets)
+        if self.literal:
+            bandit = SetBandit(literal=True, beta_scale=1.0, noise=1.0, window=sys.maxsize, count=self.sets)
+        else:
+            bandit = SetBandit(beta_scale=self.beta_scale, patience=self.patience, count=self.sets)
         return bandit.load({k: v.numpy() for k, v in entry["bandit"].items()}) if "bandit" in entry else bandit
+
+
+def _heirs(grouped: Table, before: Table) -> dict[int, Heir]:
+    """For every group that of which it has more than half, and which has more than half of it; -1 if there is none.
+    Whatever number it has now, it goes on with what was learned about that. And whether it is just the same."""
+    was, now = before.column("expert", grouped.clients), grouped["expert"].numpy()
+    found = {}
+    for expert in np.unique(now):
+        inside = was[now == expert]
+        olds, counts = np.unique(inside[np.isfinite(inside)], return_counts=True)
+        most = int(counts.max(initial=0))
+        old = int(olds[counts.argmax()]) if most else -1
+        size = int((before["expert"] == old).sum()) if most else 0
+        goes_on = 2 * most > len(inside) and 2 * most > size
+        found[int(expert)] = (old if goes_on else -1, goes_on and most == len(inside) == size)
+    return found
 
 
 def _mean(values: Floats) -> Floats:

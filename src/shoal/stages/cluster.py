@@ -75,6 +75,7 @@ class Adaptive:
     guard: float = 2.2  # how much clients must differ beyond chance, or they are one group; 0: no such test
     drift: float = 4.0  # how much a client must differ from itself beyond chance, or it has not changed
     smallest: int = 2
+    scale: Literal["median", "mean", "none"] = "median"  # what thresholds are in units of
     references: int = 0  # clients that all are compared with; 0: everybody with everybody
     literal: bool = False
 
@@ -102,6 +103,8 @@ class Adaptive:
         rows[moved] = now[moved]
         if not len(moved):
             return rows, labels
+        if self.literal or self.references:  # neither can be taken up from where it was
+            return rows, self(rows, seed)
         if self._alike(rows, seed):
             return rows, np.zeros(len(rows), dtype=np.int64)
         if not labels.any():
@@ -129,6 +132,7 @@ class Adaptive:
             split=self.split,
             guard=self.guard,
             smallest=self.smallest,
+            scale=self.scale,
             references=self.references or None,
             literal=self.literal,
             seed=seed,

@@ -32,8 +32,9 @@ class Grouping(Protocol):
 class Experts(ServerOnly):
     """Groups clients by what they told and gives each group a model of its own.
 
-    Newcomers join a group. When groups change, each group's model is the mean of what its members had, so that nothing
-    learned is lost.
+    Newcomers join a group, until there are as many of them as of those that groups were formed of: then all are grouped
+    anew, for a few early answers must not decide for a fleet. When groups change, each group's model is the mean of
+    what its members had, so that nothing learned is lost. Who has no rows is in no group.
     """
 
     rule: Grouping
@@ -43,24 +44,26 @@ class Experts(ServerOnly):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known, before = Table.load(state, self.source), Table.load(state, self.name)
+        known = known.where(known["size"].numpy() > 0) if len(known) else known
         if not len(known) or (known.clients == before.clients and torch.equal(known["told"], before["told"])):
             return state
-        rows, labels, formed = self._grouped(known, before, state.round, seed)
+        rows, labels, of = self._grouped(known, before, seed)
         count = int(labels.max()) + 1
         models = [self._carried(state, known, before, labels == k) for k in range(count)]
         columns = {
             "expert": torch.from_numpy(labels),
             "rows": torch.from_numpy(rows).float(),
             "told": known["told"],
-            "formed": torch.full((len(known),), formed),  # the round in which groups last changed
+            "of": torch.full((len(known),), of),  # how many clients groups were formed of
         }
         memory = {**state.memory, self.name: Table(known.clients, columns).tree()}
         return grouped(replace(state, memory=memory), models, known.clients, labels)
 
-    def _grouped(self, known: Table, before: Table, round: int, seed: int) -> tuple[Floats, Labels, int]:
+    def _grouped(self, known: Table, before: Table, seed: int) -> tuple[Floats, Labels, int]:
         rows = known[self.column].double().numpy().copy()
-        if not len(before):
-            return rows, np.asarray(self.rule(rows, seed), dtype=np.int64), round
+        of = int(before["of"][0]) if len(before) else 0
+        if len(known) >= 2 * of:
+            return rows, np.asarray(self.rule(rows, seed), dtype=np.int64), len(known)
         place = {c: i for i, c in enumerate(before.clients)}
         old = np.array([place.get(c, -1) for c in known.clients])
         settled, labels = old >= 0, np.zeros(len(known), dtype=np.int64)
@@ -71,8 +74,7 @@ class Experts(ServerOnly):
             rows[settled], labels[settled] = self.rule.again(had, was, now, seed)
         if not settled.all():
             labels[~settled] = self.rule.join(rows[settled], labels[settled], rows[~settled])
-        changed = not np.array_equal(labels[settled], was)
-        return rows, labels, round if changed else int(before["formed"][0])
+        return rows, labels, of
 
     def _carried(self, state: ServerState, known: Table, before: Table, inside: np.ndarray) -> Params:
         """The mean of what the members of a group had; the first model where nobody had any."""

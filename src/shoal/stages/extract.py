@@ -39,7 +39,7 @@ class Extractor(ServerOnly):
         if self.name in state.memory or state.round < self.warmup:
             return state
         model = self._given() if self.weights else next(iter(state.models.values()))
-        return replace(state, memory={**state.memory, self.name: dict(model)})
+        return replace(state, memory={**state.memory, self.name: {k: v.cpu() for k, v in model.items()}})
 
     def _given(self) -> Params:
         """Read by the server when it starts: clients, who know the same method, need not have the file."""
@@ -61,4 +61,5 @@ class Extractor(ServerOnly):
 
 
 def extractor_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    return {EXTRACTOR: state.memory[EXTRACTOR]}
+    like = next(iter(state.models.values()))
+    return {EXTRACTOR: {k: v.to(like[k].device) for k, v in state.memory[EXTRACTOR].items()}}

@@ -62,6 +62,9 @@ class Table:
         columns = {k: torch.cat([self[k][mine], other[k]])[order] for k in self.columns}
         return Table(tuple(clients[i] for i in order), columns)
 
+    def where(self, kept: NDArray[np.bool_]) -> Table:
+        return Table(self.named(np.flatnonzero(kept)), {k: v[torch.from_numpy(kept)] for k, v in self.columns.items()})
+
     def present(self, roster: Sequence[ClientId]) -> NDArray[np.bool_]:
         here = set(roster)
         return np.array([c in here for c in self.clients], dtype=bool)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from shoal import tree
@@ -44,7 +45,8 @@ class Federate(OneProgram, EveryRound):
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
     of training rows, or times 1 with `weighting="uniform"`. A stage that chose clients by chance may have stored
     weights that make up for it, which go on top: `weights_from` names it. `remember` keeps what the cohort sent,
-    for stages of the next round: the change of each client's model, the length of that change, or the model.
+    for stages of the next round: the change of each client's model, the model, or in summary its loss and the
+    length of its change.
     """
 
     program: ClientProgram
@@ -52,7 +54,7 @@ class Federate(OneProgram, EveryRound):
     rate: Rate
     weighting: Literal["size", "uniform"] = "size"
     weights_from: str = field(default="", metadata=FIXED)
-    remember: Literal["nothing", "update", "norm", "model"] = field(default="nothing", metadata=FIXED)
+    remember: Literal["nothing", "update", "model", "summary"] = field(default="nothing", metadata=FIXED)
     trainable: tuple[str, ...] = ()  # of which parameters an update is the change
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
@@ -81,7 +83,8 @@ class Federate(OneProgram, EveryRound):
             update = vector({k: model[k] - sent[k] for k in self.trainable})
             if self.remember == "update":
                 return {"update": update}
-            return {"norm": update.norm()}
+            total, rows = report.metrics["loss"]
+            return {"loss": torch.tensor(total / max(1.0, rows)), "norm": update.norm()}
 
         rows = {c: row(c, r) for c, r in reports.items()}
         return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
