@@ -11,11 +11,24 @@ Paper 000 (FedEPC: personalised federated learning for edge devices by clusters)
 | Eq. 15, plain mean in a cluster | `stages.train.Federate` with `train.weighting=uniform` |
 | Alg. 4, the trained model to all members | `stages.experts.expert_for` |
 
-Deviation: sparsity is counted for each row and averaged, after one local epoch from common first weights. Distances are
-in units of their median, and split-half distances tell whether clients differ at all: without that test a nearly IID
-fleet is cut into pieces. The bandit's process is exact, its kernel that of the energy distance; a reward is the share
-of the loss that a set took away, by the time of its slowest client. Eq. (12) is a model that nothing observable follows
-from, and is left out. A client that is in no group is served the largest group's model.
+Deviation (SPRE): sparsity is counted for each row and averaged, after one local epoch from an extraction model that
+stays the same for all time, so that answers can be compared. Besides the vector of the paper three more leave a client,
+of the model as received: over all rows and over either half. They tell difference from chance, and more about labels
+than the adapted one does (docs/privacy.md).
+
+Deviation (AIDC): distances are in units of their median (`cluster.scale`), and whether clients differ at all is tested
+first, mean distance against that of halves: without that test a nearly IID fleet is cut into pieces. Groups are formed
+anew when the clients known have doubled; who drifts is moved.
+
+Deviation (CICS): the budget of a group is 16 % of its total time but lets in its slowest client (`select.quantile`): the
+median shuts a third of the clients out for ever and costs more than any choice gains. The bandit's process is exact, its
+kernel that of the energy distance (`select.literal` is the printed one). A reward is the share of the loss of the whole
+group that a set took away, by the time of its slowest client; all members are sent their group's model and tell their
+loss in every round for it. Of Eq. (9), the norm is that of a client's whole update in its last rounds, since gradients
+are not sent. Eq. (12) is a model that nothing observable follows from, and is left out.
+
+Deviation (Alg. 4): not the run but a group stops, when its loss changes by less than `select.tolerance` of itself in
+`select.history` rounds in a row; by default none does. A client that is in no group is served the largest group's model.
 """
 
 from __future__ import annotations
