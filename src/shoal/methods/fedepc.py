@@ -20,15 +20,16 @@ Deviation (AIDC): distances are in units of their median (`cluster.scale`), and 
 first, mean distance against that of halves: without that test a nearly IID fleet is cut into pieces. Groups are formed
 anew when the clients known have doubled; who drifts is moved.
 
-Deviation (CICS): the budget of a group is 16 % of its total time but lets in its slowest client (`select.quantile`): the
-median shuts a third of the clients out for ever and costs more than any choice gains. The bandit's process is exact, its
-kernel that of the energy distance (`select.literal` is the printed one). A reward is the share of the loss of the whole
-group that a set took away, by the time of its slowest client; all members are sent their group's model and tell their
-loss in every round for it. Of Eq. (9), the norm is that of a client's whole update in its last rounds, since gradients
-are not sent. Eq. (12) is a model that nothing observable follows from, and is left out.
+Deviation (CICS): the budget of a group is 16 % of its total time but lets in its slowest client (`select.quantile`):
+the median shuts a third of the clients out for ever and costs more than any choice gains. The bandit's process is
+exact, its kernel that of the energy distance (`select.literal` is the printed one). A reward is the share of the loss
+of the whole group that a set took away, by the time of its slowest client; all members are sent their group's model and
+tell their loss in every round for it. Of Eq. (9), the norm is that of a client's whole update in its last rounds, since
+gradients are not sent. Eq. (12) is a model that nothing observable follows from, and is left out.
 
 Deviation (Alg. 4): not the run but a group stops, when its loss changes by less than `select.tolerance` of itself in
-`select.history` rounds in a row; by default none does. A client that is in no group is served the largest group's model.
+`select.history` rounds in a row; by default none does. A client that is in no group is served the largest group's
+model.
 """
 
 from __future__ import annotations
