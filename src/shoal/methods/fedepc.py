@@ -16,6 +16,9 @@ in units of their median, and split-half distances tell whether clients differ a
 fleet is cut into pieces. The bandit's process is exact, its kernel that of the energy distance; a reward is the share
 of the loss that a set took away, by the time of its slowest client. Eq. (12) is a model that nothing observable follows
 from, and is left out. A client that is in no group is served the largest group's model.
+
+Deviation: the paper takes sparsity vectors for private. A server can read label distributions from them
+(docs/privacy.md), so noise can be added and its (ε, δ) is stated.
 """
 
 from __future__ import annotations
