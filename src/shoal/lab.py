@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from shoal import engine
-from shoal.client.histogram import LabelHistogram
 from shoal.clusterers.repulsive import objectives
 from shoal.cost.carbon import Carbon, split
 from shoal.cost.devices import assign
@@ -36,13 +35,11 @@ from shoal.fleet.vector import VectorFleet
 from shoal.job import Job, make_job
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
-from shoal.privacy import guarantee
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
-from shoal.stages.represent import AskOnce
 from shoal.stages.table import Table
 from shoal.store.run import RunStore
-from shoal.types import ClientId, Fleet, Method, ServerState, Tree
+from shoal.types import ClientId, Fleet, Guaranteed, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)
 
@@ -388,12 +385,16 @@ def parts_of(method: Method, timer: Timer) -> dict[str, float]:
 
 
 def protection(bench: Bench, state: ServerState) -> dict[str, Any]:
-    """What noise on label distributions protects, and what it does to the groups that are formed from them."""
-    asked = [s.program for s in bench.method.stages if isinstance(s, AskOnce) and isinstance(s.program, LabelHistogram)]
-    if not asked or not asked[0].gamma:
+    """What noise protects, as the program that adds it says, and what it does to groups formed of label distributions.
+    A method has one such program at most: guarantees are not added up."""
+    sizes = bench.federation.sizes("train").tolist()
+    found: dict[str, Any] = {}
+    for program in bench.method.programs.values():
+        if isinstance(program, Guaranteed):
+            found |= program.guarantee(sizes)
+    if not found:
         return {}
-    found: dict[str, Any] = dict(guarantee(asked[0].gamma, asked[0].classes, bench.federation.sizes("train").tolist()))
-    for stage in (s for s in bench.method.stages if isinstance(s, Group)):
+    for stage in (s for s in bench.method.stages if isinstance(s, Group) and s.column == "labels"):
         grouped = Table.load(state, stage.name)
         if len(grouped):
             found |= _blur(bench, stage, grouped)

@@ -94,11 +94,16 @@ def guarantee(gamma: float, classes: int, sizes: Sequence[int], delta: float = D
     if not sizes:
         raise UserError("sizes is empty; a guarantee needs the records of 1 client or more")
     sigma = label_noise(gamma, classes)
-    smallest = min(sizes)
+    return stated(sigma, min(sizes), record_sensitivity(min(sizes)), local_sensitivity(), delta)
+
+
+def stated(sigma: float, smallest: int, record: float, local: float, delta: float = DELTA) -> dict[str, float]:
+    """What Gaussian noise of deviation `sigma` gives to what moves so far (L2) when one of the rows of a client with
+    the `smallest` number of them is replaced, and when all are."""
     return {
         "sigma": sigma,
         "delta": delta,
         "smallest_client": smallest,
-        "record_epsilon": epsilon(sigma, record_sensitivity(smallest), delta),
-        "local_epsilon": epsilon(sigma, local_sensitivity(), delta),
+        "record_epsilon": epsilon(sigma, record, delta),
+        "local_epsilon": epsilon(sigma, local, delta),
     }

@@ -7,9 +7,9 @@ plus the two functions that say what a client is served: `models_for` and `predi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -89,6 +89,14 @@ class ClientProgram(Protocol):
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         """The report, and the new private tree (None: unchanged)."""
+
+
+@runtime_checkable
+class Guaranteed(Protocol):
+    """A program that puts noise on its report may say what this protects."""
+
+    def guarantee(self, sizes: Sequence[int]) -> Mapping[str, float]:
+        """Of one report, where clients hold so many training rows; empty without noise."""
 
 
 @dataclass(frozen=True)

@@ -449,6 +449,17 @@ class TestJoules:
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
         assert -0.5 <= noisy["ari"] <= 1
 
+    def test_noise_on_sparsity_says_what_it_is_worth(self):
+        assert "privacy" not in as_json("run", "fedepc", *QUICK, "--out", "one")
+        options = ["--set", "represent.noise=0.05", "--set", "represent.epochs=0"]
+        noisy = as_json("run", "fedepc", *QUICK, *options, "--out", "two")["privacy"]
+        assert json.loads(Path("two/result.json").read_text())["privacy"] == noisy
+        assert noisy["sigma"] == 0.05
+        assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
+        adapted = as_json("run", "fedepc", *QUICK, *options[:2], "--out", "three")["privacy"]
+        assert adapted["record_epsilon_without_adaptation"] == noisy["record_epsilon"]
+        assert adapted["record_epsilon"] > noisy["record_epsilon"]
+
     def test_mixed_groups_are_judged_by_what_they_are_for(self):
         noisy = as_json("run", "repclust", *QUICK, "--set", "represent.gamma=0.000001", "--out", "one")["privacy"]
         assert "ari" not in noisy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -95,6 +96,12 @@ def test_own_model_page(capsys):
 
 def test_readme():
     assert follow("README.md", {"python"}) >= 1
+
+
+def test_privacy_page():
+    assert follow("docs/privacy.md", {"console"}) == 3
+    proved = [json.loads(Path(f"runs/{run}/result.json").read_text())["privacy"] for run in ("adapted", "received")]
+    assert proved[0]["record_epsilon_without_adaptation"] == proved[1]["record_epsilon"]
 
 
 def test_methods_page():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from shoal.errors import UserError
-from shoal.privacy import label_noise, noisy_distribution
+from shoal.privacy import guarantee, label_noise, noisy_distribution
 from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
 
 
@@ -47,3 +47,6 @@ class LabelHistogram:
             p = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
             kept = s["private"] | {"released": p.float()}
         return Report({"labels": {"p": p.float()}}, {}, {"train": counts["train"]}), kept
+
+    def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
+        return guarantee(self.gamma, self.classes, sizes) if self.gamma else {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
+from shoal.privacy import epsilon, stated
 from shoal.rng import derive_seed, generator
 from shoal.types import Batch, Phase, Report, Task, Tree
 
@@ -22,7 +24,10 @@ class Sparsity:
     Zeros are counted for each row and averaged over rows (Eq. 1 knows one feature map only). Four vectors leave: that
     of the adapted model, and those of the received one over all rows and over either half of them, by which the server
     can tell a difference between clients from chance. (Not so the adapted ones: training for itself makes a client
-    differ from another with the same data.) `noise` is the deviation of Gaussian noise on every number that leaves.
+    differ from another with the same data.)
+
+    `noise` is the deviation of Gaussian noise on the vectors before they leave (`released`). What was released once is
+    then kept and released again when asked again: fresh noise each time could be averaged away.
     """
 
     adaptation: LocalTraining
@@ -51,35 +56,68 @@ class Sparsity:
     @property
     def phases(self) -> tuple[Phase, ...]:
         count = Phase("train", 1, 1024, self.step, shuffle=False)
-        return (replace(count, finish=self.set_aside), *self.adaptation.phases, count)
+        adapted = (*self.adaptation.phases, count) if self.adaptation.epochs else ()
+        return (replace(count, finish=self.set_aside), *adapted)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         s = self.adaptation.begin(task, private)
-        device = s["loss"].device
-        zeros, rows = torch.zeros(2, self.channels, device=device), torch.zeros(2, device=device)
-        return s | {"zeros": zeros, "rows": rows, "received": zeros}
+        zeros = torch.zeros(2, self.channels, device=s["loss"].device)
+        return s | {"zeros": zeros, "received": zeros, "private": private}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         zero = (self.adaptation.model.rectified(s["params"] | s["buffers"], b.x, self.place) == 0).float()
         each = zero.flatten(2).mean(-1) if zero.dim() > 2 else zero  # [rows, channels]: Eq. (1)
         odd = torch.arange(len(b.w), device=b.w.device) % 2
         halves = torch.stack([b.w * (1 - odd), b.w * odd])  # [2, rows]
-        return s | {"zeros": s["zeros"] + halves @ each, "rows": s["rows"] + halves.sum(1)}
+        return s | {"zeros": s["zeros"] + halves @ each}
 
     def set_aside(self, s: Tree) -> Tree:
         """Between the received model and the adapted one."""
-        zero = torch.zeros_like
-        return s | {"received": s["zeros"], "zeros": zero(s["zeros"]), "rows": zero(s["rows"])}
+        return s | {"received": s["zeros"], "zeros": torch.zeros_like(s["zeros"])}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        rows = s["rows"].cpu()
-        all_rows, each = rows.sum().clamp(min=1), rows.clamp(min=1)[:, None]
-        whole, received = ((s[k].cpu().sum(0) / all_rows)[None] for k in ("zeros", "received"))  # Eq. (2)
-        vectors = torch.cat([whole, received, s["received"].cpu() / each])  # [4, channels]
-        return Report({"sparsity": {"s": self._noisy(vectors, task.seed)}}, {}, {"train": counts["train"]}), None
+        private, kept = s["private"], None
+        if self.noise and "released" in private:
+            vectors = private["released"]
+        else:
+            rows = counts["train"]
+            adapted, received = s["zeros"].cpu().sum(0, keepdim=True), s["received"].cpu()
+            exact = torch.cat([adapted / max(1, rows), received / _halves(rows).clamp(min=1)[:, None]])  # Eq. (2)
+            vectors = self.released(exact, rows, task.seed)
+            kept = private | {"released": vectors} if self.noise else None
+        return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), kept
 
-    def _noisy(self, vectors: Tensor, seed: int) -> Tensor:
+    def released(self, exact: Tensor, rows: int, seed: int) -> Tensor:
+        """All four, from the adapted vector and those of both halves. Only these three are given noise: the vector
+        over all rows is the mean of the noisy halves and, without adaptation, the adapted one too, so that neither
+        tells anything more."""
+        noise = torch.randn(exact.shape, generator=generator(derive_seed(seed, "noise"))) if self.noise else 0.0
+        noisy = exact + self.noise * noise
+        received = (_halves(rows) / max(1, rows)) @ noisy[1:]
+        adapted = noisy[0] if self.adaptation.epochs else received
+        return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
+
+    def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
+        """With adaptation any row may change the adapted vector in any way, for all that can be proved."""
         if not self.noise:
-            return vectors
-        noise = torch.randn(vectors.shape, generator=generator(derive_seed(seed, "noise")))
-        return (vectors + self.noise * noise).clamp(0, 1)
+            return {}
+        smallest, vectors = min(sizes), 3 if self.adaptation.epochs else 2
+        halves = halves_sensitivity(self.channels, smallest)
+        record = math.hypot(halves, range_sensitivity(self.channels)) if self.adaptation.epochs else halves
+        found = stated(self.noise, smallest, record, range_sensitivity(self.channels, vectors))
+        return found | {"record_epsilon_without_adaptation": epsilon(self.noise, halves)}
+
+
+def _halves(rows: int) -> Tensor:
+    return torch.tensor([(rows + 1) // 2, rows // 2], dtype=torch.float32)
+
+
+def halves_sensitivity(channels: int, rows: int) -> float:
+    """How far (L2) both halves' vectors move together at most when one row is replaced: it is in one half, perhaps the
+    smaller, and counts between 0 and 1 in each channel. The model is one that was not trained on the row."""
+    return math.sqrt(channels) / max(1, rows // 2)
+
+
+def range_sensitivity(channels: int, vectors: int = 1) -> float:
+    """How far (L2) vectors of fractions are apart at most."""
+    return math.sqrt(vectors * channels)

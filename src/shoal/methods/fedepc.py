@@ -30,6 +30,9 @@ gradients are not sent. Eq. (12) is a model that nothing observable follows from
 Deviation (Alg. 4): not the run but a group stops, when its loss changes by less than `select.tolerance` of itself in
 `select.history` rounds in a row; by default none does. A client that is in no group is served the largest group's
 model.
+
+Deviation: the paper takes sparsity vectors for private. A server can read label distributions from them, so noise can
+be added and its (ε, δ) is stated.
 """
 
 from __future__ import annotations

@@ -1,0 +1,169 @@
+"""What noise on sparsity vectors protects: sensitivities by hand, and that nothing leaves beside what they cover."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from federations import tiny_federation
+from torch import nn
+
+from shoal import engine
+from shoal.client.probe import LossProbe
+from shoal.client.sparsity import Sparsity, halves_sensitivity, range_sensitivity
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.job import Job
+from shoal.lab import arrange, make_fleet, protection
+from shoal.methods.fedavg import averaging
+from shoal.methods.single import one_model_for
+from shoal.models import load_model
+from shoal.models.model import Model
+from shoal.privacy import epsilon
+from shoal.stages.represent import AskOnce
+from shoal.stages.select import Random
+from shoal.types import Examples, Plan, Task
+
+
+class Four(nn.Module):
+    """Four channels, each of them zero where the only feature is not positive."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+FOUR = Model("four", Four, (1,), 2)
+
+
+def program(epochs=0, noise=0.0, model=FOUR):
+    return Sparsity(LocalTraining(model, epochs=epochs, batch_size=8), noise=noise)
+
+
+def halves(values):
+    params = FOUR.init(0) | {"first.weight": torch.ones(4, 1), "first.bias": torch.zeros(4)}
+    data = {"a": {"train": Examples(torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.int64))}}
+    report = PlainFleet(data).execute(Plan(program(), {"a": Task({"m": params})}))["a"]
+    return report.tensors["sparsity"]["s"][2:]
+
+
+class TestSensitivity:
+    @pytest.mark.parametrize(
+        ("rows", "replaced", "moved"),
+        [
+            # 1 in each of 4 channels of a mean over 3 rows: sqrt(4) / 3. Of 7 rows the halves have 4 and 3.
+            (6, 0, 2 / 3),
+            (6, 3, 2 / 3),
+            (7, 0, 2 / 4),
+            (7, 1, 2 / 3),
+            (1, 0, 2.0),
+        ],
+    )
+    def test_a_row_moves_no_more_than_that(self, rows, replaced, moved):
+        other = [1.0] * rows
+        other[replaced] = -1.0
+        found = float((halves([1.0] * rows) - halves(other)).norm())
+        assert found == pytest.approx(moved)
+        assert found <= halves_sensitivity(4, rows) * (1 + 1e-6)
+
+    def test_it_is_reached(self):
+        assert halves_sensitivity(4, 6) == pytest.approx(2 / 3)
+        assert halves_sensitivity(4, 7) == pytest.approx(2 / 3)
+        assert halves_sensitivity(4, 1) == pytest.approx(2)
+        assert float((halves([1.0] * 6) - halves([-1.0] * 6)).norm()) == pytest.approx(range_sensitivity(4, 2))
+        assert range_sensitivity(4, 3) == pytest.approx(math.sqrt(12))
+
+
+class TestGuarantee:
+    def test_by_hand(self):
+        # smallest client 20 rows: halves of 10, sqrt(4) / 10 = 0.2 in all; both halves at most sqrt(8) apart
+        found = program(noise=0.1).guarantee([40, 20])
+        assert found["sigma"] == 0.1
+        assert found["smallest_client"] == 20
+        assert found["record_epsilon"] == pytest.approx(epsilon(1.0, 2.0))
+        assert found["record_epsilon_without_adaptation"] == found["record_epsilon"]
+        assert found["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(8)))
+
+    def test_training_is_only_bounded_by_what_fractions_can_be(self):
+        # the adapted vector may move by sqrt(4) = 2 beside the halves' 0.2; three vectors at most sqrt(12) apart
+        found = program(epochs=1, noise=0.1).guarantee([40, 20])
+        assert found["record_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(4 + 0.04)))
+        assert found["record_epsilon_without_adaptation"] == pytest.approx(epsilon(1.0, 2.0))
+        assert found["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(12)))
+
+    def test_more_noise_and_more_rows_protect_better(self):
+        by_noise = [program(noise=n).guarantee([20])["record_epsilon"] for n in (0.05, 0.1, 0.2)]
+        by_rows = [program(noise=0.1).guarantee([n])["record_epsilon"] for n in (10, 20, 200)]
+        adapted = [program(epochs=1, noise=0.1).guarantee([n])["record_epsilon"] for n in (200, 20_000)]
+        assert by_noise == sorted(by_noise, reverse=True)
+        assert by_rows == sorted(by_rows, reverse=True)
+        assert adapted[0] == pytest.approx(adapted[1], rel=0.01)
+
+    def test_none_without_noise(self):
+        assert program().guarantee([20]) == {}
+        with pytest.raises(UserError, match=r"represent\.noise is -0\.1"):
+            program(noise=-0.1)
+
+
+class TestRelease:
+    exact = torch.full((3, 4000), 0.5)
+
+    @pytest.mark.parametrize("rows", [8, 9])
+    def test_the_whole_is_made_of_the_noisy_halves(self, rows):
+        adapted, whole, one, other = program(epochs=1, noise=0.05).released(self.exact, rows, seed=3)
+        larger = (rows + 1) // 2
+        assert torch.allclose(whole, (larger * one + (rows - larger) * other) / rows, atol=1e-6)
+        for vector in (adapted, one, other):
+            assert float((vector - 0.5).std()) == pytest.approx(0.05, rel=0.05)  # s.e. 1 / sqrt(8000) = 1.1 %
+        assert abs(float(torch.corrcoef(torch.stack([adapted, one]))[0, 1])) < 0.06  # s.e. 0.016
+
+    def test_without_adaptation_the_first_is_no_fresh_draw(self):
+        adapted, whole, *_ = program(noise=0.05).released(self.exact, 8, seed=3)
+        assert torch.equal(adapted, whole)
+
+    def test_fractions_stay_fractions(self):
+        left = program(epochs=1, noise=0.5).released(torch.zeros(3, 100), 8, seed=0)
+        assert left.min() == 0
+        assert left.max() <= 1
+
+    @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+    def test_noise_is_released_once(self, tiny, fleet):
+        """Asked again, with another seed, a client says the same: fresh noise could be averaged away."""
+        model = load_model("mlp", (6,), 4)
+        noisy, running = program(epochs=1, noise=0.1, model=model), fleet(tiny)
+
+        def asked(running, seed):
+            tasks = {c: Task({"m": model.init(0)}, {}, seed) for c in tiny}
+            return {c: r.tensors["sparsity"]["s"] for c, r in running.execute(Plan(noisy, tasks)).items()}
+
+        first, second, other = asked(running, 1), asked(running, 2), asked(fleet(tiny), 2)
+        plain = asked(PlainFleet(tiny), 1)
+        for c in tiny:
+            assert torch.equal(first[c], second[c])
+            assert not torch.equal(first[c], other[c])
+            assert torch.allclose(first[c], plain[c], atol=1e-5)
+
+
+@dataclass(frozen=True)
+class VagueLoss(LossProbe):
+    def guarantee(self, sizes):
+        return {"record_epsilon": 100.0 / min(sizes)}
+
+
+def vague(s):
+    return averaging(s, "vague", AskOnce(VagueLoss(s.model), one_model_for), Random(size=2))
+
+
+@pytest.mark.parametrize(("method", "expected"), [(vague, 100.0), ("fedavg", None)])
+def test_a_run_tells_what_its_programs_guarantee(method, expected):
+    federation = tiny_federation(5, (6,))
+    bench = arrange(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
+    result = engine.run(bench.method, make_fleet(bench), rounds=1, seed=0, central=federation.central)
+    found = protection(bench, result.state)
+    smallest = int(federation.sizes("train").min())
+    assert found == ({"privacy": {"record_epsilon": expected / smallest}} if expected else {})
