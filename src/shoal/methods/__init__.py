@@ -17,6 +17,7 @@ from shoal.methods.fedcor import fedcor
 from shoal.methods.fedepc import fedepc
 from shoal.methods.fedprox import fedprox
 from shoal.methods.flis import flis
+from shoal.methods.ifca import ifca
 from shoal.methods.local import local
 from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
@@ -37,6 +38,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "clustlowvar": clustlowvar,
     "flis": flis,
     "fedepc": fedepc,
+    "ifca": ifca,
     "local": local,
     "centralised": centralised,
 }
