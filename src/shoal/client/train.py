@@ -73,13 +73,18 @@ class LocalTraining:
 
     def begin(self, task: Task, private: Tree) -> Tree:
         model = self.first(task, private)
+        device = model[self.model.trainable[0]].device
+        return self.start_at(model) | {
+            "lr": torch.tensor(task.config.get("lr", self.lr), device=device),
+            "loss": torch.zeros(2, device=device),
+        }
+
+    def start_at(self, model: Params) -> Tree:
         params = {k: model[k] for k in self.model.trainable}
         s: Tree = {
             "params": params,
             "buffers": {k: v for k, v in model.items() if k not in params},
             "velocity": self.optimiser.init(params),
-            "lr": torch.tensor(task.config.get("lr", self.lr), device=params[self.model.trainable[0]].device),
-            "loss": torch.zeros(2, device=params[self.model.trainable[0]].device),
         }
         return s | ({"anchor": params} if self.mu else {})
 

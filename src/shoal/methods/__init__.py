@@ -20,6 +20,7 @@ from shoal.methods.fedprox import fedprox
 from shoal.methods.flacc import flacc
 from shoal.methods.flis import flis
 from shoal.methods.haccs import haccs
+from shoal.methods.ifca import ifca
 from shoal.methods.local import local
 from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
@@ -44,6 +45,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "fedgroup": fedgroup,
     "flacc": flacc,
     "fedepc": fedepc,
+    "ifca": ifca,
     "local": local,
     "centralised": centralised,
 }

@@ -32,3 +32,14 @@ class OneProgram:
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
         return (self.program,)
+
+
+class WhenEvaluated:
+    """Due in the rounds that are evaluated by plan. A run that a budget ends in between is measured with what there is
+    then."""
+
+    rounds: int
+    every: int
+
+    def due(self, round: int) -> bool:
+        return round + 1 == self.rounds or (round + 1) % self.every == 0

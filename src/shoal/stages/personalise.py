@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram
+from shoal.stages.base import OneProgram, WhenEvaluated
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
 
 
 @dataclass(frozen=True)
-class Personalise(OneProgram):
-    """Every client, not only the cohort, adapts what it is served and keeps the result to itself.
-
-    Due in the rounds that are evaluated by plan. A run that a budget ends in between is measured with what clients
-    then have.
-    """
+class Personalise(OneProgram, WhenEvaluated):
+    """Every client, not only the cohort, adapts what it is served and keeps the result to itself."""
 
     program: ClientProgram
     models_for: ModelsFor
@@ -25,9 +21,6 @@ class Personalise(OneProgram):
     every: int
     name: str = "personalise"
     purpose: ClassVar[Purpose] = "train"
-
-    def due(self, round: int) -> bool:
-        return round + 1 == self.rounds or (round + 1) % self.every == 0
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return Plan(

@@ -1,0 +1,108 @@
+"""Clients that choose among all models: who chose what, and which first models to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from shoal import tree
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.rng import derive_seed
+from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.stages.train import Federate
+from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task, Tree
+
+
+def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    return state.models
+
+
+def joined(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+    """Who told a choice is a member of that model, and of no other, from then on."""
+    marks = torch.eye(len(state.models))
+    chosen = {c: marks[int(r.tensors["choice"]["place"])] for c, r in reports.items()}
+    return replace(state, membership={**state.membership, **chosen})
+
+
+@dataclass(frozen=True)
+class FederateChoices(Federate):
+    """The cohort is sent all models; each becomes the mean of what those made of it who chose it."""
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        return super().fold(joined(state, reports), reports, seed)
+
+
+@dataclass(frozen=True)
+class AskTheRest(OneProgram, WhenEvaluated):
+    """Who does not take part in the round chooses among the models as they are after it."""
+
+    program: ClientProgram
+    rounds: int
+    every: int
+    name: str = "choose"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        busy = set(state.cohort)
+        asked = [c for c in state.roster if c not in busy]
+        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        return joined(state, reports)
+
+
+@dataclass(frozen=True)
+class Starts(OneProgram):
+    """First models by chance, one for each group. With `restarts` the first half of the run is divided among as many
+    starts; after each, all clients tell the loss of what they would choose, and the best start goes on."""
+
+    program: ClientProgram
+    model: Model
+    rounds: int = field(metadata=FIXED)
+    groups: int = 3
+    restarts: int = 1
+    name: str = "restart"
+
+    def __post_init__(self) -> None:
+        for key in ("groups", "restarts"):
+            if getattr(self, key) < 1:
+                raise UserError(f"cluster.{key} is {getattr(self, key)}; it must be 1 or more")
+
+    def init(self, seed: int) -> ServerState:
+        models = {f"expert-{k:03d}": self.model.init(derive_seed(seed, "init", k)) for k in range(self.groups)}
+        return ServerState(0, models)
+
+    @property
+    def starts(self) -> int:
+        return min(self.restarts, max(1, self.rounds // 2))
+
+    @property
+    def trial(self) -> int:
+        """Rounds of each start."""
+        return max(1, self.rounds // (2 * self.starts))
+
+    def due(self, round: int) -> bool:
+        """At the beginning of a round, so that a round is evaluated with what was trained in it."""
+        return self.starts > 1 and 0 < round <= self.starts * self.trial and round % self.trial == 0
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in state.roster})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        best = self._better(state.memory.get(self.name, {}), joined(state, reports), reports)
+        if state.round < self.starts * self.trial:
+            memory = {**state.memory, self.name: best}
+            return replace(state, models=self.init(seed).models, membership={}, memory=memory)
+        memory = {k: v for k, v in state.memory.items() if k != self.name}
+        models = tree.to(best["models"], self.model.device)
+        return replace(state, models=models, membership=best.get("membership", {}), memory=memory)
+
+    def _better(self, kept: Tree, state: ServerState, reports: Mapping[ClientId, Report]) -> Tree:
+        told = [r.metrics["loss"] for r in reports.values()]
+        rows = sum(rows for _, rows in told)
+        loss = torch.tensor(sum(total for total, _ in told) / rows if rows else torch.inf, dtype=torch.float64)
+        if kept and not loss < kept["loss"]:
+            return kept
+        return {"loss": loss, "models": tree.to(state.models, "cpu"), "membership": dict(state.membership)}
