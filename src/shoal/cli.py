@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 
 app = typer.Typer(
     help="Federated learning for fleets of edge devices whose data differ.",
@@ -89,7 +89,8 @@ FLAGS: dict[str, Any] = {
     "count_idle": Annotated[bool | None, typer.Option(help="Charge clients for waiting until all are done.")],
     "battery": Annotated[float | None, typer.Option(help="Joules of each client; who has used them up leaves.")],
     "budget_joules": Annotated[
-        float | None, typer.Option(help="Joules of all clients together; when they are spent the run ends.")
+        float | None,
+        typer.Option(help="Joules of all clients together, without the server's; when they are spent the run ends."),
     ],
     "deadline_s": Annotated[
         float | None, typer.Option(help="Simulated seconds of a stage; a report that takes longer is dropped.")
@@ -195,7 +196,9 @@ def _run(job: Any, place: Path, label: str = "") -> dict[str, Any]:
 
     title = label or job.method
     with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
-        return lab.start(job, place, on_setup=_announcing(place), on_round=progress.on_round, progress=download)
+        result = lab.start(job, place, on_setup=_announcing(place), on_round=progress.on_round, progress=download)
+        progress.on_end(result["stopped"])
+    return result
 
 
 def _announcing(place: Path) -> Callable[[Any], None]:
@@ -330,7 +333,9 @@ def _resume(path: Path, title: str = "") -> dict[str, Any]:
         DownloadProgress(err) as download,
         RunProgress(err, title or config["method"], config["rounds"]) as progress,
     ):
-        return lab.resume(path, on_setup=_announcing(path), on_round=progress.on_round, progress=download)
+        result = lab.resume(path, on_setup=_announcing(path), on_round=progress.on_round, progress=download)
+        progress.on_end(result["stopped"])
+    return result
 
 
 @app.command()
@@ -419,7 +424,12 @@ def compare(
         methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
-            lab.check_names(jobs[name]) if name in jobs else read_run(Path(name))
+            if name in jobs:
+                lab.check_names(jobs[name])
+            elif Path(name).exists():
+                read_run(Path(name))
+            else:
+                raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
         if flags and not jobs:
             raise UserError(f"--{next(iter(flags)).replace('_', '-')} is for methods to run, but only runs are given")
         places = []

@@ -27,7 +27,7 @@ class Job(BaseModel):
     clients: Positive | None = None  # None: 20, or all owners of a natural partition
     rounds: Positive = 20
     cohort: int | float = 0.25  # clients per round: a whole number, or a share such as 0.1
-    epochs: Annotated[int, Field(ge=0)] = 2
+    epochs: Positive = 2
     batch_size: Positive = 32
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
