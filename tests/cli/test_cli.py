@@ -160,6 +160,25 @@ def test_recipe_with_a_grid_is_run_and_not_run_again():
     assert {p for p in after if before[p] != after[p]} == {Path("runs/my/local-1/result.json")}
 
 
+def test_a_title_says_what_flags_changed():
+    from shoal.cli import _overrides
+    from shoal.job import load_recipe
+
+    Path("my.toml").write_text(GRID)
+    for flags, title in [
+        ({}, "mine"),
+        ({"rounds": 2, "lr": 0.5}, "mine"),  # as it is written; not written
+        ({"rounds": 3, "seed": 7, "set": ["train.clip=2.0"]}, "mine (changed: rounds, seed, train.clip)"),
+    ]:
+        assert load_recipe(Path("my.toml"), _overrides(flags)).title == title
+
+
+def test_a_bad_reference_of_a_paper_is_refused_before_anything_runs():
+    table = 'source = "x"\nmetric = "at_budget"\nof = "fedavgg"\n[paper.columns.60]\nfedavg = 1.0\n'
+    Path("my.toml").write_text(f"{GRID}[paper]\n{table}")
+    assert "[paper] of is 'fedavgg', which is none of the runs" in refused("run", "my.toml")
+
+
 def test_a_recipe_changed_meanwhile_is_noticed():
     Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 3\n[grid]\nseed = [0, 1]\n")
     as_json("run", "my.toml")

@@ -200,8 +200,8 @@ def read_evaluation(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
 
 def read_record(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
     plain = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s")
-    names = {k: tuple(line.get(k, ())) for k in ("late_clients", "left")}
-    return Record(**{k: line[k] for k in plain}, **names, evaluation=evaluation)
+    late, left = (tuple(line.get(k, ())) for k in ("late_clients", "left"))
+    return Record(**{k: line[k] for k in plain}, evaluation=evaluation, late_clients=late, left=left)
 
 
 def _number(x: float | None) -> float:
