@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -110,6 +111,21 @@ def finished_run(tmp_path_factory):
     place = tmp_path_factory.mktemp("finished") / "mine"
     assert shoal(["run", "fedavg", "--clients", "5", "--rounds", "1", "--out", str(place)]).exit_code == 0
     return place
+
+
+def test_bytes_are_quoted_right(finished_run):
+    page = (ROOT / "docs/evaluation.md").read_text()
+    line = json.loads((finished_run / "ledger.jsonl").read_text().splitlines()[0])
+    assert f"A `fedavg` task is {line['bytes_down'][0]:,} bytes, a report {line['bytes_up'][0]:,}" in page
+
+
+def test_every_file_of_a_run_is_explained(finished_run):
+    page = (ROOT / "docs/runs.md").read_text()
+    same = page[page.index("## The same bytes") :]
+    for file in finished_run.iterdir():
+        if file.suffix in (".json", ".jsonl"):
+            assert f"| `{file.name}` |" in page
+            assert f"`{file.name}`" in same
 
 
 @pytest.mark.parametrize(("command", "sentence"), REFUSALS, ids=[command for command, _ in REFUSALS])

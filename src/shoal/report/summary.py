@@ -46,7 +46,7 @@ def joules_unit(largest: float) -> tuple[float, str]:
 
 def duration(seconds: float) -> str:
     if 0 < seconds < 0.9995:
-        return f"{1000 * seconds:.3g} ms"
+        return f"{1000 * seconds:#.3g}".rstrip(".") + " ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
