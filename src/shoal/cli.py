@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 
 app = typer.Typer(
     help="Federated learning for fleets of edge devices whose data differ.",
@@ -89,7 +89,8 @@ FLAGS: dict[str, Any] = {
     "count_idle": Annotated[bool | None, typer.Option(help="Charge clients for waiting until all are done.")],
     "battery": Annotated[float | None, typer.Option(help="Joules of each client; who has used them up leaves.")],
     "budget_joules": Annotated[
-        float | None, typer.Option(help="Joules of all clients together; when they are spent the run ends.")
+        float | None,
+        typer.Option(help="Joules of all clients together, without the server's; when they are spent the run ends."),
     ],
     "deadline_s": Annotated[
         float | None, typer.Option(help="Simulated seconds of a stage; a report that takes longer is dropped.")
@@ -195,7 +196,9 @@ def _run(job: Any, place: Path, label: str = "") -> dict[str, Any]:
 
     title = label or job.method
     with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
-        return lab.start(job, place, on_setup=_announcing(place), on_round=progress.on_round, progress=download)
+        result = lab.start(job, place, on_setup=_announcing(place), on_round=progress.on_round, progress=download)
+        progress.on_end(result["stopped"])
+    return result
 
 
 def _announcing(place: Path) -> Callable[[Any], None]:
@@ -221,20 +224,26 @@ def _announce(bench: Any) -> None:
     )
 
 
-def _show(paths: list[Path]) -> None:
+def _show(paths: list[Path], **reading: Any) -> None:
     from shoal.report import compare_table, result_table
     from shoal.store.reader import read_run
 
-    records = [read_run(p) for p in paths]
+    records = [read_run(p, **reading) for p in paths]
     out.print(result_table(records) if len(records) == 1 else compare_table(records))
 
 
-def _write_page(paths: list[Path], page: Path, title: str | None = None, **more: Any) -> Path:
+def _write_page(
+    paths: list[Path],
+    page: Path,
+    title: str | None = None,
+    *,
+    reading: dict[str, Any] | None = None,
+    **more: Any,
+) -> Path:
     from shoal.report import write_page
     from shoal.store.reader import read_run
 
-    judged = more.pop("judged", None)
-    return write_page([read_run(p, need_rounds=True, judged=judged) for p in paths], page, title, **more)
+    return write_page([read_run(p, need_rounds=True, **(reading or {})) for p in paths], page, title, **more)
 
 
 def _version(wanted: bool) -> None:
@@ -287,12 +296,14 @@ def run(
 def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     """All jobs of a recipe, each in its own run directory; what is finished is not run again."""
     from shoal import lab
-    from shoal.report import beside_paper, paper_view, read_paper, summarise
-    from shoal.store.reader import read_run
+    from shoal.methods import METHODS
+    from shoal.report import beside_paper, check_paper, paper_view, summarise
+    from shoal.store.reader import planned, read_run
 
-    if recipe.paper is not None:
-        read_paper(recipe.paper)
     places = [folder / label for label in recipe.jobs]
+    if recipe.paper is not None:
+        plans = [planned(p, job.model_dump()) for p, job in zip(places, recipe.jobs.values(), strict=True)]
+        check_paper(recipe.paper, plans, METHODS)
     for job in recipe.jobs.values():
         lab.check_names(job)  # better now than after hours
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
@@ -307,14 +318,15 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
             _run(job, place, title)
     records = [read_run(p) for p in places]
     paper = beside_paper(records, recipe.paper) if recipe.paper is not None else None
-    judged = paper.judged if paper is not None else None
-    page = _write_page(places, folder / "report.html", recipe.title, paper=paper, judged=judged)
+    reading: dict[str, Any] = {"judged": paper.judged, "counted": paper.counted} if paper is not None else {}
+    records = [read_run(p, **reading) for p in places]
+    page = _write_page(places, folder / "report.html", recipe.title, paper=paper, reading=reading)
     if as_json:
         beside = {"paper": paper.json()} if paper is not None else {}
         _print_json({"title": recipe.title, "runs": summarise(records), **beside, "report": str(page)})
     else:
         out.print(f"[bold]{_escaped(recipe.title)}")
-        _show(places)
+        _show(places, **reading)
         if paper is not None:
             out.print(paper_view(paper))
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
@@ -330,7 +342,9 @@ def _resume(path: Path, title: str = "") -> dict[str, Any]:
         DownloadProgress(err) as download,
         RunProgress(err, title or config["method"], config["rounds"]) as progress,
     ):
-        return lab.resume(path, on_setup=_announcing(path), on_round=progress.on_round, progress=download)
+        result = lab.resume(path, on_setup=_announcing(path), on_round=progress.on_round, progress=download)
+        progress.on_end(result["stopped"])
+    return result
 
 
 @app.command()
@@ -363,18 +377,16 @@ def demo(as_json: AsJson = False) -> None:
         _finish_comparison(places, page, as_json)
 
 
-def _finish_comparison(
-    places: list[Path], page: Path, as_json: bool, questions: Any = None, judged: str | None = None
-) -> None:
+def _finish_comparison(places: list[Path], page: Path, as_json: bool, questions: Any = None, **reading: Any) -> None:
     from shoal.report import Answers, Questions, sheet_view, summarise
     from shoal.store.reader import read_run
 
-    records = [read_run(p, judged=judged) for p in places]
+    records = [read_run(p, **reading) for p in places]
     answers = Answers(records, questions or Questions())
     if as_json:
         _print_json({"runs": summarise(records), **answers.json(), "report": str(page)})
         return
-    _show(places)
+    _show(places, **reading)
     for sheet in answers.sheets():
         out.print(sheet_view(sheet))
     out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
@@ -404,6 +416,9 @@ def compare(
             help="The accuracy that counts: central, or local (mean over clients). Default: central if known."
         ),
     ] = None,
+    joules: Annotated[
+        str, typer.Option(help="Whose joules count: all, or clients without the server's, which the clock measures.")
+    ] = "all",
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -412,14 +427,23 @@ def compare(
         from shoal import lab
         from shoal.job import make_job
         from shoal.methods import METHODS
-        from shoal.report import Questions, parse_accuracy
+        from shoal.report import Questions, parse_accuracy, parse_counted
         from shoal.store.reader import read_run
 
-        questions, judged = Questions.parse(to_accuracy, at_budget, of, held), parse_accuracy("--accuracy", accuracy)
+        questions = Questions.parse(to_accuracy, at_budget, of, held)
+        reading = {
+            "judged": parse_accuracy("--accuracy", accuracy),
+            "counted": parse_counted("--joules", joules),
+        }
         methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
-            lab.check_names(jobs[name]) if name in jobs else read_run(Path(name))
+            if name in jobs:
+                lab.check_names(jobs[name])
+            elif Path(name).exists():
+                read_run(Path(name))
+            else:
+                raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
         if flags and not jobs:
             raise UserError(f"--{next(iter(flags)).replace('_', '-')} is for methods to run, but only runs are given")
         places = []
@@ -427,8 +451,8 @@ def compare(
             places.append(_place(jobs[name]) if name in jobs else Path(name))
             if name in jobs:
                 _run(jobs[name], places[-1])
-        page = _write_page(places, out_path or _free("compare", ".html"), questions=questions, judged=judged)
-        _finish_comparison(places, page, as_json, questions, judged)
+        page = _write_page(places, out_path or _free("compare", ".html"), questions=questions, reading=reading)
+        _finish_comparison(places, page, as_json, questions, **reading)
 
 
 @app.command()

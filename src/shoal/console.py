@@ -50,6 +50,7 @@ class RunProgress:
         self._began: tuple[float, int] | None = None
         self._last_line = -LINE_EVERY_S
         self._seen = ""
+        self._untold: Record | None = None  # the last round, while no line has told of it
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -80,13 +81,24 @@ class RunProgress:
         now = time.monotonic()
         if self._began is None:
             self._began = (now, record.round)
+        self._untold = record
         if record.round == self.rounds or now - self._last_line >= LINE_EVERY_S:
             self._last_line = now
-            self.console.print(
-                f"{self.title}  round {record.round}/{self.rounds}  {self._seen}{self._left(now, record.round)}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            self._tell(record, self._left(now, record.round))
+
+    def on_end(self, stopped: str | None) -> None:
+        """A run that ends before its last round says so, and why."""
+        if stopped:
+            if self._untold is not None:
+                self._tell(self._untold)
+            self._print(stopped)
+
+    def _tell(self, record: Record, left: str = "") -> None:
+        self._untold = None
+        self._print(f"round {record.round}/{self.rounds}  {self._seen}{left}")
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"{self.title}  {text}", highlight=False, soft_wrap=True, markup=False)
 
     def _left(self, now: float, round: int) -> str:
         began, first = self._began or (now, round)

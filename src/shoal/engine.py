@@ -58,7 +58,12 @@ class Record:
     flops: int = 0  # of all clients
     joules: Mapping[str, float] = field(default_factory=dict)  # of all clients: pre, train, comm
     sim_time_s: float = 0.0  # how long the round would take on the clients' devices and links
-    late: int = 0  # reports that came after the deadline
+    late_clients: tuple[ClientId, ...] = ()  # one for each report that came after the deadline
+    left: tuple[ClientId, ...] = ()  # whose batteries this round emptied
+
+    @property
+    def late(self) -> int:
+        return len(self.late_clients)
 
     def line(self) -> dict[str, Any]:
         figures = self.evaluation.figures() if self.evaluation else {"accuracy": None, "loss": None}
@@ -73,6 +78,8 @@ class Record:
             "joules": dict(self.joules),
             "sim_time_s": self.sim_time_s,
             "late": self.late,
+            "late_clients": list(self.late_clients),
+            "left": list(self.left),
             **figures,
         }
 
@@ -194,7 +201,7 @@ def run(
 def _spent(ledger: Ledger, fleet: Fleet) -> str | None:
     """Why there is no next round. Only modelled joules decide, so that the same run ends at the same round."""
     if ledger.costs.budget_joules is not None and ledger.total_joules >= ledger.costs.budget_joules:
-        return f"the budget of {ledger.costs.budget_joules:g} J is spent"
+        return f"the clients' budget of {ledger.costs.budget_joules:g} J is spent"
     if ledger.costs.battery_joules is not None and not _charged(ledger, fleet):
         return "every battery is empty"
     return None
@@ -212,7 +219,8 @@ def play_round(
     method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
 ) -> tuple[ServerState, Record, float]:
     """The next state, what is known of the round, and the seconds that the server worked for it."""
-    number, server_s, late = state.round + 1, 0.0, 0
+    number, server_s = state.round + 1, 0.0
+    late: list[ClientId] = []
     state = replace(state, roster=_charged(ledger, fleet), devices=ledger.costs.profiles, cohort=())
     seen: dict[str, float] = {}
     for stage in method.stages:
@@ -229,13 +237,24 @@ def play_round(
                 too_late = ledger.book(number, stage.name, stage.purpose, plan, reports)
                 reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
                 seen |= _means(stage.name, reports)
-            late += len(too_late)
+            late += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
             state = stage.fold(state, reports, stage_seed)
         server_s += planning.seconds + folding.seconds
         _refuse_divergence(state, stage.name)
-    record = replace(_cost(number, ledger), cohort=len(state.cohort), metrics=seen, late=late)
-    return replace(state, round=number, roster=(), devices={}, cohort=()), record, server_s
+    record = replace(
+        _cost(number, ledger),
+        cohort=len(state.cohort),
+        metrics=seen,
+        late_clients=tuple(late),
+        left=_emptied(ledger, state.roster),
+    )
+    return replace(state, round=number, roster=(), devices={}, cohort=()), record, round(server_s, 6)
+
+
+def _emptied(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:
+    limit = ledger.costs.battery_joules
+    return () if limit is None else tuple(c for c in roster if ledger.spent_joules.get(c, 0.0) >= limit)
 
 
 def _cost(number: int, ledger: Ledger) -> Record:

@@ -27,7 +27,7 @@ class Job(BaseModel):
     clients: Positive | None = None  # None: 20, or all owners of a natural partition
     rounds: Positive = 20
     cohort: int | float = 0.25  # clients per round: a whole number, or a share such as 0.1
-    epochs: Annotated[int, Field(ge=0)] = 2
+    epochs: Positive = 2
     batch_size: Positive = 32
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -150,6 +150,7 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
     title, paper = str(content.pop("title", path.stem)), content.pop("paper", None)
     only = _only(path, content.pop("only", {}))
     grid, flags = _grid(path, content.pop("grid", {})), _paths(overrides)
+    written = _paths(content) | grid
     grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
     fixed = _paths(content) | flags
     jobs: dict[str, Job] = {}
@@ -160,7 +161,14 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
             )
         values = {k: v for k, v in fixed.items() if not k.startswith("grid")} | point
         jobs[label] = make_job(_nested(only.get(str(values.get("method")), {}) | values))
-    return Recipe(title=title, jobs=jobs, paper=paper)
+    return Recipe(title=title + _changed(flags, written, only), jobs=jobs, paper=paper)
+
+
+def _changed(flags: Mapping[str, Any], written: Mapping[str, Any], only: Mapping[str, Mapping[str, Any]]) -> str:
+    """A title speaks of what is written: where flags say otherwise, it says so."""
+    said = [written, *only.values()]
+    keys = [key for key, value in flags.items() if any(key in values and values[key] != value for values in said)]
+    return f" (changed: {', '.join(key.removeprefix('set.') for key in keys)})" if keys else ""
 
 
 def _grid(path: Path, grid: Any) -> dict[str, list[Any]]:

@@ -294,7 +294,8 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
 
 def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
     config = json.loads(bench.job.model_dump_json())
-    with RunStore.create(out, config, describe(bench.federation), keep=bench.job.keep) as store:
+    facts = describe(bench.federation), bench.costs.facts()
+    with RunStore.create(out, config, *facts, keep=bench.job.keep) as store:
         return _play(bench, store, **kw)
 
 
@@ -304,6 +305,7 @@ def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: An
         bench = setup(make_job(store.config), kw.pop("progress", None))
         if describe(bench.federation) != json.loads((path / "partition.json").read_text()):
             raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
+        check_devices(path, bench.job)
         store.checkpoints.keep = bench.job.keep
         if on_setup:
             on_setup(bench)
@@ -331,6 +333,22 @@ def check_same(path: Path, job: Job) -> None:
     for key, value in asked.items():
         if key not in open_choices and getattr(found, key) != value:
             raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
+    check_devices(path, found)
+
+
+def check_devices(path: Path, job: Job) -> None:
+    """The joules of one run follow from one set of figures. Runs of older versions did not keep theirs."""
+    kept = path / "devices.json"
+    if not kept.exists():
+        return
+    before = json.loads(kept.read_text())
+    now = costs_of(job, before["clients"]).facts()
+    if now != before:
+        other = [name for name, figures in before["devices"].items() if figures != now["devices"].get(name)]
+        raise UserError(
+            f"{path} was run with other figures of {', '.join(other) or 'the link or the server'} than these have now, "
+            "and joules would be mixed: restore them, or start a new run"
+        )
 
 
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
@@ -374,11 +392,11 @@ def measuring(bench: Bench, timer: Timer) -> Iterator[dict[str, Any]]:
 
 
 def parts_of(method: Method, timer: Timer) -> dict[str, float]:
-    """Seconds of a run by what they were for: the server's are all preparation, clients' are what their stage is."""
+    """Seconds of a run by what they were for: of clients, what their stage is for."""
     stages = {f"{s.name}: clients": s.purpose for s in method.stages} | {
-        f"{s.name}: server": "pre" for s in method.stages
+        f"{s.name}: server": "server" for s in method.stages
     }
-    found = dict.fromkeys(("pre", "train", "evaluate", "other"), 0.0)
+    found = dict.fromkeys(("pre", "train", "server", "evaluate", "other"), 0.0)
     for name, seconds in timer.seconds.items():
         found[stages.get(name, "evaluate" if name.startswith("evaluate") else "other")] += seconds
     return found
@@ -453,18 +471,20 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         "bytes_up": sum(r.bytes_up for r in result.records),
         "bytes_down": sum(r.bytes_down for r in result.records),
         "flops": sum(r.flops for r in result.records),
-        "joules": joules | {"pre": joules["pre"] + server_joules, "total": sum(joules.values()) + server_joules},
+        "joules": joules | {"server": server_joules, "total": sum(joules.values()) + server_joules},
         "joules_of_clients": joules | {"kind": "modelled", "devices": job.devices, "link": job.link},
         "joules_of_server": {
-            "pre": server_joules,
+            "total": server_joules,
             "seconds": clock.server_s,
             "watts": server.active_w,
-            "kind": "measured",
+            "kind": "measured seconds x assumed watts",
         },
         **_by_group(result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),
         "rounds_done": len(result.records),
         "stopped": result.stopped,
+        "late": sum(r.late for r in result.records),
+        "left": sum(len(r.left) for r in result.records),
         "wall_s": round(clock.wall_s, 3),
         "run_dir": str(path),
     }

@@ -54,7 +54,7 @@ def refused(*words):
     flat = " ".join(result.stderr.split())
     assert "error:" in flat
     assert "Traceback" not in flat
-    assert not list(Path().glob("runs/*"))
+    assert not Path("runs").exists()
     return said
 
 
@@ -76,6 +76,11 @@ def test_stdout_is_json_alone_in_a_real_process():
     assert done.returncode == 0
     assert json.loads(done.stdout)["method"] == "fedavg"
     assert "round 2/2" in done.stderr
+
+
+def test_as_a_module_too():
+    done = subprocess.run([sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == "0.1.0"
 
 
 def test_flags_reach_the_run():
@@ -153,6 +158,25 @@ def test_recipe_with_a_grid_is_run_and_not_run_again():
     as_json("run", "my.toml")
     after = {p: p.stat().st_mtime_ns for p in Path("runs/my").glob("*/result.json")}
     assert {p for p in after if before[p] != after[p]} == {Path("runs/my/local-1/result.json")}
+
+
+def test_a_title_says_what_flags_changed():
+    from shoal.cli import _overrides
+    from shoal.job import load_recipe
+
+    Path("my.toml").write_text(GRID)
+    for flags, title in [
+        ({}, "mine"),
+        ({"rounds": 2, "lr": 0.5}, "mine"),  # as it is written; not written
+        ({"rounds": 3, "seed": 7, "set": ["train.clip=2.0"]}, "mine (changed: rounds, seed, train.clip)"),
+    ]:
+        assert load_recipe(Path("my.toml"), _overrides(flags)).title == title
+
+
+def test_a_bad_reference_of_a_paper_is_refused_before_anything_runs():
+    table = 'source = "x"\nmetric = "at_budget"\nof = "fedavgg"\n[paper.columns.60]\nfedavg = 1.0\n'
+    Path("my.toml").write_text(f"{GRID}[paper]\n{table}")
+    assert "[paper] of is 'fedavgg', which is none of the runs" in refused("run", "my.toml")
 
 
 def test_a_recipe_changed_meanwhile_is_noticed():
@@ -279,6 +303,8 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--cohort", "1.5"], "cohort is 1.5; a share must be above 0 and at most 1.0"),
         (["run", "fedavg", "--cohort", "many"], "--cohort 'many'"),
         (["run", "fedavg", "--rounds", "0"], "rounds is 0: input should be greater than or equal to 1"),
+        (["run", "fedavg", "--epochs", "0"], "epochs is 0: input should be greater than or equal to 1"),
+        (["run", "fedavg", "--data", "mnits", "--out", "runs/y/z"], "mnits"),
         (["run", "fedavg", "--lr", "-1"], "lr is -1.0: input should be greater than 0"),
         (["run", "fedavg", "--momentum", "1.5"], "momentum is 1.5"),
         (["run", "fedavg", "--lr", "inf"], "lr is inf: input should be a finite number"),
@@ -294,6 +320,7 @@ def test_own_table_by_its_owners():
         (["resume", "nowhere"], "nowhere is not a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["compare", "nowhere"], "nowhere is not a run directory"),
+        (["compare", "fedavg", "simclusst"], "not a run directory, and not a method; did you mean simclust?"),
         (["methods", "x"], "method 'x' is not known"),
         (["data", "get", "mnits"], "mnits"),
     ],
@@ -420,13 +447,34 @@ class TestJoules:
         half = sum(whole["joules_of_clients"][k] for k in ("pre", "train", "comm")) / 2
         short = as_json("run", "fedavg", *long, "--out", "short", "--budget-joules", str(half))
         assert short["rounds_done"] < 9
-        assert "the budget of" in short["stopped"]
+        assert "the clients' budget of" in short["stopped"]
         lines = Path("whole/rounds.jsonl").read_text().splitlines()
         mine = Path("short/rounds.jsonl").read_text().splitlines()
         assert mine == lines[: short["rounds_done"]]
         again = as_json("resume", "short")
         assert again["rounds_done"] == short["rounds_done"]
         assert again["stopped"] == short["stopped"]
+
+    def test_devices_that_changed_since_are_noticed(self):
+        board = "flops_per_s = 1e9\nactive_w = 3\nidle_w = 1\nmemory_bytes = 1000000000\n"
+        Path("b.toml").write_text(f"[mine]\n{board}")
+        as_json("run", "fedavg", *QUICK, "--devices", "b.toml#mine:0.5,pi:0.5", "--out", "r")
+        facts = json.loads(Path("r/devices.json").read_text())
+        assert set(facts["clients"].values()) == {"b.toml#mine", "pi"}
+        assert facts["devices"]["b.toml#mine"]["active_w"] == 3
+        as_json("resume", "r")
+        Path("b.toml").write_text(f"[mine]\n{board}".replace("active_w = 3", "active_w = 30"))
+        result = shoal("resume", "r", "--json")
+        assert result.exit_code == 2
+        assert "r was run with other figures of b.toml#mine than" in json.loads(result.stdout)["error"]
+
+    def test_a_run_that_ends_early_says_so_at_the_end_of_its_log(self):
+        result = shoal("run", "fedavg", "--rounds", "9", *QUICK[2:], "--battery", "1e-9", "--out", "r")
+        last, why = result.stderr.strip().splitlines()[-2:]
+        done = json.loads(Path("r/result.json").read_text())
+        assert "round 2/9" in last  # six clients, three in a round, each once
+        assert why.endswith("every battery is empty")
+        assert (done["left"], done["late"]) == (6, 0)
 
     def test_the_ledger_is_written_and_adds_up(self):
         result = as_json("run", "repclust", *QUICK, "--out", "one")
@@ -438,7 +486,9 @@ class TestJoules:
         assert sum(g["clients"] for g in groups) == 6
         for part in ("pre", "train", "comm"):
             assert sum(g[part] for g in groups) == pytest.approx(result["joules_of_clients"][part])
-        assert result["joules"]["total"] == pytest.approx(sum(result["joules"][k] for k in ("pre", "train", "comm")))
+        assert result["joules"]["total"] == pytest.approx(
+            sum(result["joules"][k] for k in ("pre", "train", "comm", "server"))
+        )
 
     def test_noise_says_what_it_is_worth(self):
         silent = as_json("run", "simclust", *QUICK, "--out", "one")

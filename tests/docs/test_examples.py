@@ -119,6 +119,21 @@ def finished_run(tmp_path_factory):
     return place
 
 
+def test_bytes_are_quoted_right(finished_run):
+    page = (ROOT / "docs/evaluation.md").read_text()
+    line = json.loads((finished_run / "ledger.jsonl").read_text().splitlines()[0])
+    assert f"A `fedavg` task is {line['bytes_down'][0]:,} bytes, a report {line['bytes_up'][0]:,}" in page
+
+
+def test_every_file_of_a_run_is_explained(finished_run):
+    page = (ROOT / "docs/runs.md").read_text()
+    same = page[page.index("## The same bytes") :]
+    for file in finished_run.iterdir():
+        if file.suffix in (".json", ".jsonl"):
+            assert f"| `{file.name}` |" in page
+            assert f"`{file.name}`" in same
+
+
 @pytest.mark.parametrize(("command", "sentence"), REFUSALS, ids=[command for command, _ in REFUSALS])
 def test_errors_are_quoted_right(command, sentence, finished_run):
     Path("my.csv").write_text("y,site,a,b\n" + "".join(f"{i % 2},s{i % 4},{i},{i * i}\n" for i in range(40)))

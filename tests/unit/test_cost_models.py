@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from shoal.cost.devices import PROFILES, Profile, assign, find
 from shoal.cost.links import LINKS, link, watts
+from shoal.cost.model import Costs
 from shoal.cost.wifi import BACK_BITS, CTS_BITS, MODULATIONS, RTS_BITS, Wifi, control_frame_us
 from shoal.errors import UserError
 
@@ -194,7 +196,7 @@ def board(tmp_path):
 
 
 def test_profiles_of_ones_own(board):
-    own = Profile("board", 1e9, 3, 1.5, 2**29, "own measurement")
+    own = Profile(f"{board}#board", 1e9, 3, 1.5, 2**29, "own measurement")
     assert find(f"{board}#board") == own
     assert set(assign(f"pi:0.5,{board}#board:0.5", CLIENTS[:50], seed=0).values()) == {own, PROFILES["pi"]}
 
@@ -202,15 +204,31 @@ def test_profiles_of_ones_own(board):
 def test_wrong_profiles_of_ones_own(board):
     with pytest.raises(UserError, match=r"boards.toml has no table \[bord\]; it has board, short, wrong"):
         find(f"{board}#bord")
-    with pytest.raises(UserError, match=r"\[short\]: active_w, idle_w, memory_bytes is missing or not known"):
+    with pytest.raises(UserError, match=r"\[short\] lacks active_w, idle_w, memory_bytes"):
         find(f"{board}#short")
     with pytest.raises(UserError, match=r"\[wrong\]: active_w is -3; it must be a number above 0"):
         find(f"{board}#wrong")
+    with pytest.raises(UserError, match=r"without a table, as in .*boards.toml#NAME; it has board, short, wrong"):
+        find(str(board))
     with pytest.raises(UserError, match="cannot be read: No such file"):
         find("nowhere.toml#board")
+    board.write_text(BOARD.replace("idle_w", "idel_w"))
+    with pytest.raises(UserError, match=r"\[board\]: idel_w is not known; did you mean idle_w\?"):
+        find(f"{board}#board")
     board.write_text("[board")
     with pytest.raises(UserError, match="is not TOML"):
         find(f"{board}#board")
+
+
+def test_the_facts_name_every_device_and_its_figures(board):
+    mixed = Costs({"a": PROFILES["pi"], "b": find(f"{board}#board")}, link=link("lte-m"))
+    facts = json.loads(json.dumps(mixed.facts()))
+    assert facts["clients"] == {"a": "pi", "b": f"{board}#board"}
+    assert facts["devices"][f"{board}#board"] == {
+        "flops_per_s": 1e9, "active_w": 3, "idle_w": 1.5, "memory_bytes": 2**29,
+    }  # fmt: skip
+    assert facts["link"]["up_channel"] == {"bits_per_s": 375e3}
+    assert facts["server"]["active_w"] == 65
 
 
 @pytest.mark.parametrize(

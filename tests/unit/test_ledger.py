@@ -131,7 +131,8 @@ def test_who_misses_the_deadline_is_charged_and_not_averaged(tiny):
     seconds = sorted(free.ledger.pages[0].seconds.tolist())
     deadline_s = (seconds[-1] + seconds[-2]) / 2
     late = run(tiny, cohort=6, rounds=1, costs=Costs(profiles=slow, deadline_s=deadline_s))
-    assert late.records[0].late == 1
+    assert late.records[0].late_clients == ("c5",)
+    assert late.records[0].line()["late"] == 1
     assert late.records[0].metrics != free.records[0].metrics  # the dropped one has no say in the loss either
     assert late.records[0].sim_time_s == deadline_s
     assert late.ledger.pages == free.ledger.pages
@@ -158,7 +159,7 @@ def test_a_budget_ends_the_run_after_the_round_that_spends_it(tiny):
     spent = np.cumsum([sum(r.joules.values()) for r in whole.records])
     found = run(tiny, rounds=6, costs=Costs(budget_joules=0.999 * spent[2]))
     assert len(found.records) == 3
-    assert found.stopped == f"the budget of {0.999 * spent[2]:g} J is spent"
+    assert found.stopped == f"the clients' budget of {0.999 * spent[2]:g} J is spent"
     assert found.records[-1].evaluation is not None
     assert [r.joules for r in found.records] == [r.joules for r in whole.records[:3]]
 
@@ -169,6 +170,7 @@ def test_clients_with_empty_batteries_leave(tiny):
     cohorts = [set(p.clients) for p in result.ledger.pages]
     assert [len(c) for c in cohorts] == [2, 2, 2]
     assert set.union(*cohorts) == set(tiny)  # everybody once
+    assert [set(r.left) for r in result.records] == cohorts
     assert result.stopped == "every battery is empty"
 
 

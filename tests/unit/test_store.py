@@ -25,7 +25,7 @@ def state(round, value=0.0):
 
 
 def new_run(path):
-    return RunStore.create(path, {"method": "fedavg"}, {"clients": ["c0", "c1"]})
+    return RunStore.create(path, {"method": "fedavg"}, {"clients": ["c0", "c1"]}, {})
 
 
 def record(round, evaluated=True):
@@ -265,6 +265,14 @@ def test_an_existing_folder_is_not_written_over(tmp_path):
     with pytest.raises(UserError, match="exists and is not empty"):
         new_run(tmp_path / "run")
     assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
+
+
+def test_looking_whether_a_place_is_free_leaves_nothing_there(tmp_path):
+    RunStore.check_free(tmp_path / "a/b/c")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be written: .*file is a file"):
+        RunStore.check_free(tmp_path / "file/b/c")
 
 
 def test_not_a_run_directory(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import UserError, look_up
+from shoal.errors import UserError, did_you_mean, look_up
 from shoal.rng import derive_seed
 from shoal.types import ClientId
 
@@ -111,7 +111,7 @@ def _part(spec: str, text: str) -> tuple[Profile, float]:
 def find(name: str) -> Profile:
     """A profile by name, or `file.toml#name` from a file of one's own."""
     path, mark, table = name.partition("#")
-    if mark:
+    if mark or path.endswith(".toml"):
         return _from_file(Path(path), table)
     return look_up("device", name, PROFILES, own="file.toml#name")
 
@@ -123,16 +123,21 @@ def _from_file(path: Path, name: str) -> Profile:
         raise UserError(f"device file {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"device file {path} is not TOML: {error}") from error
+    known = ", ".join(tables) or "none"
+    if not name:
+        raise UserError(f"device file {path} is named without a table, as in {path}#NAME; it has {known}")
     table = tables.get(name)
     if not isinstance(table, dict):
-        raise UserError(f"device file {path} has no table [{name}]; it has {', '.join(tables) or 'none'}")
-    return _checked(f"device file {path}, [{name}]", name, {"source": path.name, **table})
+        raise UserError(f"device file {path} has no table [{name}]; it has {known}")
+    return _checked(f"device file {path}, [{name}]", f"{path}#{name}", {"source": path.name, **table})
 
 
 def _checked(where: str, name: str, table: Mapping[str, Any]) -> Profile:
     wanted = {field.name for field in fields(Profile)} - {"name"}
-    if set(table) != wanted:
-        raise UserError(f"{where}: {', '.join(sorted(set(table) ^ wanted))} is missing or not known")
+    if unknown := sorted(set(table) - wanted):
+        raise UserError(f"{where}: {unknown[0]} is not known{did_you_mean(unknown[0], wanted)}")
+    if missing := sorted(wanted - set(table)):
+        raise UserError(f"{where} lacks {', '.join(missing)}")
     for key in sorted(wanted - {"source"}):
         value = table[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,15 @@ class Costs:
     def profile(self, client: ClientId) -> Profile:
         return self.server if client == POOL else self.profiles.get(client, self.usual)
 
+    def facts(self) -> dict[str, Any]:
+        """devices.json: what each client is, and all figures that seconds and joules follow from."""
+        return {
+            "clients": {client: profile.name for client, profile in self.profiles.items()},
+            "devices": {profile.name: _figures(profile) for profile in self.profiles.values()},
+            "server": _figures(self.server),
+            "link": _figures(self.link),
+        }
+
     def compute(self, client: ClientId, flops: int) -> tuple[float, float]:
         """(seconds, joules)"""
         profile = self.profile(client)
@@ -47,6 +57,10 @@ class Costs:
         if not self.count_idle:
             return np.zeros(len(clients))
         return waiting_s * np.array([self.profile(c).idle_w for c in clients])
+
+
+def _figures(of: Profile | Link) -> dict[str, Any]:
+    return {k: v for k, v in asdict(of).items() if k not in ("name", "source")}
 
 
 @lru_cache(maxsize=4096)  # the messages of a stage are nearly all of one size

@@ -34,7 +34,6 @@ def fetch(
     """`url` as `path`. The bytes so far are in `path.part`, from which the next call goes on."""
     part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         _attempt_all(url, part, path, size, progress, attempts, backoff_s)
         _check(part, path, sha256)
         os.replace(part, path)
@@ -78,6 +77,7 @@ def _stream(url: str, part: Path, name: str, size: int | None, progress: Progres
             raise _Transient("the server sent another range than the one asked for")
         done = have if response.status_code == 206 else 0
         total = size or (done + int(response.headers.get("Content-Length", 0))) or None
+        part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab" if done else "wb") as file:
             for chunk in response.iter_raw():
                 file.write(chunk)

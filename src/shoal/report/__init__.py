@@ -9,9 +9,9 @@ from shoal.report.figures import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.joules import at_budget, parse_accuracy, to_accuracy
+from shoal.report.joules import at_budget, parse_accuracy, parse_counted, to_accuracy
 from shoal.report.page import write_page, write_partition_page
-from shoal.report.paper import beside_paper, read_paper
+from shoal.report.paper import beside_paper, check_paper, read_paper
 from shoal.report.summary import summarise, summarise_seeds
 from shoal.report.terminal import compare_table, paper_view, partition_view, result_table, sheet_view
 
@@ -23,11 +23,13 @@ __all__ = [
     "accuracy_over_rounds",
     "at_budget",
     "beside_paper",
+    "check_paper",
     "client_boxes",
     "compare_table",
     "joule_bars",
     "paper_view",
     "parse_accuracy",
+    "parse_counted",
     "partition_heatmap",
     "partition_view",
     "read_paper",

@@ -23,6 +23,7 @@ from shoal.report.joules import (
     course,
     has_joules,
     over_seeds,
+    server_share,
     to_accuracy,
 )
 from shoal.report.sheet import Sheet, best_cells, spread_text
@@ -31,7 +32,7 @@ from shoal.store.reader import RunRecord, differing, group_seeds, labels
 
 UNITS = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
 OF_JOULES = ("devices", "link", "radio_w", "count_idle")
-JOULES_ARE = "Joules: of all clients (modelled) and of the server (its seconds by the clock, times its watts)."
+SERVER_TOLD = 0.1  # the share of a run's joules from which on the server's are pointed out
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ class Reference:
         return f"100 % is {joules_text(self.joules)}: {whose} of {self.name}."
 
 
-def reference(records: Sequence[RunRecord], of: str | None = None) -> Reference:
+def reference(records: Sequence[RunRecord], of: str | None = None, where: str = "--of") -> Reference:
     """Whose joules are 100 %: by default the runs of fedavg, else the first run."""
-    name, runs = _referred(records, of)
+    name, runs = referred(records, of, where)
     if not (finished := [run for run in runs if run.finished]):
         raise UserError(
             f"the reference {name} has not finished, so what 100 % is is not known; give joules, such as 500J"
@@ -125,7 +126,8 @@ def reference(records: Sequence[RunRecord], of: str | None = None) -> Reference:
     return Reference(name, len(finished), fmean(course(run)[-1].joules for run in finished))
 
 
-def _referred(records: Sequence[RunRecord], of: str | None) -> tuple[str, Sequence[RunRecord]]:
+def referred(records: Sequence[RunRecord], of: str | None, where: str) -> tuple[str, Sequence[RunRecord]]:
+    """The runs that are called so, finished or not."""
     names: dict[str, list[RunRecord]] = {name: [run] for name, run in zip(labels(records), records, strict=True)}
     names |= dict(group_seeds(records))
     for method in {run.label for run in records}:
@@ -136,10 +138,10 @@ def _referred(records: Sequence[RunRecord], of: str | None) -> tuple[str, Sequen
     if names.get(of):
         return of, names[of]
     if of in names:
-        raise UserError(f"--of is {of!r}, but its runs differ in more than the seed; give one of {_known(names)}")
+        raise UserError(f"{where} is {of!r}, but its runs differ in more than the seed; give one of {_known(names)}")
     if here := [run for run in records if run.path.resolve() == Path(of).resolve()]:
         return of, here
-    raise UserError(f"--of is {of!r}, which is none of the runs; give one of {_known(names)}, or a run directory")
+    raise UserError(f"{where} is {of!r}, which is none of the runs; give one of {_known(names)}, or a run directory")
 
 
 def _known(names: Mapping[str, Sequence[RunRecord]]) -> str:
@@ -242,7 +244,7 @@ class Answers:
             best_cells(
                 [[row[i].joules for row in self.to_accuracy] for i in range(len(self.questions.levels))], min, step=3
             ),
-            (held, JOULES_ARE, *self._notes()),
+            (held, *self._notes()),
         )
 
     def _budget_sheet(self) -> Sheet:
@@ -260,25 +262,46 @@ class Answers:
             ("Run", *heads),
             self._named(rows),
             best_cells([[row[i].accuracy for row in self.at_budget] for i in range(len(heads))], max),
-            (held, *((self.reference.sentence,) if self.reference else ()), JOULES_ARE, *self._notes()),
+            (held, *((self.reference.sentence,) if self.reference else ()), *self._notes()),
         )
 
     def _named(self, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
         return tuple((_name(*group), *row) for group, row in zip(self.groups, rows, strict=True))
 
     def _notes(self) -> list[str]:
-        return [accuracy_note(self.groups), *other_devices(self.groups), *short_runs(self.groups, self.questions.held)]
+        runs = [run for _, group in self.groups for run in group]
+        return [
+            *joules_notes(runs),
+            accuracy_note(self.groups),
+            *other_devices(self.groups),
+            *short_runs(self.groups, self.questions.held),
+        ]
 
 
-def bill_sheet(jobs: Sequence[Bill]) -> Sheet:
+def joules_notes(runs: Sequence[RunRecord], leave_out: str = "shoal compare --joules clients") -> list[str]:
+    """Whose joules these are, and a caution where those by the clock are many."""
+    if all(run.counted == "clients" for run in runs):
+        return ["Joules: of all clients (modelled), without the server."]
+    told = ["Joules: of all clients (modelled) and of the server (its seconds by the clock, times assumed watts)."]
+    most = max(map(server_share, runs), default=0.0)
+    if most > SERVER_TOLD:
+        told.append(
+            f"Up to {most:.0%} of a run’s joules are the server’s: measured by the clock, they vary from run to run; "
+            f"{leave_out} leaves them out."
+        )
+    return told
+
+
+def bill_sheet(jobs: Sequence[Bill], notes: Sequence[str] = ()) -> Sheet:
     """The numbers of the bars: what is too small to be seen there."""
     rows = []
     for bill in jobs:
-        amounts = [*(bill.parts[part] for part in PARTS), bill.server_joules]
-        shares = [f"{joules_text(x)}\n{100 * x / (bill.joules or 1):.2g} %" for x in amounts]
+        shares = [
+            f"{joules_text(x)}\n{100 * x / (bill.joules or 1):.2g} %" for x in (bill.parts[part] for part in PARTS)
+        ]
         rows.append((bill.label, *shares, *map(joules_text, (bill.joules, bill.whole_joules)), _rounds(bill.rounds)))
-    heads = ("Run", *(PART_NAMES[part] for part in PARTS), "of the server", "together", "whole run", "rounds")
-    return Sheet("", heads, tuple(rows), notes=(JOULES_ARE, "The server’s are part of preparation."))
+    heads = ("Run", *(PART_NAMES[part] for part in PARTS), "together", "whole run", "rounds")
+    return Sheet("", heads, tuple(rows), notes=tuple(notes))
 
 
 def _who(label: str, runs: Sequence[RunRecord]) -> tuple[str, str, list[int], str]:

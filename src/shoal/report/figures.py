@@ -18,9 +18,12 @@ from shoal.report.joules import HELD, OF_ACCURACY, PART_NAMES, PARTS, Bill, accu
 from shoal.report.summary import joules_text, joules_unit
 from shoal.store.reader import RunRecord, group_seeds, labels
 
-PALETTE = ("#2A8AC8", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8A8A")
+PALETTE = (
+    "#2A8AC8", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8A8A", "#7B68D9", "#9AA825", "#A0673A",
+    "#D23F6A", "#2FB9A8",
+)  # fmt: skip
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
-PATTERNS = {"train": "", "pre": "/", "comm": "x"}
+PATTERNS = {"train": "", "pre": "/", "comm": "x", "server": "."}
 GREY = "#8A8A8A"
 GRID = "rgba(128,128,128,0.25)"
 CLEAR = "rgba(0,0,0,0)"
@@ -110,7 +113,8 @@ def accuracy_over_joules(runs: Sequence[RunRecord]) -> go.Figure:
         shown = escape(name if group[0].finished else f"{name}, unfinished")
         figure.add_trace(_line(x, [a["mean"] for a in accuracy], shown, i, f"%{{x:.4~g}} {suffix}"))
     kinds = dict.fromkeys(OF_ACCURACY[accuracy_of(run)] for run in runs)
-    reading = f"Accuracy {' or '.join(kinds)}, against the joules of all clients and the server until then."
+    whose = "all clients" if all(run.counted == "clients" for run in runs) else "all clients and the server"
+    reading = f"Accuracy {' or '.join(kinds)}, against the joules of {whose} until then."
     if any(len(group) > 1 for _, group in groups):
         reading += " Line: mean over seeds." + (" Band: ± 1 standard deviation over seeds." if banded else "")
     _finish(figure, "Accuracy over joules", reading, f"Spent so far ({suffix})", "Test accuracy (%)")

@@ -1,7 +1,7 @@
 """What a run had spent by each of its rounds, and the accuracy that this bought.
 
-The joules of clients are modelled, from rounds.jsonl. Those of the server are the seconds that it worked by the clock
-times its watts; they count as preparation.
+The joules of clients are modelled, from rounds.jsonl. Those of the server, for planning and averaging, are the seconds
+that it worked by the clock times assumed watts.
 
 Accuracy counts where it is held for some evaluated rounds in a row, as in R. Pereira, F. Famá, C. Kalalas and P. Dini,
 "Energy-Efficient Federated Learning for AIoT using Clustering Methods", Tables I and II.
@@ -17,8 +17,9 @@ from statistics import fmean, stdev
 from shoal.errors import UserError
 from shoal.store.reader import RunRecord, group_seeds
 
-PARTS = ("train", "pre", "comm")  # as a bar stacks them
-PART_NAMES = {"train": "training", "pre": "preparation", "comm": "communication"}
+PARTS = ("train", "pre", "comm", "server")  # as a bar stacks them
+PART_NAMES = {"train": "training", "pre": "preparation", "comm": "communication", "server": "server"}
+COUNTED = ("all", "clients")
 HELD = 20
 ACCURACIES = {"central": "central", "local": "mean"}  # what users call them, and what rounds.jsonl does
 OF_ACCURACY = {"central": "on the central test set", "mean": "mean over the clients’ own test sets"}
@@ -32,7 +33,6 @@ class Point:
     accuracy: float | None  # None: not evaluated
     parts: Mapping[str, float]  # joules from the first round on
     sim_s: float  # by the simulated clock
-    server_joules: float  # those within pre that are the server's
 
     @property
     def joules(self) -> float:
@@ -80,6 +80,12 @@ def parse_accuracy(where: str, text: str | None) -> str | None:
     return ACCURACIES[text] if text else None
 
 
+def parse_counted(where: str, text: str) -> str:
+    if text not in COUNTED:
+        raise UserError(f"{where} is {text!r}; it must be all, or clients to leave the server's joules out")
+    return text
+
+
 def accuracy_of(run: RunRecord) -> str:
     """Which accuracy a run is judged by, a key of OF_ACCURACY: unless that is said, central if it has one."""
     if run.judged:
@@ -89,21 +95,24 @@ def accuracy_of(run: RunRecord) -> str:
 
 def course(run: RunRecord) -> list[Point]:
     """All rounds in order, with the joules of everything up to each of them."""
-    kind, watts = accuracy_of(run), _server_watts(run)
+    kind, watts = accuracy_of(run), _server_watts(run) if run.counted == "all" else 0.0
     server_s = {line["round"]: line.get("server_s", 0.0) for line in run.timing}
-    parts, server_joules, sim_s = dict.fromkeys(PARTS, 0.0), 0.0, 0.0
+    parts, sim_s = dict.fromkeys(PARTS, 0.0), 0.0
     points = []
     for line in run.rounds:
-        of_clients = line.get("joules") or {}
-        parts = {part: joules + of_clients.get(part, 0.0) for part, joules in parts.items()}
-        worked_joules = watts * server_s.get(line["round"], 0.0)
-        parts["pre"] += worked_joules
-        server_joules += worked_joules
+        spent = {**(line.get("joules") or {}), "server": watts * server_s.get(line["round"], 0.0)}
+        parts = {part: joules + spent.get(part, 0.0) for part, joules in parts.items()}
         sim_s += line.get("sim_time_s", 0.0)
         accuracy = (line.get("accuracy") or {}).get(kind)
         known = accuracy is not None and isfinite(accuracy)
-        points.append(Point(line["round"], accuracy if known else None, parts, sim_s, server_joules))
+        points.append(Point(line["round"], accuracy if known else None, parts, sim_s))
     return points
+
+
+def server_share(run: RunRecord) -> float:
+    """Of all joules of the run."""
+    last = course(run)[-1] if run.rounds else None
+    return last.parts["server"] / last.joules if last and last.joules else 0.0
 
 
 def to_accuracy(run: RunRecord, level: float, held: int = HELD) -> Reached | None:
@@ -142,7 +151,6 @@ class Bill:
     seeds: int
     finished: bool
     parts: Mapping[str, float]
-    server_joules: float
     rounds: float
     whole_joules: float
 
@@ -167,7 +175,6 @@ def _bill(label: str, runs: Sequence[RunRecord], level: float | None, held: int)
         len(runs),
         runs[0].finished,
         {part: fmean(end.parts[part] for end in ends) for part in PARTS},
-        fmean(end.server_joules for end in ends),
         fmean(end.round for end in ends),
         fmean(p.joules for p in last),
     )

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from shoal import __version__
 from shoal.errors import UserError
-from shoal.report.budgets import Answers, Questions, bill_sheet
+from shoal.report.budgets import Answers, Questions, bill_sheet, joules_notes
 from shoal.report.figures import (
     accuracy_over_bytes,
     accuracy_over_joules,
@@ -26,9 +26,10 @@ from shoal.report.figures import (
     partition_heatmap,
 )
 from shoal.report.joules import bills, has_joules
+from shoal.report.more import more_sheets
 from shoal.report.paper import PaperTable, ordering_sheet, paper_sheets
 from shoal.report.sheet import Sheet
-from shoal.report.summary import best_rows, caution, columns_of, summarise, summarise_seeds
+from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
 from shoal.store.files import write_bytes
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 
@@ -36,7 +37,11 @@ FACTS = (
     "method", "data", "partition", "clients", "rounds", "cohort", "epochs", "batch_size", "lr", "momentum",
     "model", "seed",
 )  # fmt: skip
+CHOSEN = (
+    "devices", "link", "radio_w", "count_idle", "battery", "budget_joules", "deadline_s", "measure", "country",
+)  # fmt: skip
 BEST = ' class="best"'
+MOST_OPEN_ROWS = 12
 
 
 def write_page(
@@ -57,6 +62,7 @@ def write_page(
         *(_card(_sheet(sheet)) for sheet in Answers(runs, questions).sheets()),
         *([_paper(paper)] if paper else []),
         *map(_card, _figures(runs, questions.held)),
+        *([_card("".join(map(_short, more)))] if (more := more_sheets(runs)) else []),
         _partitions(runs),
         _configs(runs),
     ]
@@ -104,7 +110,9 @@ def _origin(runs: Sequence[RunRecord]) -> str:
 
 def _settings(runs: Sequence[RunRecord]) -> str:
     unlike = differing(runs)
-    shared = {k: runs[0].settings[k] for k in FACTS if k in runs[0].settings and k not in unlike}
+    first = runs[0].settings
+    chosen = [k for k in CHOSEN if first.get(k) not in (None, False, "none")]
+    shared = {k: first[k] for k in (*FACTS, *chosen) if k in first and k not in unlike}
     facts = "".join(
         f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>" for k, v in shared.items()
     )
@@ -129,6 +137,7 @@ def _results(runs: Sequence[RunRecord]) -> str:
     parts = ["<h2>Results</h2>", _table(summarise(runs))]
     if len(runs) > 1:
         parts.append('<p class="quiet">Highlighted: the best finished run of each column.</p>')
+    parts += [f'<p class="quiet">{escape(remark)}</p>' for remark in remarks(runs)]
     if warning := caution(runs):
         parts.append(f'<p class="warn">{escape(warning)}</p>')
     if seeds := summarise_seeds(runs):
@@ -162,8 +171,11 @@ def _run_cell(row: Mapping[str, Any]) -> str:
         return f'{name} <span class="quiet">({len(row["seeds"])} seeds)</span>'
     if row["status"] == "finished":
         return name
-    look = "quiet" if row["finished"] else "badge"
-    return f'{name} <span class="{look}">{escape(row["status"])}</span>'
+    return (
+        f'{name} <span class="quiet">ended early</span>'
+        if row["finished"]
+        else f'{name} <span class="badge">unfinished</span>'
+    )
 
 
 def _sheet(sheet: Sheet) -> str:
@@ -181,6 +193,13 @@ def _sheet(sheet: Sheet) -> str:
     )
 
 
+def _short(sheet: Sheet) -> str:
+    """A long table is folded."""
+    if len(sheet.rows) <= MOST_OPEN_ROWS:
+        return _sheet(sheet)
+    return _folded(escape(sheet.title), _sheet(replace(sheet, title="")))
+
+
 def _paper(table: PaperTable) -> str:
     every = ordering_sheet(table)
     return _card("".join(map(_sheet, paper_sheets(table))) + _folded(every.title, _sheet(replace(every, title=""))))
@@ -191,7 +210,7 @@ def _figures(runs: Sequence[RunRecord], held: int) -> list[str]:
         return ['<p class="quiet">No round has been evaluated yet, so there are no figures.</p>']
     figures = [_figure(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
     if counted := [run for run in runs if has_joules(run)]:
-        bars = _figure(joule_bars(counted, held)) + _sheet(bill_sheet(bills(counted, held)[1]))
+        bars = _figure(joule_bars(counted, held)) + _sheet(bill_sheet(bills(counted, held)[1], joules_notes(counted)))
         figures += [_figure(accuracy_over_joules(counted)), bars]
     return figures
 

@@ -6,7 +6,7 @@ Absolute numbers hang on hardware, splits and seeds; an ordering that survives t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import sqrt
@@ -14,14 +14,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shoal.errors import UserError
+from shoal.errors import UserError, did_you_mean
 from shoal.report.budgets import (
     UNITS,
     Reference,
     accuracy_note,
+    joules_notes,
     parse_budget,
     parse_level,
     reference,
+    referred,
     require_joules,
     short_runs,
 )
@@ -53,6 +55,7 @@ class Paper(BaseModel):
     unit: str = "%"
     held: int = Field(default=HELD, ge=1)
     of: str | None = None  # whose joules are 100 %: fedavg, if it is there
+    joules: Literal["all", "clients"] = "all"  # whose count: clients leaves the server's out
 
     @property
     def relative(self) -> bool:
@@ -101,6 +104,7 @@ class PaperTable:
     notes: tuple[str, ...]
     keys: str = "method"  # of jobs, whose values the rows are
     judged: str | None = None  # by which accuracy, a key of OF_ACCURACY
+    counted: str = "all"  # whose joules
 
     def cell(self, row: str, column: str) -> Cell:
         return next(c for c in self.cells if (c.row, c.column) == (row, column))
@@ -135,19 +139,39 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
     for column in paper.columns:
         if paper.metric == "to_accuracy":
             parse_level("[paper] columns", column)
+        elif paper.metric == "final" and not paper.by and column != "final":
+            raise UserError(
+                f"[paper] columns has {column!r}; with metric 'final' it must be final, unless `by` says more"
+            )
         elif not paper.by and not paper.is_final(column):
             parse_budget("[paper] columns", column)
     return paper
 
 
+def check_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods: Iterable[str]) -> None:
+    """All that can be refused before the jobs are run. A method that the recipe does not run is the reader's to see;
+    one that does not exist is a slip of the pen."""
+    paper = read_paper(table)
+    if paper.relative or paper.of is not None:
+        referred(plans, paper.of, "[paper] of")
+    known = {*methods, *(plan.label for plan in plans)}
+    for column, numbers in paper.columns.items():
+        for row in numbers:
+            if paper.rows == ("method",) and row not in known:
+                raise UserError(
+                    f"[paper] columns.{column} has {row!r}, which is not a known method{did_you_mean(row, known)}"
+                )
+
+
 def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> PaperTable:
     asked = read_paper(paper)
-    records = [replace(run, judged=parse_accuracy("", asked.accuracy)) for run in records]
+    judged = parse_accuracy("", asked.accuracy)
+    records = [replace(run, judged=judged, counted=asked.joules) for run in records]
     rows = tuple(dict.fromkeys(row for column in asked.columns.values() for row in column))
     jobs, notes = _jobs(records, asked, rows)
     if asked.metric != "final":
         require_joules([run for runs in jobs.values() for run in runs])
-    whole = reference(records, asked.of) if asked.relative else None
+    whole = reference(records, asked.of, "[paper] of") if asked.relative else None
     cells = [
         Cell(row, c, over_seeds([_ours(run, asked, c, whole) for run in jobs.get((row, c), ())]), numbers.get(row))
         for c, numbers in asked.columns.items()
@@ -156,6 +180,7 @@ def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> Pape
     if jobs:
         groups = list({row: runs for (row, _), runs in jobs.items()}.items())
         notes += [accuracy_note(groups), *(short_runs(groups, asked.held) if asked.metric != "final" else [])]
+        notes += joules_notes(records, '[paper] joules = "clients"') if asked.metric != "final" else []
     return PaperTable(
         **asked.model_dump(include={"source", "metric", "unit", "held"}),
         columns=tuple(asked.columns),
@@ -168,7 +193,8 @@ def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> Pape
         ),
         notes=(*([whole.sentence] if whole else []), *notes),
         keys=", ".join(asked.rows),
-        judged=parse_accuracy("", asked.accuracy),
+        judged=judged,
+        counted=asked.joules,
     )
 
 

@@ -45,8 +45,8 @@ def joules_unit(largest: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    if 0 < seconds < 0.0995:
-        return f"{1000 * seconds:.3g} ms"
+    if 0 < seconds < 0.9995:
+        return f"{1000 * seconds:#.3g}".rstrip(".") + " ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
@@ -59,7 +59,7 @@ def duration(seconds: float) -> str:
 class Column:
     title: str
     path: tuple[str, ...]
-    best: Callable[[Sequence[float]], float]
+    best: Callable[[Sequence[float]], float] | None  # None: nothing that a run is better for
     show: Callable[[float], str]
     meaning: str
     optional: bool = False  # left out where no run has it
@@ -87,9 +87,16 @@ COLUMNS = (
     Column("Loss", ("loss", "mean"), min, "{:.3f}".format, "local test loss, mean over clients"),
     Column("Up", ("bytes_up",), min, size, "bytes from the clients to the server, whole run"),
     Column("Down", ("bytes_down",), min, size, "bytes from the server to the clients, whole run"),
-    Column("Joules", ("joules", "total"), min, joules_text, "of all clients and the server, whole run", True),
+    Column(
+        "Joules",
+        ("joules", "total"),
+        min,
+        joules_text,
+        "of all clients, and of the server unless it is left out, whole run",
+        True,
+    ),
     Column("Sim time", ("sim_time_s",), min, duration, "time of the run on the clients’ devices and links", True),
-    Column("Time", ("wall_s",), min, duration, "wall time of the run"),
+    Column("Time", ("wall_s",), None, duration, "wall time of the run, on a machine that may have been busy"),
 )
 
 
@@ -118,7 +125,7 @@ def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
         value = column.value(row)
         if value is not None and row["finished"]:
             values[i] = value["mean"] if isinstance(value, Mapping) else value
-    if len(set(values.values())) < 2:
+    if column.best is None or len(set(values.values())) < 2:
         return set()
     best = column.best(list(values.values()))
     return {i for i, value in values.items() if value == best}
@@ -129,6 +136,24 @@ def caution(records: Sequence[RunRecord]) -> str:
     if unlike := [k for k in COMMON_GROUND if len({repr(r.settings.get(k)) for r in records}) > 1]:
         return f"These runs differ in {', '.join(unlike)}: their numbers are not directly comparable."
     return ""
+
+
+def remarks(records: Sequence[RunRecord]) -> list[str]:
+    """What a number of the table does not say: a run that ended early, reports and clients that were missing."""
+    told = []
+    for name, run in zip(labels(records), records, strict=True):
+        late = sum(line.get("late", 0) for line in run.rounds)
+        left = sum(len(line.get("left", ())) for line in run.rounds)
+        missing = [f"{_count(late, 'report')} came after the deadline"] if late else []
+        missing += [f"{_count(left, 'client')} left with an empty battery"] if left else []
+        who = [f"{', '.join(missing)} (rounds.jsonl says who and when)"] if missing else []
+        status = [run.status] if run.status != "finished" else []
+        told += [f"{name}: {'; '.join((*status, *who))}."] if status or who else []
+    return told
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def _row(record: RunRecord, label: str) -> dict[str, Any]:
@@ -157,8 +182,6 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
 def _joules(record: RunRecord) -> dict[str, float | None]:
     if not has_joules(record):
         return dict.fromkeys(JOULES)
-    if found := (record.result or {}).get("joules"):
-        return {k: _finite(found.get(k)) for k in JOULES}
     last = course(record)[-1]
     return {**last.parts, "total": last.joules}
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from shoal.report.bins import Bins, bin_counts
 from shoal.report.paper import PaperTable, paper_sheets
 from shoal.report.sheet import Sheet
-from shoal.report.summary import best_rows, caution, columns_of, summarise, summarise_seeds
+from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
 from shoal.store.reader import RunRecord
 
 READING = "Accuracy and F1 in %; central: what a client that never trained is served."
@@ -25,18 +25,22 @@ COLOURS = ("", "#3b6fb6", "#2a9d8f", "#c9a227", "#e07a1f")
 
 
 def result_table(records: Sequence[RunRecord]) -> RenderableType:
-    return Group(_table(summarise(records), mark_best=False), Text(READING, style="dim"))
+    return Group(_table(summarise(records), mark_best=False), *_remarks(records), Text(READING, style="dim"))
 
 
 def compare_table(records: Sequence[RunRecord]) -> RenderableType:
     """The runs with the best of each column in bold, then the mean over seeds where there are several."""
-    parts: list[RenderableType] = [_table(summarise(records), mark_best=True)]
+    parts: list[RenderableType] = [_table(summarise(records), mark_best=True), *_remarks(records)]
     if seeds := summarise_seeds(records):
         parts += [Text("\nMean ± standard deviation over seeds"), _table(seeds, mark_best=True)]
     parts.append(Text(READING, style="dim"))
     if warning := caution(records):
         parts.append(Text(warning, style="yellow"))
     return Group(*parts)
+
+
+def _remarks(records: Sequence[RunRecord]) -> list[Text]:
+    return [Text(remark, style="yellow") for remark in remarks(records)]
 
 
 def sheet_view(sheet: Sheet) -> RenderableType:
@@ -88,7 +92,7 @@ def _run_cell(row: Mapping[str, Any]) -> Text:
     if "seeds" in row:
         cell.append(f"\n{len(row['seeds'])} seeds", style="dim")
     elif row["status"] != "finished":
-        cell.append("\n" + row["status"].replace(" (", "\n(").replace(" of ", "\nof "), style="yellow")
+        cell.append("\nended early" if row["finished"] else "\nunfinished", style="yellow")
     return cell
 
 

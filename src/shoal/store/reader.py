@@ -31,6 +31,7 @@ class RunRecord:
     result: Mapping[str, Any] | None
     timing: tuple[Mapping[str, Any], ...] = ()
     judged: str | None = None  # by which accuracy, a key of a round's "accuracy"; None: the central one if there is one
+    counted: str = "all"  # whose joules: "all", or "clients" without the server
 
     @property
     def label(self) -> str:
@@ -64,7 +65,9 @@ class RunRecord:
         return plain | options
 
 
-def read_run(path: Path | str, *, need_rounds: bool = False, judged: str | None = None) -> RunRecord:
+def read_run(
+    path: Path | str, *, need_rounds: bool = False, judged: str | None = None, counted: str = "all"
+) -> RunRecord:
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory: there is no such folder.")
@@ -83,10 +86,16 @@ def read_run(path: Path | str, *, need_rounds: bool = False, judged: str | None 
         result=_read_object(path / "result.json") if (path / "result.json").is_file() else None,
         timing=_read_lines(path / "timing.jsonl"),
         judged=judged,
+        counted=counted,
     )
     if need_rounds:
         require_rounds(record)
     return record
+
+
+def planned(path: Path, config: Mapping[str, Any]) -> RunRecord:
+    """A run that is yet to come, to see what it will be called."""
+    return RunRecord(path, config, about={}, partition={}, rounds=(), clients=(), result=None)
 
 
 def require_rounds(record: RunRecord) -> None:
@@ -126,9 +135,10 @@ def _without_seed(record: RunRecord) -> RunRecord:
 
 
 def _label_among(record: RunRecord, same_method: Sequence[RunRecord]) -> str:
-    keys = differing(same_method)
-    parts = [f"{k}={record.settings.get(k, '–')}" for k in keys[:MOST_IN_LABEL]]
-    return " ".join((record.label, *parts, *("…" for _ in keys[MOST_IN_LABEL : MOST_IN_LABEL + 1])))
+    """A key without a value is left out: who has one says so."""
+    chosen = {k: record.settings.get(k) for k in differing(same_method)}
+    parts = [f"{k}={v}" for k, v in chosen.items() if v is not None]
+    return " ".join((record.label, *parts[:MOST_IN_LABEL], *("…" for _ in parts[MOST_IN_LABEL : MOST_IN_LABEL + 1])))
 
 
 def _read_object(path: Path, fields: Sequence[str] = ()) -> dict[str, Any]:

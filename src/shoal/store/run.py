@@ -58,15 +58,26 @@ class RunStore:
         self._lock: IO[str] = self._locked()
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any], partition: Mapping[str, Any], keep: int = KEEP) -> RunStore:
+    def create(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        partition: Mapping[str, Any],
+        devices: Mapping[str, Any],
+        keep: int = KEEP,
+    ) -> RunStore:
         """A new run directory: made beside its place, so that what stands there is always complete."""
         cls.check_free(path)
         beside = path.with_name(f".{path.name}.tmp")
         shutil.rmtree(beside, ignore_errors=True)
-        (beside / "checkpoints").mkdir(parents=True)
+        try:
+            (beside / "checkpoints").mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"--out {path} cannot be written: {error.strerror}") from None
         write_json(beside / "config.json", dict(config))
         write_json(beside / "about.json", about())
         write_json(beside / "partition.json", dict(partition))
+        write_json(beside / "devices.json", dict(devices))
         beside.rename(path)
         return cls(path, keep)
 
@@ -77,12 +88,11 @@ class RunStore:
         if path.exists() and any(path.iterdir()):
             go_on = f"resume it with `shoal resume {path}`, or " if (path / "config.json").exists() else ""
             raise UserError(f"--out {path} exists and is not empty; {go_on}choose another")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--out {path} cannot be written: {error.strerror}") from None
-        if not os.access(path.parent, os.W_OK):
-            raise UserError(f"--out {path} cannot be written: its folder is read-only")
+        above = next(p for p in path.absolute().parents if p.exists())
+        if not above.is_dir():
+            raise UserError(f"--out {path} cannot be written: {above} is a file")
+        if not os.access(above, os.W_OK):
+            raise UserError(f"--out {path} cannot be written: {above} is read-only")
 
     @classmethod
     def open(cls, path: Path, keep: int = KEEP) -> RunStore:
@@ -189,8 +199,9 @@ def read_evaluation(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
 
 
 def read_record(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
-    plain = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s", "late")
-    return Record(**{k: line[k] for k in plain}, evaluation=evaluation)
+    plain = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s")
+    late, left = (tuple(line.get(k, ())) for k in ("late_clients", "left"))
+    return Record(**{k: line[k] for k in plain}, evaluation=evaluation, late_clients=late, left=left)
 
 
 def _number(x: float | None) -> float:

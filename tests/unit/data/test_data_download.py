@@ -178,6 +178,7 @@ def test_no_network_says_where_to_put_the_file(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/file.gz"
     with pytest.raises(UserError, match=r"cannot be reached.*put file.gz .* into the folder mnist .* SHOAL_DATA"):
         fetch(url, tmp_path / "mnist" / "file.gz", SHA256)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full, a device that is always full")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -113,6 +114,17 @@ def test_sheets_say_what_is_best_and_what_it_hangs_on(runs):
     assert "Accuracy: on the central test set." in at_budget.notes
 
 
+def test_a_large_share_of_the_server_is_told_and_can_be_left_out(runs):
+    (sheet,) = Answers(runs, Questions.parse("0.3", None, held=2)).sheets()
+    assert any(
+        note.startswith("Up to 20% of a run’s joules are the server’s: measured by the clock") for note in sheet.notes
+    )
+    (sheet,) = Answers([replace(run, counted="clients") for run in runs], Questions.parse("0.3", None, held=2)).sheets()
+    assert sheet.rows[1][1] == "16.0 J"
+    assert "Joules: of all clients (modelled), without the server." in sheet.notes
+    assert not any("Up to" in note for note in sheet.notes)
+
+
 def test_seeds_that_never_got_there_are_told_and_win_nothing(write_course):
     runs = [
         read_run(write_course("a", [0.5, 0.5, 0.5, 0.5], seed=0)),
@@ -169,6 +181,16 @@ def test_the_command_answers_in_json_and_on_the_page(paths, tmp_path):
     assert "Accuracy at a budget of joules" in page.read_text("utf-8")
 
 
+def test_the_command_leaves_the_server_out_everywhere(paths, tmp_path):
+    asked = ("--at-budget", "100", "--held", "2", "--joules", "clients", "--out", tmp_path / "page.html")
+    found = json.loads(compare(*paths, *asked, "--json").stdout)
+    assert [run["joules"]["total"] for run in found["runs"]] == [32, 48, 32]
+    assert found["at_budget"][0]["budget_joules"] == 40
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "without the server" in page
+    assert "against the joules of all clients until then" in page
+
+
 def test_the_command_prints_a_second_table(paths, tmp_path):
     text = compare(*paths, "--to-accuracy", "0.3", "--held", "2", "--out", tmp_path / "page.html").stdout
     assert "Joules, simulated time and rounds to an accuracy" in text and "35.0 J" in text
@@ -181,7 +203,13 @@ def test_nothing_is_added_where_nothing_is_asked(paths, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "asked", [("--to-accuracy", "high"), ("--at-budget", "60,x"), ("--at-budget", "60", "--of", "fedprox")]
+    "asked",
+    [
+        ("--to-accuracy", "high"),
+        ("--at-budget", "60,x"),
+        ("--at-budget", "60", "--of", "fedprox"),
+        ("--joules", "mine"),
+    ],
 )
 def test_the_command_refuses_with_one_sentence(paths, tmp_path, asked):
     result = compare(*paths, *asked, "--out", tmp_path / "page.html", "--json")

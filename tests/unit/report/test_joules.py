@@ -1,7 +1,8 @@
-"""Every round of these runs takes 10 J: pre 3 (of which the server 2), train 6, comm 1."""
+"""Every round of these runs takes 10 J: pre 1, train 6, comm 1, server 2."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, sqrt
 
 import pytest
@@ -17,6 +18,7 @@ from shoal.report.joules import (
     final_accuracy,
     has_joules,
     over_seeds,
+    server_share,
 )
 from shoal.store.reader import read_run
 
@@ -31,13 +33,21 @@ def run(write_course):
 
 def test_joules_add_up_round_by_round(run):
     assert [p.joules for p in course(run)] == [10, 20, 30, 40, 50, 60, 70, 80]
-    assert course(run)[2].parts == {"train": 18, "pre": 9, "comm": 3}
+    assert course(run)[2].parts == {"train": 18, "pre": 3, "comm": 3, "server": 6}
     assert [p.accuracy for p in course(run)] == UPS_AND_DOWNS
 
 
+def test_the_server_can_be_left_out(run):
+    clients = replace(run, counted="clients")
+    assert [p.joules for p in course(clients)] == [8, 16, 24, 32, 40, 48, 56, 64]
+    assert (server_share(run), server_share(clients)) == (pytest.approx(0.2), 0)
+    assert to_accuracy(clients, 0.4, held=2).joules == 40
+    assert at_budget(clients, 40, held=2) == 0.4
+
+
 def test_an_accuracy_is_reached_when_it_has_been_held(run):
-    assert to_accuracy(run, 0.4, held=2) == Reached(5, 50, {"train": 30, "pre": 15, "comm": 5}, sim_s=10)
-    assert to_accuracy(run, 0.5, held=2) == Reached(6, 60, {"train": 36, "pre": 18, "comm": 6}, sim_s=12)
+    assert to_accuracy(run, 0.4, held=2) == Reached(5, 50, {"train": 30, "pre": 5, "comm": 5, "server": 10}, sim_s=10)
+    assert to_accuracy(run, 0.5, held=2) == Reached(6, 60, {"train": 36, "pre": 6, "comm": 6, "server": 12}, sim_s=12)
     assert to_accuracy(run, 0.4, held=1).round == 2
     assert to_accuracy(run, 0.6, held=2) is None
 
@@ -58,7 +68,7 @@ def test_too_few_rounds_hold_nothing(run):
 
 def test_rounds_without_evaluation_cost_but_do_not_count(write_course):
     run = read_run(write_course("run", [0.4, None, None, 0.4, None]))
-    assert to_accuracy(run, 0.4, held=2) == Reached(4, 40, {"train": 24, "pre": 12, "comm": 4}, sim_s=8)
+    assert to_accuracy(run, 0.4, held=2) == Reached(4, 40, {"train": 24, "pre": 4, "comm": 4, "server": 8}, sim_s=8)
     assert final_accuracy(run) == 0.4
 
 
@@ -109,8 +119,7 @@ def test_bills_are_means_over_seeds_at_the_common_level(write_course):
     level, (fedavg, local) = bills(runs, held=2)
     assert level == 0.3
     assert (fedavg.label, fedavg.seeds, fedavg.rounds) == ("fedavg", 2, 3)
-    assert fedavg.parts == {"train": 18, "pre": 9, "comm": 3}
-    assert fedavg.server_joules == 6
+    assert fedavg.parts == {"train": 18, "pre": 3, "comm": 3, "server": 6}
     assert (local.joules, local.rounds, local.whole_joules) == (30, 3, 40)
 
 

@@ -6,9 +6,9 @@ from math import sqrt
 import pytest
 
 from shoal.errors import UserError
-from shoal.report import beside_paper, read_paper
+from shoal.report import beside_paper, check_paper, read_paper
 from shoal.report.paper import ordering_sheet, paper_sheets
-from shoal.store.reader import read_run
+from shoal.store.reader import planned, read_run
 
 FINAL = {
     "source": "Table II, Fashion-MNIST",
@@ -152,6 +152,8 @@ def test_the_sheets_tell_it_all(runs):
         ({"columns": {"final": {"fedavg": "high"}}}, r"\[paper\] columns.final.fedavg is 'high'"),
         ({"colour": "red"}, r"\[paper\] colour is 'red'"),
         ({"unit": "J"}, r"\[paper\] unit is 'J'; with metric 'final' it must be one of '%', ''"),
+        ({"columns": {"finl": {}}}, r"\[paper\] columns has 'finl'; with metric 'final' it must be final"),
+        ({"joules": "mine"}, r"\[paper\] joules is 'mine'"),
         ({"metric": "to_accuracy"}, r"\[paper\] columns has 'final'; an accuracy must be"),
         ({"metric": "at_budget", "columns": {"half": {}}}, r"\[paper\] columns has 'half'; a budget must be"),
     ],
@@ -159,6 +161,34 @@ def test_the_sheets_tell_it_all(runs):
 def test_a_bad_table_is_named(change, message):
     with pytest.raises(UserError, match=message):
         read_paper(FINAL | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"of": "fedavgg"}, r"\[paper\] of is 'fedavgg', which is none of the runs"),
+        ({"of": "fedprox"}, r"\[paper\] of is 'fedprox', but its runs differ in more than the seed"),
+        (
+            {"columns": {"100": {"simclusst": 1.0}}},
+            r"columns.100 has 'simclusst', which is .*; did you mean simclust\?",
+        ),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path, change, message):
+    configs = [{"method": "fedavg", "seed": s} for s in range(2)]
+    configs += [{"method": "fedprox", "seed": 0, "lr": lr} for lr in (0.1, 0.2)]
+    plans = [planned(tmp_path / str(i), config) for i, config in enumerate(configs)]
+    asked = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "simclust": 2.0}}}
+    check_paper(asked, plans, ("fedavg", "fedprox", "simclust"))
+    with pytest.raises(UserError, match=message):
+        check_paper(asked | change, plans, ("fedavg", "fedprox", "simclust"))
+
+
+def test_the_server_can_be_left_out(runs):
+    paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.4": {"fedavg": 1.0}}}
+    with_server, without = (beside_paper(runs, paper | {"joules": whose}) for whose in ("all", "clients"))
+    assert [t.cell("fedavg", "0.4").ours.mean for t in (with_server, without)] == [30, 24]
+    assert any('[paper] joules = "clients" leaves them out' in note for note in with_server.notes)
 
 
 def test_a_missing_field_is_named():

@@ -91,18 +91,25 @@ def test_the_bars_stack_what_the_common_accuracy_took(write_course):
         read_run(write_course("b", [0.1, 0.4, 0.4], "<b>")),
     ]
     figure = joule_bars(runs, held=2)
-    train, pre, comm, *key = figure.data
-    # 40 % is held by fedavg at round 2, by the other at round 3: 20 J and 30 J, of which train 6, pre 3, comm 1 in 10.
+    train, pre, comm, server, *key = figure.data
+    # 40 % is held by fedavg at round 2, by the other at round 3: 20 J and 30 J, of which in 10 train 6, server 2.
     assert "40%" in figure.layout.title.text
-    assert (list(train.x), list(pre.x), list(comm.x)) == ([12, 18], [6, 9], [2, 3])
+    assert [list(bars.x) for bars in (train, pre, comm, server)] == [[12, 18], [2, 3], [2, 3], [4, 6]]
     assert list(train.y) == ["fedavg", "&lt;b&gt;"]
-    assert [bars.marker.pattern.shape for bars in (train, pre, comm)] == ["", "/", "x"]
-    assert [bars.name for bars in key] == ["training", "preparation", "communication"]
-    assert "preparation: 6.00 J (30.00%)" in pre.customdata[0]
-    assert list(comm.text) == [" 20.0 J", " 30.0 J"]
+    assert [bars.marker.pattern.shape for bars in (train, pre, comm, server)] == ["", "/", "x", "."]
+    assert [bars.name for bars in key] == ["training", "preparation", "communication", "server"]
+    assert "preparation: 2.00 J (10.00%)" in pre.customdata[0]
+    assert list(server.text) == [" 20.0 J", " 30.0 J"]
 
 
 def test_without_a_common_accuracy_the_bars_are_of_whole_runs(write_course):
     figure = joule_bars([read_run(write_course("a", [0.5, 0.5, 0.5]))])
     assert figure.layout.title.text == "Joules of the whole run"
     assert list(figure.data[0].x) == [18]
+
+
+def test_the_lines_and_bars_of_a_dozen_runs_can_be_told_apart(write_course):
+    runs = [read_run(write_course(f"m{i}", [0.5], f"m{i}")) for i in range(12)]
+    looks = {(line.line.color, line.marker.symbol) for line in accuracy_over_joules(runs).data}
+    assert len(looks) == 12
+    assert len(set(joule_bars(runs).data[0].marker.color)) == 12

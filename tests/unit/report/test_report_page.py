@@ -114,13 +114,43 @@ def test_joules_are_drawn_and_written(write_course, tmp_path):
     assert len(page.figures) == 6
     assert page.text.count("30.0 J") == 6  # of each run: in the results, and below the bars together and the whole run
     assert page.text.count("6.0 s") == 2
-    assert "9.00 J\n30 %" in page.text  # preparation, below the bars
-    assert "6.00 J\n20 %" in page.text  # of which the server
+    assert "3.00 J\n10 %" in page.text  # preparation, below the bars
+    assert "6.00 J\n20 %" in page.text  # the server
+    assert "Up to 20% of a run’s joules are the server’s" in page.text
 
 
 def test_a_stopped_run_says_why(write_course, tmp_path):
     page = page_of([write_course("a", [0.5, 0.5], stopped="every battery is empty")], tmp_path)
     assert page.text.count("finished (every battery is empty at round 2)") == 2
+
+
+def test_what_was_chosen_and_measured_is_on_the_page(write_course, tmp_path):
+    path = write_course(
+        "a", [0.5], config={"devices": "pi:0.5,phone:0.5", "link": "lte-m", "battery": 3.5, "radio_w": None}
+    )
+    result = json.loads((path / "result.json").read_text())
+    result["joules_of_groups"] = {"0": {"clients": 2, "pre": 0.0, "train": 7.77, "comm": 1.0}}
+    result["privacy"] = {"record_epsilon": 1.234, "objectives": {"within": 0.5678}}
+    result["measured"] = {
+        "seconds": 5.0, "joules": 123.0, "cpu_joules": 100.0, "ram_joules": 23.0, "gpu_joules": 0.0,
+        "kg_co2": 0.00456, "country": "ESP", "source": "estimated <from> load",
+    }  # fmt: skip
+    (path / "result.json").write_text(json.dumps(result))
+    text = page_of([path], tmp_path).text
+    for part in (
+        "pi:0.5,phone:0.5",
+        "lte-m",
+        "3.5",
+        "7.77 J",
+        "1.234",
+        "objectives within",
+        "0.5678",
+        "123 J",
+        "4.56 g",
+    ):
+        assert f"\n{part}\n" in text
+    assert "Processor: estimated <from> load." in text
+    assert "radio w" not in text
 
 
 def test_what_was_asked_is_on_the_page(write_course, tmp_path):

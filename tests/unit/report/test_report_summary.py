@@ -13,6 +13,7 @@ from shoal.report.summary import (
     duration,
     joules_text,
     joules_unit,
+    remarks,
     summarise,
     summarise_seeds,
 )
@@ -36,7 +37,7 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "loss": {"mean": 0.5, "central": None},
             "bytes_up": 4000,
             "bytes_down": 12000,
-            "joules": {"train": None, "pre": None, "comm": None, "total": None},
+            "joules": {"train": None, "pre": None, "comm": None, "server": None, "total": None},
             "sim_time_s": None,
             "wall_s": 90.0,
         }
@@ -99,6 +100,32 @@ def test_best_is_highest_accuracy_and_lowest_loss(write_run):
     assert best_rows(rows, COLUMN["bytes_up"]) == set()  # all equal: nothing to choose
 
 
+def test_the_clock_of_this_machine_makes_no_run_the_best(write_run):
+    rows = summarise([read_run(write_run("a")), read_run(write_run("b"))])
+    rows[1]["wall_s"] = 1.0
+    assert best_rows(rows, COLUMN["wall_s"]) == set()
+
+
+def test_what_a_table_does_not_say_is_remarked(write_course):
+    path = write_course("a", [0.1, 0.2], stopped="every battery is empty")
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    lines[0] |= {"late": 1, "late_clients": ["b"], "left": []}
+    lines[1] |= {"late": 2, "late_clients": ["b", "c"], "left": ["a"]}
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert remarks([read_run(path), read_run(write_course("b", [0.1], "local"))]) == [
+        "fedavg: finished (every battery is empty at round 2); 3 reports came after the deadline, 1 client left with "
+        "an empty battery (rounds.jsonl says who and when)."
+    ]
+
+
+def test_one_total_is_the_same_in_every_place(write_course):
+    path = write_course("run", [0.1])  # 10 J by its lines
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(result | {"joules": {"total": 10.06}}))
+    (row,) = summarise([read_run(path)])
+    assert row["joules"]["total"] == 10
+
+
 def test_an_unfinished_run_is_never_best(write_run):
     runs = [
         read_run(write_run("a", mean=0.6)),
@@ -118,14 +145,14 @@ def test_caution_names_the_uncommon_ground(write_run):
 
 def test_joules_and_simulated_time_are_of_the_whole_run(write_course):
     (row,) = summarise([read_run(write_course("run", [0.1, None, 0.3]))])  # three rounds of 10 J and 2 s
-    assert row["joules"] == {"train": 18, "pre": 9, "comm": 3, "total": 30}
+    assert row["joules"] == {"train": 18, "pre": 3, "comm": 3, "server": 6, "total": 30}
     assert row["sim_time_s"] == 6
 
 
 def test_joules_of_an_unfinished_run_are_those_so_far(write_course):
     # The server's watts are not known yet, so they are those of the usual one, 65 W: 8 J + 0.5 s * 65 W a round.
     (row,) = summarise([read_run(write_course("run", [0.1, 0.2], finished=False))])
-    assert row["joules"] == {"train": 12, "pre": 67, "comm": 2, "total": 81}
+    assert row["joules"] == {"train": 12, "pre": 2, "comm": 2, "server": 65, "total": 81}
 
 
 def test_columns_that_no_run_has_are_left_out(write_run, write_course):
@@ -164,8 +191,11 @@ def test_the_unit_of_an_axis_suits_its_end():
     [
         (0.0, "0.0 s"),
         (0.0312, "31.2 ms"),
-        (0.0996, "0.1 s"),
-        (0.25, "0.2 s"),
+        (0.0540, "54.0 ms"),
+        (0.0996, "99.6 ms"),
+        (0.5168, "517 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
         (59.94, "59.9 s"),
         (59.97, "1m 00s"),
         (96, "1m 36s"),

@@ -66,7 +66,8 @@ def test_a_line_per_run_fits_a_wide_terminal(write_course):
 
 def test_a_stopped_run_says_why(write_course):
     text = shown(result_table([read_run(write_course("a", [0.5], stopped="every battery is empty"))]))
-    assert "finished" in text and "(every battery is" in text and "empty at round 1)" in text
+    assert "ended early" in text
+    assert "fedavg: finished (every battery is empty at round 1)." in text
 
 
 def test_sheets_have_their_best_in_bold_and_their_notes_below(write_course):

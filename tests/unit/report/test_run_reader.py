@@ -91,6 +91,11 @@ def test_labels_name_what_differs_within_a_method(write_run):
     assert differing(runs) == ["method", "seed", "train.mu"]
 
 
+def test_a_label_does_not_name_what_a_run_does_not_have(write_run):
+    runs = [read_run(write_run("a", config={"battery": None})), read_run(write_run("b", config={"battery": 5.0}))]
+    assert labels(runs) == ["fedavg", "fedavg battery=5.0"]
+
+
 def test_equal_jobs_are_told_apart_by_their_folder(write_run):
     runs = [read_run(write_run("first")), read_run(write_run("second"))]
     assert labels(runs) == ["fedavg · first", "fedavg · second"]
