@@ -108,6 +108,14 @@ class TestSparsity:
         assert max(float((before[c][0] - after[c][0]).abs().max()) for c in tiny) > 0.01
         assert all(torch.equal(before[c][1:], after[c][1:]) for c in tiny)  # what tells chance is of the model received
 
+    def test_of_one_row_there_are_no_halves(self, tiny, fleet):
+        model = load_model("mlp", (6,), 4)
+        one = {c: {k: Examples(e.x[:1], e.y[:1]) for k, e in tiny[c].items()} for c in ("c0", "c1")}
+        plan = Plan(Sparsity(LocalTraining(model, epochs=0)), dict.fromkeys(one, Task({"m": model.init(0)})))
+        for report in fleet(one).execute(plan).values():
+            adapted, *rest = report.tensors["sparsity"]["s"]
+            assert all(torch.equal(adapted, other) for other in rest)
+
     def test_convolutions_are_averaged_over_the_map(self, tiny, fleet):
         model = load_model("cnn-fedavg", (1, 28, 28), 4)
         data = {

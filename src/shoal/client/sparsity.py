@@ -82,7 +82,9 @@ class Sparsity:
         else:
             rows = counts["train"]
             adapted, received = s["zeros"].cpu().sum(0, keepdim=True), s["received"].cpu()
-            exact = torch.cat([adapted / max(1, rows), received / _halves(rows).clamp(min=1)[:, None]])  # Eq. (2)
+            halves = received / _halves(rows).clamp(min=1)[:, None]
+            halves = halves if rows > 1 else halves[:1].expand(2, -1)  # of one row there are none
+            exact = torch.cat([adapted / max(1, rows), halves])  # Eq. (2)
             vectors = self.released(exact, rows, task.seed)
             kept = private | {"released": vectors} if self.noise else None
         return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), kept
