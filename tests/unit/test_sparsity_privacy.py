@@ -61,7 +61,6 @@ class TestSensitivity:
             (6, 3, 2 / 3),
             (7, 0, 2 / 4),
             (7, 1, 2 / 3),
-            (1, 0, 2.0),
         ],
     )
     def test_a_row_moves_no_more_than_that(self, rows, replaced, moved):
@@ -70,6 +69,12 @@ class TestSensitivity:
         found = float((halves([1.0] * rows) - halves(other)).norm())
         assert found == pytest.approx(moved)
         assert found <= halves_sensitivity(4, rows) * (1 + 1e-6)
+
+    def test_one_row_is_told_twice_with_the_same_noise(self):
+        """So the second time tells nothing more: the one noisy vector moves by sqrt(4)."""
+        one, other = program(noise=0.1).released(torch.full((3, 4), 0.5), rows=1, seed=0)[2:]
+        assert torch.equal(one, other)
+        assert halves_sensitivity(4, 1) == 2.0
 
     def test_it_is_reached(self):
         assert halves_sensitivity(4, 6) == pytest.approx(2 / 3)

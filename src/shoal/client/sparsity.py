@@ -82,9 +82,7 @@ class Sparsity:
         else:
             rows = counts["train"]
             adapted, received = s["zeros"].cpu().sum(0, keepdim=True), s["received"].cpu()
-            halves = received / _halves(rows).clamp(min=1)[:, None]
-            halves = halves if rows > 1 else halves[:1].expand(2, -1)  # of one row there are none
-            exact = torch.cat([adapted / max(1, rows), halves])  # Eq. (2)
+            exact = torch.cat([adapted / max(1, rows), received / _halves(rows).clamp(min=1)[:, None]])  # Eq. (2)
             vectors = self.released(exact, rows, task.seed)
             kept = private | {"released": vectors} if self.noise else None
         return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), kept
@@ -95,6 +93,7 @@ class Sparsity:
         tells anything more."""
         noise = torch.randn(exact.shape, generator=generator(derive_seed(seed, "noise"))) if self.noise else 0.0
         noisy = exact + self.noise * noise
+        noisy = noisy if rows > 1 else noisy[[0, 1, 1]]  # one row has no halves: its vector is told twice, noise and all
         received = (_halves(rows) / max(1, rows)) @ noisy[1:]
         adapted = noisy[0] if self.adaptation.epochs else received
         return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
