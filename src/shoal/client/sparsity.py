@@ -93,7 +93,7 @@ class Sparsity:
         tells anything more."""
         noise = torch.randn(exact.shape, generator=generator(derive_seed(seed, "noise"))) if self.noise else 0.0
         noisy = exact + self.noise * noise
-        noisy = noisy if rows > 1 else noisy[[0, 1, 1]]  # one row has no halves: its vector is told twice, noise and all
+        noisy = noisy if rows > 1 else noisy[[0, 1, 1]]  # one row has no halves: its noisy vector is told twice
         received = (_halves(rows) / max(1, rows)) @ noisy[1:]
         adapted = noisy[0] if self.adaptation.epochs else received
         return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
