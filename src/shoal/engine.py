@@ -86,7 +86,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Clock:
-    """What a round took here, by the clock: never the same twice."""
+    """What a round took here, by the clock, and what the server worked of it: never the same twice."""
 
     wall_s: float
     server_s: float  # planning and folding: the work of a real server
@@ -218,7 +218,7 @@ def _charged(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
 def play_round(
     method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
 ) -> tuple[ServerState, Record, float]:
-    """The next state, what is known of the round, and the seconds that the server worked for it."""
+    """The next state, what is known of the round, and the processor seconds that the server worked for it."""
     number, server_s = state.round + 1, 0.0
     late: list[ClientId] = []
     state = replace(state, roster=_charged(ledger, fleet), devices=ledger.costs.profiles, cohort=())
@@ -240,7 +240,7 @@ def play_round(
             late += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
             state = stage.fold(state, reports, stage_seed)
-        server_s += planning.seconds + folding.seconds
+        server_s += planning.cpu_s + folding.cpu_s
         _refuse_divergence(state, stage.name)
     record = replace(
         _cost(number, ledger),

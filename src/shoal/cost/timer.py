@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Span:
-    seconds: float = 0.0  # known when it is over
+    """Known when it is over."""
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0  # of this process: what others do on the machine does not count
 
 
 class Timer:
@@ -20,9 +23,9 @@ class Timer:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Span]:
-        begun, span = time.perf_counter(), Span()
+        begun, worked, span = time.perf_counter(), time.process_time(), Span()
         try:
             yield span
         finally:
-            span.seconds = time.perf_counter() - begun
+            span.seconds, span.cpu_s = time.perf_counter() - begun, time.process_time() - worked
             self.seconds[name] += span.seconds

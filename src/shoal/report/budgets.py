@@ -279,14 +279,14 @@ class Answers:
 
 
 def joules_notes(runs: Sequence[RunRecord], leave_out: str = "shoal compare --joules clients") -> list[str]:
-    """Whose joules these are, and a caution where those by the clock are many."""
+    """Whose joules these are, and a caution where those measured are many."""
     if all(run.counted == "clients" for run in runs):
         return ["Joules: of all clients (modelled), without the server."]
-    told = ["Joules: of all clients (modelled) and of the server (its seconds by the clock, times assumed watts)."]
+    told = ["Joules: of all clients (modelled) and of the server (its processor seconds, times assumed watts)."]
     most = max(map(server_share, runs), default=0.0)
     if most > SERVER_TOLD:
         told.append(
-            f"Up to {most:.0%} of a run’s joules are the server’s: measured by the clock, they vary from run to run; "
+            f"Up to {most:.0%} of a run’s joules are the server’s: measured, they vary from run to run; "
             f"{leave_out} leaves them out."
         )
     return told

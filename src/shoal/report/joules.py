@@ -1,7 +1,7 @@
 """What a run had spent by each of its rounds, and the accuracy that this bought.
 
 The joules of clients are modelled, from rounds.jsonl. Those of the server, for planning and averaging, are the seconds
-that it worked by the clock times assumed watts.
+that its processor worked times assumed watts.
 
 Accuracy counts where it is held for some evaluated rounds in a row, as in R. Pereira, F. Famá, C. Kalalas and P. Dini,
 "Energy-Efficient Federated Learning for AIoT using Clustering Methods", Tables I and II.

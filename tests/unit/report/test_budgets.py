@@ -117,7 +117,7 @@ def test_sheets_say_what_is_best_and_what_it_hangs_on(runs):
 def test_a_large_share_of_the_server_is_told_and_can_be_left_out(runs):
     (sheet,) = Answers(runs, Questions.parse("0.3", None, held=2)).sheets()
     assert any(
-        note.startswith("Up to 20% of a run’s joules are the server’s: measured by the clock") for note in sheet.notes
+        note.startswith("Up to 20% of a run’s joules are the server’s: measured, they vary") for note in sheet.notes
     )
     (sheet,) = Answers([replace(run, counted="clients") for run in runs], Questions.parse("0.3", None, held=2)).sheets()
     assert sheet.rows[1][1] == "16.0 J"
