@@ -439,11 +439,12 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
 def _by_group(result: Result) -> dict[str, Any]:
     """Joules of the groups that a method formed, if it did."""
     grouped = Table.load(result.state, GROUPS)
-    if "group" not in grouped.columns:
+    column = next((c for c in ("group", "expert") if c in grouped.columns), None)
+    if column is None:
         return {}
     spent = result.ledger.by_client()
     found: dict[str, dict[str, float]] = {}
-    for client, group in zip(grouped.clients, grouped["group"].tolist(), strict=True):
+    for client, group in zip(grouped.clients, grouped[column].tolist(), strict=True):
         total = found.setdefault(str(group), {"clients": 0, **dict.fromkeys(PARTS, 0.0)})
         total["clients"] += 1
         for part, joules in spent.get(client, {}).items():

@@ -27,6 +27,7 @@ def fashion():
     return shoal.load("fashion-mnist", rows=20_000)
 
 
+@cache
 def represented(partition, seed):
     """Sparsity of the last hidden ReLU (64 channels) after one local epoch from common first weights."""
     fleet = shoal.partition(fashion(), partition, clients=CLIENTS, seed=seed)
@@ -44,7 +45,15 @@ def represented(partition, seed):
 def test_planted_label_groups_are_found(groups):
     """One set of defaults; alpha is large, so that all clients of a block hold its labels alike."""
     rows, truth = represented(f"groups:{groups},100", seed=0)
-    assert adjusted_rand_score(truth, Adaptive()(rows, 0)) > 0.95
+    assert adjusted_rand_score(truth, Adaptive()(rows, 0)) > 0.9  # two clients may be left over
+
+
+def test_unequal_groups_are_found():
+    """25 clients of one group and 10 of the other: most distances are then within a group, the median too."""
+    rows, truth = represented("groups:2,100", seed=0)
+    kept = np.concatenate([np.flatnonzero(truth == 0)[:25], np.flatnonzero(truth == 1)[:10]])
+    assert adjusted_rand_score(truth[kept], Adaptive()(rows[kept], 0)) > 0.7
+    assert adjusted_rand_score(truth[kept], Adaptive(0.30, 0.36, scale="median")(rows[kept], 0)) < 0.5
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:10"])

@@ -16,9 +16,9 @@ stays the same for all time, so that answers can be compared. Besides the vector
 of the model as received: over all rows and over either half. They tell difference from chance, and more about labels
 than the adapted one does (docs/privacy.md).
 
-Deviation (AIDC): distances are in units of their median (`cluster.scale`), and whether clients differ at all is tested
-first, mean distance against that of halves: without that test a nearly IID fleet is cut into pieces. Groups are formed
-anew when the clients known have doubled; who drifts is moved.
+Deviation (AIDC): distances are in units of their mean (`cluster.scale`; in units of the median two unequal groups are
+lost), and whether clients differ at all is tested first, mean distance against that of halves: without that test a
+nearly IID fleet is cut into pieces. Groups are formed anew when the clients known have doubled; who drifts is moved.
 
 Deviation (CICS): the budget of a group is 16 % of its total time but lets in its slowest client (`select.quantile`):
 the median shuts a third of the clients out for ever and costs more than any choice gains. The bandit's process is

@@ -70,12 +70,12 @@ class Adaptive:
     all received, over all of its examples and over either half of them, which tell difference from chance.
     """
 
-    merge: float = 0.30
-    split: float = 0.36
+    merge: float = 0.35
+    split: float = 0.42
     guard: float = 2.2  # how much clients must differ beyond chance, or they are one group; 0: no such test
     drift: float = 4.0  # how much a client must differ from itself beyond chance, or it has not changed
     smallest: int = 2
-    scale: Literal["median", "mean", "none"] = "median"  # what thresholds are in units of
+    scale: Literal["mean", "median", "none"] = "mean"  # what thresholds are in units of
     references: int = 0  # clients that all are compared with; 0: everybody with everybody
     literal: bool = False
 
