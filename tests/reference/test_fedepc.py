@@ -24,7 +24,7 @@ CLIENTS = 50
 
 @cache
 def fashion():
-    return shoal.load("fashion-mnist", rows=20_000)
+    return shoal.load("fashion-mnist", rows=10_000)
 
 
 @cache
