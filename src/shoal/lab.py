@@ -437,14 +437,18 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
 
 
 def _by_group(result: Result) -> dict[str, Any]:
-    """Joules of the groups that a method formed, if it did."""
+    """Joules of the groups that a method formed, if it did: to choose from, or to share a model in (the one they belong
+    to most)."""
     grouped = Table.load(result.state, GROUPS)
-    column = next((c for c in ("group", "expert") if c in grouped.columns), None)
-    if column is None:
+    if "group" in grouped.columns:
+        groups = dict(zip(grouped.clients, grouped["group"].tolist(), strict=True))
+    else:
+        groups = {c: int(weights.argmax()) for c, weights in result.state.membership.items()}
+    if not groups:
         return {}
     spent = result.ledger.by_client()
     found: dict[str, dict[str, float]] = {}
-    for client, group in zip(grouped.clients, grouped[column].tolist(), strict=True):
+    for client, group in sorted(groups.items()):  # one order of adding, whether resumed or not
         total = found.setdefault(str(group), {"clients": 0, **dict.fromkeys(PARTS, 0.0)})
         total["clients"] += 1
         for part, joules in spent.get(client, {}).items():

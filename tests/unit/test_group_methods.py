@@ -10,8 +10,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine, tree
-from shoal.client.probe import LossesProbe
-from shoal.client.train import LocalTraining, cross_entropy
+from shoal.client.choose import Choose
+from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -22,7 +22,7 @@ from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
 from shoal.stages.experts import expert_for, grouped
 from shoal.stages.table import Table
 from shoal.stages.train import Federate, Rate
-from shoal.types import Batch, Plan, Report, ServerState, Task
+from shoal.types import Report, ServerState
 
 
 def setting(**kw):
@@ -193,21 +193,8 @@ class TestAgglomerate:
             build("flacc", setting(options={"cluster": {key: value}}))
 
 
-@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
-def test_losses_of_all_models(tiny, fleet):
-    net = load_model("mlp", (6,), 4)
-    models = {name: net.init(seed) for seed, name in enumerate(("two", "one", "three"))}
-    tasks = {c: Task(models) for c in tiny}
-    reports = fleet(tiny).execute(Plan(LossesProbe(net), tasks))
-    for c, report in reports.items():
-        x, y = tiny[c]["train"]
-        batch = Batch(x, y, torch.ones(len(y)), torch.tensor(0))
-        expected = [float(cross_entropy(net.predict(models[k], x), batch)) / len(y) for k in sorted(models)]
-        assert report.tensors["losses"]["losses"].tolist() == pytest.approx(expected, abs=1e-5)
-
-
 class TestJoinBest:
-    stage = JoinBest(LossesProbe(load_model("mlp", (6,), 4)))
+    stage = JoinBest(Choose(load_model("mlp", (6,), 4), name="join"))
 
     def test_nobody_is_asked_while_two_models_are_the_same(self):
         assert not self.stage.plan(ORIGIN, 0).tasks
@@ -217,11 +204,9 @@ class TestJoinBest:
         other = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), labels)
         assert sorted(self.stage.plan(other, 0).tasks) == ["c", "d", "e"]
 
-    def test_the_least_loss_decides(self):
+    def test_who_chose_a_model_is_in_its_group(self):
         state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
-        told = {
-            c: Report({"losses": {"losses": torch.tensor(v)}}) for c, v in {"c": [0.2, 0.1], "e": [0.1, 5.0]}.items()
-        }
+        told = {c: Report({"choice": {"place": torch.tensor(k)}}) for c, k in {"c": 1, "e": 0}.items()}
         after = self.stage.fold(state, told, 0)
         assert after.membership["c"].tolist() == [0, 1]
         assert after.membership["e"].tolist() == [1, 0]

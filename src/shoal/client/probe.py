@@ -41,30 +41,6 @@ class LossProbe:
 
 
 @dataclass(frozen=True)
-class LossesProbe:
-    """The mean loss of every received model on the client's training data, in the order of their names."""
-
-    model: Model
-    name: str = "join"
-    batchable: bool = field(default=True, metadata=FIXED)
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", 1, 1024, self.step, shuffle=False),)
-
-    def begin(self, task: Task, private: Tree) -> Tree:
-        return {"models": dict(task.models), "losses": torch.zeros(len(task.models))}
-
-    def step(self, s: Tree, b: Batch) -> Tree:
-        totals = torch.stack([cross_entropy(self.model.predict(m, b.x), b) for _, m in sorted(s["models"].items())])
-        return s | {"losses": s["losses"].to(totals.device) + totals}
-
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        losses = s["losses"] / max(1, counts["train"])
-        return Report({"losses": {"losses": losses}}, {}, {"train": counts["train"]}), None
-
-
-@dataclass(frozen=True)
 class GradientProbe:
     """The gradient of the client's loss at the received model, as served (no dropout), and how much it varies from
     batch to batch: 0 for a client with one batch."""

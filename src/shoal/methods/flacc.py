@@ -17,12 +17,12 @@ counts for 10 rounds and merges are final; here it is the mean over all rounds, 
 (`cluster.revise=false`: merges are final), because a client that is merged wrongly when little is known never comes
 free. 5 quiet rounds instead of 10 found the same groups earlier. Groups start from the global model, not from means of
 what their members last sent. Nothing is said of clients that were merged with nobody (`cluster.smallest`) or come
-later: here they are asked how large the loss of each group's model is, and join the best.
+later: here they are sent the models of all groups, and join that whose loss is least.
 """
 
 from __future__ import annotations
 
-from shoal.client.probe import LossesProbe
+from shoal.client.choose import Choose
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
@@ -41,7 +41,7 @@ def flacc(s: Setting) -> Method:
         name="flacc",
         init=one_model_init(s.model),
         stages=(
-            JoinBest(LossesProbe(s.model)),
+            JoinBest(Choose(s.model, name="join")),
             *by_chance(s),
             s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept),
             s.make("cluster", Agglomerate),

@@ -15,8 +15,9 @@ from shoal.clusterers.inputs import by_first_appearance
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.choose import chosen
 from shoal.stages.cluster import Labels
-from shoal.stages.experts import grouped, joined
+from shoal.stages.experts import grouped
 from shoal.stages.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
@@ -89,8 +90,8 @@ def _measured(known: Table, sent: Table) -> Table:
 
 @dataclass(frozen=True)
 class JoinBest(OneProgram, EveryRound):
-    """Whoever is in no group tells how large the loss of each group's model is, and joins that of the least: as soon as
-    no two models are the same, for groups part with one model."""
+    """Whoever is in no group chooses among the models of all, and joins that group: as soon as no two models are the
+    same, for groups part with one model."""
 
     program: ClientProgram
     name: str = "join"
@@ -102,9 +103,7 @@ class JoinBest(OneProgram, EveryRound):
         return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        clients = sorted(reports)
-        losses = [reports[c].tensors["losses"]["losses"] for c in clients]
-        return joined(state, clients, torch.stack(losses).argmin(1).cpu().numpy()) if clients else state
+        return chosen(state, reports)
 
 
 def _same(a: Params, b: Params) -> bool:

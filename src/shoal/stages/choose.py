@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from shoal import tree
@@ -12,6 +13,7 @@ from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.stages.experts import joined, numbered
 from shoal.stages.train import Federate
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task, Tree
 
@@ -20,11 +22,10 @@ def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Par
     return state.models
 
 
-def joined(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+def chosen(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
     """Who told a choice is a member of that model, and of no other, from then on."""
-    marks = torch.eye(len(state.models))
-    chosen = {c: marks[int(r.tensors["choice"]["place"])] for c, r in reports.items()}
-    return replace(state, membership={**state.membership, **chosen})
+    places = [int(r.tensors["choice"]["place"]) for r in reports.values()]
+    return joined(state, tuple(reports), np.array(places, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class FederateChoices(Federate):
     """The cohort is sent all models; each becomes the mean of what those made of it who chose it."""
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return super().fold(joined(state, reports), reports, seed)
+        return super().fold(chosen(state, reports), reports, seed)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class AskTheRest(OneProgram, WhenEvaluated):
         return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return joined(state, reports)
+        return chosen(state, reports)
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class Starts(OneProgram):
                 raise UserError(f"cluster.{key} is {getattr(self, key)}; it must be 1 or more")
 
     def init(self, seed: int) -> ServerState:
-        models = {f"expert-{k:03d}": self.model.init(derive_seed(seed, "init", k)) for k in range(self.groups)}
-        return ServerState(0, models)
+        return ServerState(0, numbered([self.model.init(derive_seed(seed, "init", k)) for k in range(self.groups)]))
 
     @property
     def starts(self) -> int:
@@ -91,7 +91,7 @@ class Starts(OneProgram):
         return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in state.roster})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        best = self._better(state.memory.get(self.name, {}), joined(state, reports), reports)
+        best = self._better(state.memory.get(self.name, {}), chosen(state, reports), reports)
         if state.round < self.starts * self.trial:
             memory = {**state.memory, self.name: best}
             return replace(state, models=self.init(seed).models, membership={}, memory=memory)

@@ -14,11 +14,10 @@ from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.cluster import GROUPS
 from shoal.stages.experts import grouped, joined
 from shoal.stages.represent import restored, vector
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
-
-GROUPS = "cluster"
 
 
 @dataclass(frozen=True)

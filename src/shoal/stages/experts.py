@@ -95,9 +95,13 @@ def _mean(state: ServerState, counts: np.ndarray) -> Params:
 
 def grouped(state: ServerState, models: Sequence[Params], clients: Sequence[ClientId], labels: Labels) -> ServerState:
     """Each group with its model, and nobody in a group but these clients."""
-    digits = max(3, len(str(len(models) - 1)))  # sorted by name, models must be in the order of their groups
-    named = {f"expert-{k:0{digits}d}": model for k, model in enumerate(models)}
-    return joined(replace(state, models=named, membership={}), clients, labels)
+    return joined(replace(state, models=numbered(models), membership={}), clients, labels)
+
+
+def numbered(models: Sequence[Params]) -> dict[str, Params]:
+    """By names that sort in the order of the groups."""
+    digits = max(3, len(str(len(models) - 1)))
+    return {f"expert-{k:0{digits}d}": model for k, model in enumerate(models)}
 
 
 def joined(state: ServerState, clients: Sequence[ClientId], labels: Labels) -> ServerState:
