@@ -296,7 +296,11 @@ def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
     config = json.loads(bench.job.model_dump_json())
     facts = describe(bench.federation), bench.costs.facts()
     with RunStore.create(out, config, *facts, keep=bench.job.keep) as store:
-        return _play(bench, store, **kw)
+        try:
+            return _play(bench, store, **kw)
+        except UserError:  # what only the first round could find out: a layer that is not there, a file
+            store.discard_unbegun()
+            raise
 
 
 def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:

@@ -207,6 +207,14 @@ def test_a_grid_over_an_option():
     assert found == [{"train": {"mu": 0.1}}, {"train": {"mu": 1}}]
 
 
+def test_what_only_the_first_round_can_refuse_leaves_nothing():
+    quick = ("run", "fedepc", *QUICK, "--out", "mine", "--set")
+    assert "layer '7' of model mlp is no ReLU" in refused(*quick, "represent.layer=7")
+    assert "no safetensors file that can be read" in refused(*quick, "represent.weights=nothing")
+    assert not Path("mine").exists()
+    as_json(*quick, "represent.layer=1")  # a number, as the shell gives it
+
+
 def test_a_grid_over_options_that_go_together():
     Path("my.toml").write_text(
         'method = "fedprox"\nrounds = 1\nclients = 6\ncohort = 3\n[grid]\n'

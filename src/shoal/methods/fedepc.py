@@ -1,6 +1,7 @@
 """FedEPC: clients whose activations are alike share a model; in each group a bandit chooses who trains in time.
 
-Paper 000 (FedEPC: personalised federated learning for edge devices by clusters).
+Tang et al., FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
+fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241; paper 000).
 
 | paper | here |
 |---|---|
@@ -49,7 +50,7 @@ from shoal.stages.extract import Extractor, extractor_for
 from shoal.stages.represent import AskOnce
 from shoal.stages.select import Random
 from shoal.stages.train import Federate, Rate
-from shoal.types import Method
+from shoal.types import Method, ServerState
 
 
 def fedepc(s: Setting) -> Method:
@@ -67,9 +68,14 @@ def fedepc(s: Setting) -> Method:
     )
     kept = {"remember": "summary", "trainable": s.model.trainable, "weighting": "uniform"}
     train = s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept)
+
+    def init(seed: int) -> ServerState:
+        s.model.relu(sparsity.layer)  # one that is not there is refused before any client is asked
+        return one_model_init(s.model)(seed)
+
     return Method(
         name="fedepc",
-        init=one_model_init(s.model),
+        init=init,
         stages=(*warmup, extractor, ask, experts, *losses, choose, train),
         models_for=expert_for,
         predict=received_model_predict(s.model),

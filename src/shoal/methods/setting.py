@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.errors import UserError
 from shoal.models import Model
 
 Piece = TypeVar("Piece")
 _SIMPLE = (int, float, bool, str)
+NUMBERS_ARE_NAMES = ConfigDict(coerce_numbers_to_str=True)  # a layer may be called 1
 
 
 @dataclass
@@ -79,7 +80,7 @@ def _is_simple(hint: Any) -> bool:
 
 def _typed(path: str, hint: Any, value: Any) -> Any:
     try:
-        typed = TypeAdapter(hint).validate_python(value)
+        typed = TypeAdapter(hint, config=NUMBERS_ARE_NAMES if hint is str else None).validate_python(value)
         if isinstance(typed, float) and not math.isfinite(typed):
             raise UserError(f"option {path} is {value!r}: input should be a finite number")
         return typed

@@ -177,6 +177,10 @@ class RunStore:
             else:
                 left.unlink()
 
+    def discard_unbegun(self) -> None:
+        if not self.checkpoints.rounds():
+            shutil.rmtree(self.path)
+
     def finish(self, result: Mapping[str, Any]) -> None:
         write_json(self.path / "result.json", _finite(dict(result)))
 
