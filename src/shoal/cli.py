@@ -417,7 +417,7 @@ def compare(
         ),
     ] = None,
     joules: Annotated[
-        str, typer.Option(help="Whose joules count: all, or clients without the server's, which the clock measures.")
+        str, typer.Option(help="Whose joules count: all, or clients without the server's, which are measured.")
     ] = "all",
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
     as_json: AsJson = False,
