@@ -404,6 +404,18 @@ class TestBudgeted:
         assert _heirs(now, before) == {0: (1, True), 1: (0, False), 2: (-1, False)}
         assert _heirs(now, Table()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
 
+    def test_losses_under_another_model_are_forgotten(self):
+        """c moves from group 1 to group 0, whose model gave it no loss yet; the others have stayed."""
+        stage = Budgeted(history=1)
+        columns = {"loss": torch.tensor([[3.0, 2.0]] * 5), "norm": torch.ones(5, 1), "asked": torch.zeros(5)}
+        before = Table(tuple("abcde"), {**columns, "expert": torch.tensor([0, 0, 1, 1, 1])})
+        now = Table(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
+        probe = {"told": torch.full((5,), 4), "loss": torch.ones(5)}
+        memory = {"probe": Table(now.clients, probe).tree()}
+        history = stage._history(ServerState(4, {}, memory=memory), now, before, _heirs(now, before))
+        assert history["loss"][[0, 1, 3, 4]].tolist() == [[2.0, 1.0]] * 4
+        assert history["loss"][2].isnan().tolist() == [True, False]
+
     def test_a_group_that_is_away_sits_out_and_returns(self, tiny):
         """Two groups of three; while one is away the other trains, and nothing of it is lost."""
         fleet = {c: ByLabels(0, 1) if i < 3 else ByLabels(2, 3) for i, c in enumerate(sorted(tiny))}
