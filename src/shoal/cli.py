@@ -101,6 +101,10 @@ FLAGS: dict[str, Any] = {
     "country": Annotated[str | None, typer.Option(help="Three letters, such as ESP, for the CO2 of what is measured.")],
     "label_column": Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")],
     "client_column": Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")],
+    "sensitive": Annotated[
+        float | None, typer.Option(help="Share of a client's rows that are sensitive (default 0.3), for scmoe.")
+    ],
+    "sensitive_column": Annotated[str | None, typer.Option(help="Column of 0 and 1 that says which rows these are.")],
     "drop_column": Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")],
     "set": Annotated[
         list[str] | None, typer.Option(help="An option of a stage, such as train.mu=0.1; may be repeated.")
@@ -108,7 +112,7 @@ FLAGS: dict[str, Any] = {
 }
 OF_DATA = (
     *("partition", "clients", "seed", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "drop_column"),
+    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_column"),
 )
 
 

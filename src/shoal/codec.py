@@ -17,7 +17,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from shoal import tree
-from shoal.types import Report, Task, Tree
+from shoal.types import Params, Report, Task, Tree
+
+
+class MissingModel(Exception):
+    """A task relies on a model that the client no longer has."""
 
 
 def pack(t: Mapping[str, Any], meta: object = None) -> bytes:
@@ -60,17 +64,31 @@ def _numbers(values: Mapping[str, float]) -> Tensor:
 
 
 def _task_tree(task: Task) -> tuple[Tree, object]:
-    t: Tree = {"models": dict(task.models), "config": _numbers(task.config), "seed": torch.tensor(task.seed)}
-    return t, sorted(task.config)
+    sent = {k: m for k, m in task.models.items() if k not in task.held}
+    t: Tree = {"models": sent, "config": _numbers(task.config), "seed": torch.tensor(task.seed)}
+    if not task.digests:
+        return t, sorted(task.config)
+    t["digests"] = torch.tensor([task.digests[k] for k in sorted(task.digests)])
+    return t, [sorted(task.config), sorted(task.digests)]
 
 
 def encode_task(task: Task) -> bytes:
     return pack(*_task_tree(task))
 
 
-def decode_task(data: bytes) -> Task:
+def decode_task(data: bytes, kept: Mapping[int, Params] | None = None) -> Task:
+    """`kept`: what the client has of earlier tasks, by digest."""
     t, names = unpack(data)
-    return Task(t.get("models", {}), dict(zip(names, t["config"].tolist(), strict=True)), int(t["seed"]))
+    models, digests, kept = t.get("models", {}), {}, kept or {}
+    if "digests" in t:
+        names, kinds = names
+        digests = dict(zip(kinds, t["digests"].tolist(), strict=True))
+    held = frozenset(digests.keys() - models.keys())
+    if any(digests[k] not in kept for k in held):
+        raise MissingModel
+    models = {k: models[k] if k in models else kept[digests[k]] for k in sorted(models.keys() | held)}
+    config = dict(zip(names, t["config"].tolist(), strict=True))
+    return Task(models, config, int(t["seed"]), digests, held)
 
 
 def task_bytes(task: Task) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shoal import metrics, tree
+from shoal import delivery, metrics, tree
 from shoal.client.evaluate import Evaluate
 from shoal.cost.ledger import Ledger, Page, totals
 from shoal.cost.timer import Timer
@@ -51,7 +51,7 @@ class Record:
 
     round: int  # counts from 1
     cohort: int
-    metrics: Mapping[str, float]  # "stage.metric" -> mean over all examples
+    metrics: Mapping[str, float]  # "stage.metric" -> mean over all examples, or what the stage counted itself
     bytes_down: int
     bytes_up: int
     evaluation: Evaluation | None = None
@@ -221,14 +221,14 @@ def play_round(
     """The next state, what is known of the round, and the processor seconds that the server worked for it."""
     number, server_s = state.round + 1, 0.0
     late: list[ClientId] = []
-    state = replace(state, roster=_charged(ledger, fleet), devices=ledger.costs.profiles, cohort=())
+    state = replace(state, roster=_charged(ledger, fleet), devices=ledger.costs.profiles, cohort=(), figures={})
     seen: dict[str, float] = {}
     for stage in method.stages:
         if not stage.due(state.round):
             continue
         stage_seed = derive_seed(seed, state.round, stage.name)
         with timer(f"{stage.name}: server") as planning:
-            plan = stage.plan(state, stage_seed)
+            plan = delivery.marked(stage.plan(state, stage_seed), state)
         reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
@@ -239,17 +239,17 @@ def play_round(
                 seen |= _means(stage.name, reports)
             late += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
-            state = stage.fold(state, reports, stage_seed)
+            state = delivery.noted(stage.fold(state, reports, stage_seed), plan, reports)
         server_s += planning.cpu_s + folding.cpu_s
         _refuse_divergence(state, stage.name)
     record = replace(
         _cost(number, ledger),
         cohort=len(state.cohort),
-        metrics=seen,
+        metrics=seen | dict(state.figures),
         late_clients=tuple(late),
         left=_emptied(ledger, state.roster),
     )
-    return replace(state, round=number, roster=(), devices={}, cohort=()), record, round(server_s, 6)
+    return replace(state, round=number, roster=(), devices={}, cohort=(), figures={}), record, round(server_s, 6)
 
 
 def _emptied(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:

@@ -43,6 +43,8 @@ class Job(BaseModel):
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     label_column: str = "label"
     client_column: str | None = None
+    sensitive: Share = 0.3  # of a client's rows: of high sensitivity, for methods that keep these apart
+    sensitive_column: str | None = None  # or a column that says of each row whether it is
     drop_columns: tuple[str, ...] = ()
     keep: Positive = 3  # checkpoints
     devices: str = "pi"  # what clients are: a profile, or a mix such as pi:0.5,phone:0.5

@@ -37,15 +37,15 @@ from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
-from shoal.stages.table import Table
 from shoal.store.run import RunStore
+from shoal.table import Table
 from shoal.types import ClientId, Fleet, Guaranteed, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)
 
 OF_DATA = (
     *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "drop_columns"),
+    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_columns"),
 )
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 OnRound = Callable[[Record], None]
@@ -95,6 +95,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         clients=clients,
         label_column=job.label_column,
         client_column=job.client_column,
+        sensitive_column=job.sensitive_column,
         drop_columns=job.drop_columns,
         rows=job.rows,
         progress=progress,
@@ -107,6 +108,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         min_size=job.min_size,
         val_share=job.val_share,
         test_share=job.test_share,
+        sensitive=job.sensitive,
         device=_device(job.device),
     )
 

@@ -27,7 +27,7 @@ class Examples(NamedTuple):
     y: Tensor
 
 
-ClientData = Mapping[str, Examples]  # split ("train", "val", "test") -> examples
+ClientData = Mapping[str, Examples]  # split ("train", "val", "test", or a part such as "train/low") -> examples
 
 
 class Batch(NamedTuple):
@@ -44,6 +44,8 @@ class Task:
     models: Mapping[str, Params] = field(default_factory=dict)  # none, one or many
     config: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    digests: Mapping[str, int] = field(default_factory=dict)  # of models that the client keeps for later tasks
+    held: frozenset[str] = frozenset()  # of these, what it has kept from earlier ones: not sent again
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Phase:
     step: Callable[[Tree, Batch], Tree]  # pure and vmappable; a batch never holds padding only
     finish: Callable[[Tree], Tree] = unchanged  # after the passes: decide, merge, normalise
     shuffle: bool = True
+    inputs: Callable[[Tree, Tensor], Tensor] | None = None  # computed of each row once, and what batches hold as x
 
 
 class ClientProgram(Protocol):
@@ -105,6 +108,7 @@ class Plan:
 
     program: ClientProgram | None = None
     tasks: Mapping[ClientId, Task] = field(default_factory=dict)
+    reuse: bool = False  # clients keep the models of their tasks, and are not sent again what they have
 
 
 class Device(Protocol):
@@ -128,6 +132,7 @@ class ServerState:
     devices: Mapping[ClientId, Device] = field(default_factory=dict)  # set by the loop, not stored; some may be unknown
     cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
+    figures: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
 
 
 Purpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train

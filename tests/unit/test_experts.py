@@ -25,7 +25,7 @@ from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for
 from shoal.stages.extract import Extractor
 from shoal.stages.represent import AskOnce
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import Examples, Plan, ServerState, Task
 
 

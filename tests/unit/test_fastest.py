@@ -15,7 +15,7 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages.cluster import Dense
 from shoal.stages.fastest import Fastest, durations, speeds
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import ServerState
 
 

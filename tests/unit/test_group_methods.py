@@ -20,8 +20,8 @@ from shoal.models import load_model
 from shoal.stages.agglomerate import Agglomerate, JoinBest
 from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
 from shoal.stages.experts import expert_for, grouped
-from shoal.stages.table import Table
 from shoal.stages.train import Federate, Rate
+from shoal.table import Table
 from shoal.types import Report, ServerState
 
 

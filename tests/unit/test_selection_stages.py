@@ -20,8 +20,8 @@ from shoal.stages.correlated import SURVEY, Correlated, Survey
 from shoal.stages.infer import shared_rows
 from shoal.stages.represent import AskOnce, row
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
-from shoal.stages.table import Table
 from shoal.stages.updates import reach
+from shoal.table import Table
 from shoal.types import Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")

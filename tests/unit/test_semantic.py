@@ -15,8 +15,8 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages.infer import SHARE
 from shoal.stages.semantic import Semantic, Soft, blend_for, capability
-from shoal.stages.table import Table
 from shoal.stages.train import Federate, Rate
+from shoal.table import Table
 from shoal.types import Report, ServerState
 
 BLOBS = np.concatenate([np.random.default_rng(k).uniform(0, 1, (7, 3)) + 9 * k for k in range(3)])

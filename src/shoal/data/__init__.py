@@ -40,13 +40,14 @@ def load(
     clients: int | None = None,
     label_column: str = "label",
     client_column: str | None = None,
+    sensitive_column: str | None = None,
     drop_columns: Sequence[str] = (),
     rows: int | None = None,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
     """A named set, else a path. `rows` keeps a stratified part of the training rows."""
-    options = Options(label_column, client_column, tuple(drop_columns), seed=seed)
+    options = Options(label_column, client_column, sensitive_column, tuple(drop_columns), seed=seed)
     dataset = load_named(source, seed=seed, clients=clients, download=download, progress=progress)
     if dataset is None:
         dataset = _own(source, options)
@@ -62,7 +63,8 @@ def _own(source: str, options: Options) -> Dataset:
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(names())}")
     if path.suffix.lower() not in (".csv", ".parquet"):
-        allowed = replace(options, client_column=None) if path.suffix.lower() == ".npz" else options
+        has_arrays = path.suffix.lower() == ".npz"
+        allowed = replace(options, client_column=None, sensitive_column=None) if has_arrays else options
         _no_columns(source, allowed)
     from shoal.data.files import read  # slow to import: only for files of one's own
 
@@ -71,7 +73,7 @@ def _own(source: str, options: Options) -> Dataset:
 
 def _no_columns(source: str, options: Options) -> None:
     default = Options()
-    for name in ("label_column", "client_column", "drop_columns"):
+    for name in ("label_column", "client_column", "sensitive_column", "drop_columns"):
         if getattr(options, name) != getattr(default, name):
             raise UserError(f"{name} is {getattr(options, name)!r}, but {source} is not a table of columns")
 
@@ -90,5 +92,6 @@ def _subsample(dataset: Dataset, rows: int, seed: int) -> Dataset:
         dataset,
         train=Examples(dataset.train.x[kept], dataset.train.y[kept]),
         owner=None if owner is None else tuple(owner[i] for i in kept.tolist()),
+        sensitive=None if dataset.sensitive is None else dataset.sensitive[kept],
         note="; ".join(part for part in (dataset.note, note) if part),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from shoal.errors import UserError
 from shoal.types import Examples
@@ -19,6 +20,7 @@ class Options:
 
     label_column: str = "label"
     client_column: str | None = None
+    sensitive_column: str | None = None
     drop_columns: tuple[str, ...] = ()
     test_share: float = 0.2
     seed: int = 0
@@ -31,6 +33,7 @@ class Dataset:
     test: Examples
     classes: tuple[str, ...]
     owner: tuple[str, ...] | None = None  # the client that owns training row i
+    sensitive: Tensor | None = None  # whether training row i is of high sensitivity
     note: str = ""
 
     @property

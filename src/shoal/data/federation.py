@@ -15,13 +15,32 @@ from shoal.errors import UserError
 from shoal.types import POOL, ClientData, ClientId, Examples
 
 SPLITS = ("train", "val", "test")
+SENSITIVE = 0.3  # the share of a client's rows that are of high sensitivity, where nothing else is said
+
+
+class _Splits(Mapping[str, Examples]):
+    """One client's rows, cut when they are asked for."""
+
+    def __init__(self, rows: Examples, spans: Mapping[str, slice]) -> None:
+        self._rows, self._spans = rows, spans
+
+    def __getitem__(self, split: str) -> Examples:
+        span = self._spans[split]
+        return Examples(self._rows.x[span], self._rows.y[span])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
 
 
 class Federation(Mapping[ClientId, ClientData]):
     """Rows lie split by split, and within a split client by client.
 
-    `bounds[split]` has one entry more than there are clients: client i holds rows bounds[i] to bounds[i + 1].
-    `POOL` is a key too, the union of all clients, but is neither counted nor iterated.
+    `bounds[split]` has one entry more than there are clients: client i holds rows bounds[i] to bounds[i + 1]. The last
+    of these are its sensitive ones in "train" and "val": as many as `sensitive[split]` says.
+    `POOL` is a key too, the union of all clients, but is neither counted nor iterated; it has no sensitive part.
     """
 
     def __init__(
@@ -37,6 +56,7 @@ class Federation(Mapping[ClientId, ClientData]):
         note: str = "",
         shifts: Mapping[ClientId, str] | None = None,
         groups: Mapping[ClientId, int] | None = None,
+        sensitive: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> None:
         self.central = _laid_out(central)
         self.classes = classes
@@ -47,6 +67,7 @@ class Federation(Mapping[ClientId, ClientData]):
         self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
         self._rows = _laid_out(rows)
         self._bounds = {split: bounds[split].tolist() for split in SPLITS}
+        self._sensitive = {split: rows.tolist() for split, rows in (sensitive or {}).items()}
         self._clients = clients
         self._position = {client: i for i, client in enumerate(clients)}
         if POOL in self._position or len(self._position) != len(clients):
@@ -61,8 +82,10 @@ class Federation(Mapping[ClientId, ClientData]):
         *,
         name: str = "own",
         note: str = "",
+        sensitive: float = SENSITIVE,
     ) -> Self:
-        """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row."""
+        """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. The last rows of
+        "train" and "val" are the sensitive ones, a share of `sensitive`: shuffle them first if they are sorted."""
         if not clients:
             raise UserError("clients is empty; a federation needs at least one client")
         if len(central.y) and not 0 <= int(central.y.min()) <= int(central.y.max()) < len(classes):
@@ -75,7 +98,8 @@ class Federation(Mapping[ClientId, ClientData]):
         rows = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
         n = len(clients)
         bounds = {split: np.array(ends[s * n : (s + 1) * n + 1]) for s, split in enumerate(SPLITS)}
-        return cls(rows, bounds, tuple(clients), central=central, classes=classes, name=name, note=note)
+        high = {split: sensitive_rows(np.diff(bounds[split]), sensitive) for split in ("train", "val")}
+        return cls(rows, bounds, tuple(clients), central=central, classes=classes, name=name, note=note, sensitive=high)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -88,7 +112,12 @@ class Federation(Mapping[ClientId, ClientData]):
             first = self._position[client]
             last = first + 1
         spans = {split: slice(bounds[first], bounds[last]) for split, bounds in self._bounds.items()}
-        return {split: Examples(self._rows.x[span], self._rows.y[span]) for split, span in spans.items()}
+        if client != POOL:
+            for split, high in self._sensitive.items():
+                begin, end = spans[split].start, spans[split].stop
+                between = end - high[first]
+                spans |= {f"{split}/low": slice(begin, between), f"{split}/high": slice(between, end)}
+        return _Splits(self._rows, spans)
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._clients)
@@ -122,7 +151,13 @@ class Federation(Mapping[ClientId, ClientData]):
             note=self.note,
             shifts=self.shifts,
             groups=self.groups,
+            sensitive={split: np.array(rows) for split, rows in self._sensitive.items()},
         )
+
+
+def sensitive_rows(held: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    """How many of each client's rows are sensitive. One row at least is not, so that everybody can take part."""
+    return np.minimum(np.rint(share * held), np.maximum(held - 1, 0)).astype(np.int64)
 
 
 def _laid_out(rows: Examples) -> Examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class _Raw:
     x_test: Array | None = None
     labels_test: Array | None = None
     owner: Array | None = None
+    sensitive: Array | None = None
     classes: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
     columns: tuple[str, ...] | None = None  # of a table: the name of each feature
 
@@ -68,6 +69,8 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         raise UserError(f"{where}: {len(raw.x)} rows but {len(raw.labels)} labels")
     if raw.owner is not None and raw.owner.shape != (len(raw.x),):
         raise UserError(f"{where}: clients have shape {raw.owner.shape}, but there must be one per row, {len(raw.x)}")
+    if raw.sensitive is not None:
+        raw = replace(raw, sensitive=_flags(where, raw.sensitive, len(raw.x), options.sensitive_column))
     _check_finite(where, raw.x, raw.columns)
     if raw.x_test is not None and raw.labels_test is not None:
         _check_finite(f"{where}: the test part", raw.x_test, raw.columns)
@@ -79,6 +82,7 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         x=raw.x[~test],
         labels=labels[~test],
         owner=None if raw.owner is None else raw.owner[~test],
+        sensitive=None if raw.sensitive is None else raw.sensitive[~test],
         classes=raw.classes,
         columns=raw.columns,
     )
@@ -110,7 +114,20 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
         test=Examples(standardise(x_test, *moments), torch.from_numpy(encode(test_labels, known, where))),
         classes=names,
         owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
+        sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
     )
+
+
+def _flags(where: str, column: Array, rows: int, name: str | None) -> NDArray[np.bool_]:
+    """Whether each row is sensitive, from numbers 0 and 1, truth values, or these as text."""
+    words = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+    if column.shape != (rows,):
+        raise UserError(f"{where}: {name!r} has shape {column.shape}, but there must be one per row, {rows}")
+    said = [str(value).strip().lower() for value in column.tolist()]
+    unknown = next((value for value in said if value not in words), None)
+    if unknown is not None:
+        raise UserError(f"{where}: {unknown!r} in {name!r} does not say whether a row is sensitive: use 0 and 1")
+    return np.array([words[value] for value in said])
 
 
 _LARGEST = 1e30  # squares of larger numbers leave what float32 can hold
@@ -166,6 +183,9 @@ def _read_npz(path: Path, options: Options) -> _Raw:
     client = options.client_column or "client"
     if options.client_column and client not in arrays:
         raise UserError(f"{path}: there is no client array {client!r}; it holds {', '.join(arrays)}")
+    flags = options.sensitive_column
+    if flags and flags not in arrays:
+        raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {', '.join(arrays)}")
     names = arrays.get("classes")
     return _Raw(
         x=_channels_first(path, x),
@@ -173,6 +193,7 @@ def _read_npz(path: Path, options: Options) -> _Raw:
         x_test=_channels_first(path, _first_of(path, arrays, _X, "_test")) if has_test else None,
         labels_test=_first_of(path, arrays, _Y, "_test") if has_test else None,
         owner=arrays.get(client),
+        sensitive=arrays[flags] if flags else None,
         classes=None if names is None else tuple(str(name) for name in names.tolist()),
     )
 
@@ -213,6 +234,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
     for kind, name in (
         ("label", options.label_column),
         ("client", options.client_column),
+        ("sensitive", options.sensitive_column),
         *(("drop", name) for name in options.drop_columns),
     ):
         if name is not None and name not in names:
@@ -222,7 +244,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
         raise UserError(f"{path}: the file has columns but no rows")
     if options.label_column in options.drop_columns:
         raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped")
-    aside = {options.label_column, options.client_column, *options.drop_columns}
+    aside = {options.label_column, options.client_column, options.sensitive_column, *options.drop_columns}
     features = [name for name in names if name not in aside]
     if not features:
         raise UserError(f"{path}: no feature columns are left beside {', '.join(names)}")
@@ -231,6 +253,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
         x=np.concatenate(blocks, axis=1),
         labels=_keys(path, table, "label", options.label_column),
         owner=_keys(path, table, "client", options.client_column) if options.client_column else None,
+        sensitive=_keys(path, table, "sensitive", options.sensitive_column) if options.sensitive_column else None,
         columns=tuple(name for name, block in zip(features, blocks, strict=True) for _ in range(block.shape[1])),
     )
 

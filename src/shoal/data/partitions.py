@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shoal.data.dataset import Dataset
-from shoal.data.federation import SPLITS, Federation
+from shoal.data.federation import SENSITIVE, SPLITS, Federation, sensitive_rows
 from shoal.data.grammar import Term, parse
 from shoal.data.shifts import SHIFTS, Effect, Target
 from shoal.errors import UserError
@@ -61,9 +62,14 @@ def partition(
     min_size: int = 10,
     val_share: float = 0.1,
     test_share: float = 0.2,
+    sensitive: float = SENSITIVE,
     device: torch.device | str = "cpu",
 ) -> Federation:
-    """`spec` is one base and any number of shifts: `iid`, `dirichlet:0.3`, `groups:5,1+rotate:0,90`."""
+    """`spec` is one base and any number of shifts: `iid`, `dirichlet:0.3`, `groups:5,1+rotate:0,90`.
+
+    Of each client's rows to train and to validate on, a share of `sensitive` is so, unless the data set says it of
+    every row.
+    """
     base, shifts = parse(
         spec,
         {name: entry.example for name, entry in BASES.items()},
@@ -71,7 +77,7 @@ def partition(
     )
     _check_shares(val_share, test_share, min_size)
     deal = _dealt(dataset, base, clients, seed, min_size)
-    order, bounds = _lay_out(deal, val_share, test_share, seed)
+    order, bounds = _lay_out(deal, val_share, test_share, seed, dataset.sensitive)
     index = torch.from_numpy(order)
     rows = Examples(dataset.train.x[index], dataset.train.y[index])
     target = Target(
@@ -94,6 +100,7 @@ def partition(
         note="; ".join(note for note in (dataset.note, deal.note) if note),
         shifts=_descriptions(deal.clients, effects),
         groups=_planted(deal, effects),
+        sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
     )
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 
@@ -288,7 +295,9 @@ def _dirichlet_counts(sizes: Indices, clients: int, alpha: float, request: _Requ
     )
 
 
-def _lay_out(deal: _Deal, val_share: float, test_share: float, seed: int) -> tuple[Indices, dict[str, Indices]]:
+def _lay_out(
+    deal: _Deal, val_share: float, test_share: float, seed: int, sensitive: Tensor | None
+) -> tuple[Indices, dict[str, Indices]]:
     """The order of rows that a federation has, and the bounds of its clients in each split."""
     rng = np.random.default_rng(derive_seed(seed, "splits"))
     shuffled = rng.permutation(np.flatnonzero(deal.client != _LEFT_OUT))
@@ -303,10 +312,25 @@ def _lay_out(deal: _Deal, val_share: float, test_share: float, seed: int) -> tup
         )
     rank = np.arange(len(by_client)) - np.repeat(np.cumsum(held) - held, held)
     split = (rank >= np.repeat(sizes["train"], held)).astype(np.int8) + (rank >= np.repeat(held - test, held))
-    order = by_client[np.argsort(split, kind="stable")]
+    last = np.zeros(len(by_client)) if sensitive is None else sensitive.numpy()[by_client]
+    order = by_client[np.lexsort((last, deal.client[by_client], split))]
     ends = np.concatenate([[0], np.cumsum(np.concatenate([sizes[name] for name in SPLITS]))])
     n = len(held)
     return order, {name: ends[s * n : (s + 1) * n + 1] for s, name in enumerate(SPLITS)}
+
+
+def _sensitive(bounds: dict[str, Indices], order: Indices, said: Tensor | None, share: float) -> dict[str, Indices]:
+    """Sensitive rows of each client. They come last where the data set says which they are; else the last ones are
+    taken, for rows are in random order."""
+    found = {}
+    for split in ("train", "val"):
+        ends = bounds[split]
+        if said is None:
+            found[split] = sensitive_rows(np.diff(ends), share)
+        else:
+            before = np.concatenate([[0], np.cumsum(said.numpy()[order])])
+            found[split] = np.diff(before[ends])
+    return found
 
 
 def _share_of(held: Indices, share: float) -> Indices:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -17,13 +18,15 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
 from shoal.client.evaluate import Evaluate
-from shoal.codec import decode_report, decode_task, encode_report, encode_task
+from shoal.codec import MissingModel, decode_report, decode_task, encode_report, encode_task
 from shoal.errors import UserError
 from shoal.fleet.plain import run_one
 from shoal.fleet.tracing import Recorder
-from shoal.types import POOL, ClientData, ClientId, ClientProgram, Method, Plan, Report, Task, Tree
+from shoal.types import POOL, ClientData, ClientId, ClientProgram, Method, Params, Plan, Report, Task, Tree
 
 log = logging.getLogger(__name__)
+
+LOST = "lost"
 
 
 def _envelope(data: bytes, program: str) -> RecordDict:
@@ -39,8 +42,8 @@ def task_record(program: str, task: Task) -> RecordDict:
     return _envelope(encode_task(task), program)
 
 
-def read_task(content: RecordDict) -> tuple[str, Task]:
-    return str(content.config_records["shoal"]["program"]), decode_task(_payload(content))
+def read_task(content: RecordDict, kept: Mapping[int, Params] | None = None) -> tuple[str, Task]:
+    return str(content.config_records["shoal"]["program"]), decode_task(_payload(content), kept)
 
 
 def report_record(program: str, report: Report) -> RecordDict:
@@ -70,23 +73,31 @@ class FlowerFleet:
         assert plan.program is not None
         if strangers := [c for c in plan.tasks if c not in self.node_of]:
             raise UserError(f"client {strangers[0]!r} is on no node (centralised methods run in simulation only)")
-        client_on = {self.node_of[c]: c for c in plan.tasks}
+        replies, lost = self._ask(plan.program.name, plan.tasks)
+        if lost:  # who has lost what it had kept (a new disk) is sent everything
+            log.warning("clients no longer have models that they had kept: %s", ", ".join(lost))
+            again, _ = self._ask(plan.program.name, {c: replace(plan.tasks[c], held=frozenset()) for c in lost})
+            replies |= again
+        return {c: replies[c] for c in plan.tasks if c in replies}  # in the plan's order, not that of arrival
+
+    def _ask(self, program: str, tasks: Mapping[ClientId, Task]) -> tuple[dict[ClientId, Report], list[ClientId]]:
+        """What they answered, and who lacks models that its task relies on."""
+        client_on = {self.node_of[c]: c for c in tasks}
         messages = [
-            Message(
-                content=task_record(plan.program.name, task),
-                message_type="train",
-                dst_node_id=self.node_of[c],
-            )
-            for c, task in plan.tasks.items()
+            Message(content=task_record(program, task), message_type="train", dst_node_id=self.node_of[c])
+            for c, task in tasks.items()
         ]
         replies: dict[ClientId, Report] = {}
+        lost: list[ClientId] = []
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout_s):
             client = client_on[reply.metadata.src_node_id]
             if reply.has_error():
                 log.warning("client %s failed: %s", client, reply.error.reason)
+            elif LOST in reply.content.config_records:
+                lost.append(client)
             else:
                 replies[client] = read_report(reply.content)
-        return {c: replies[c] for c in plan.tasks if c in replies}  # in the plan's order, not that of arrival
+        return replies, lost
 
 
 def client_programs(method: Method) -> dict[str, ClientProgram]:
@@ -102,11 +113,17 @@ def client_app(
     """What runs on a client: it is told by `client-id` in its node's config who it is."""
     programs = client_programs(method)
     app, recorder = ClientApp(), Recorder()
+    models: dict[ClientId, dict[int, Params]] = {}  # those of the last task that said to keep them, by digest
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = str(context.node_config["client-id"])
-        name, task = read_task(message.content)
+        try:
+            name, task = read_task(message.content, models.get(client))
+        except MissingModel:
+            return Message(content=RecordDict({LOST: ConfigRecord({})}), reply_to=message)
+        if task.digests:
+            models[client] = {digest: task.models[k] for k, digest in task.digests.items()}
         report, kept = run_one(programs[name], task, load_data(client), private.get(client, {}), recorder)
         if kept is not None:
             private[client] = kept

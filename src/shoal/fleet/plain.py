@@ -13,6 +13,8 @@ from shoal.fleet.batches import passes, phase_seed, step_keys, taker
 from shoal.fleet.tracing import Recorder
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree
 
+INPUT_ROWS = 1024
+
 
 def counts_of(data: ClientData) -> dict[str, int]:
     return {split: len(examples.y) for split, examples in data.items()}
@@ -30,11 +32,20 @@ def run_one(
             step, state = recorder.steps(program, number), recorder.state(s)
             seed, held = phase_seed(task.seed, number), data[phase.split]
             flops += step.work(state, held.x).flops(len(held.y), phase)
+            held = with_inputs(phase, s, held)
             for i, batch in enumerate(true_batches(held, phase, seed, program.batchable)):
                 state = step(step.ready(state, batch) if i == 0 else state, batch)
             s = phase.finish(state.tree())
         report, kept = program.end(task, s, counts_of(data))
         return replace(report, flops=flops), kept
+
+
+def with_inputs(phase: Phase, s: Tree, held: Examples) -> Examples:
+    """The rows that the passes go over: as they are, or what is computed of each once."""
+    if phase.inputs is None:
+        return held
+    with torch.no_grad():
+        return Examples(torch.cat([phase.inputs(s, x) for x in torch.split(held.x, INPUT_ROWS)]), held.y)
 
 
 def true_batches(held: Examples, phase: Phase, seed: int, single_rows: bool) -> Iterator[Batch]:

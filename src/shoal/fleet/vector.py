@@ -19,7 +19,7 @@ from torch.func import vmap
 
 from shoal import tree
 from shoal.fleet.batches import phase_seed, row_order, step_keys, taker
-from shoal.fleet.plain import PlainFleet, blaming, counts_of
+from shoal.fleet.plain import INPUT_ROWS, PlainFleet, blaming, counts_of
 from shoal.fleet.tracing import Flat, FlatStep, Form, Recorder, State
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree, unchanged
 
@@ -108,6 +108,7 @@ class VectorFleet(PlainFleet):
             held = [self.data[c][phase.split] for c in ids]
             work = step.work(stack, held[0].x, lambda stack: picked(stack, 0))
             flops = [so_far + work.flops(len(e.y), phase) for so_far, e in zip(flops, held, strict=True)]
+            held = with_inputs(phase, stack, held)
             for i, (batch, live) in enumerate(batches(held, phase, seeds)):
                 stack = step.ready(stack, batch) if i == 0 else stack
                 if all(live):
@@ -149,6 +150,26 @@ def finished(recorder: Recorder, stack: State, phase: Phase) -> State:
     return recorder.formed(
         one.bones, one.names, stack.form.shared - set(one.changed), one.merged(stack.leaves(), outputs)
     )
+
+
+def with_inputs(phase: Phase, stack: State, held: list[Examples]) -> list[Examples]:
+    """The rows that the passes go over: as they are, or what is computed of each once."""
+    compute = phase.inputs
+    if compute is None:
+        return held
+    form = stack.form
+
+    def one(leaves: list[Tensor], x: Tensor) -> Tensor:
+        return compute(tree.filled(form.bones, dict(zip(form.names, leaves, strict=True))), x)
+
+    together = vmap(one, in_dims=(_dims(form), 0))
+    once = Phase(phase.split, 1, INPUT_ROWS, phase.step, shuffle=False)
+    with torch.no_grad():
+        parts = [together(list(stack.tensors), batch.x) for batch, _ in batches(held, once, [0] * len(held))]
+    if not parts:
+        return held
+    rows = torch.cat(parts, dim=1)
+    return [Examples(rows[i, : len(e.y)], e.y) for i, e in enumerate(held)]
 
 
 def held_back(recorder: Recorder, before: State, after: State, live: Sequence[bool]) -> State:

@@ -19,16 +19,21 @@ class Work(NamedTuple):
     per_step: int
     per_row: int
     at_end: int
+    inputs: int  # of a row, once
 
     def flops(self, rows: int, phase: Phase) -> int:
         steps = -(-rows // phase.batch_size)
-        return phase.epochs * (steps * self.per_step + rows * self.per_row) + self.at_end
+        return phase.epochs * (steps * self.per_step + rows * self.per_row) + self.at_end + rows * self.inputs
 
 
 def work_of(phase: Phase, s: Tree, x: Tensor) -> Work:
     """For one client's state `s` and inputs like `x`. Two rows at least: batch norm knows no single one."""
+    inputs, compute = 0, phase.inputs
+    if compute is not None:
+        two, three = (_counted(lambda n=n: compute(s, _blank(x, n).x)) for n in (2, 3))  # type: ignore[misc]
+        inputs, x = three - two, compute(s, _blank(x, 2).x)
     two, three = (_counted(lambda n=n: phase.step(s, _blank(x, n))) for n in (2, 3))  # type: ignore[misc]
-    return Work(3 * two - 2 * three, three - two, _counted(lambda: phase.finish(s)))
+    return Work(3 * two - 2 * three, three - two, _counted(lambda: phase.finish(s)), inputs)
 
 
 def _counted(work: Callable[[], object]) -> int:

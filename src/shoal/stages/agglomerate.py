@@ -18,7 +18,7 @@ from shoal.stages.base import EveryRound, OneProgram, ServerOnly
 from shoal.stages.choose import chosen
 from shoal.stages.cluster import Labels
 from shoal.stages.experts import grouped
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 TRAIN = "train"

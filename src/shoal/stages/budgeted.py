@@ -16,7 +16,7 @@ from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, budget, candidates, contexts
 from shoal.stages.base import ServerOnly
 from shoal.stages.fastest import durations, speeds
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState, Tree
 
 Floats = NDArray[np.float64]

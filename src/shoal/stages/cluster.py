@@ -17,7 +17,7 @@ from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
 Floats = NDArray[np.float64]

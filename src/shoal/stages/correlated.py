@@ -13,7 +13,7 @@ from shoal.rng import derive_seed
 from shoal.selectors.choice import uniform
 from shoal.selectors.correlation import LossCorrelation, pick
 from shoal.stages.base import OneProgram, ServerOnly
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SURVEY = "survey"

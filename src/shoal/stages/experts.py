@@ -12,7 +12,7 @@ import torch
 from shoal import tree
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, Params, Report, ServerState
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shoal.errors import UserError
 from shoal.selectors.fastest import fastest_of_groups
 from shoal.stages.base import ServerOnly
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
 
 

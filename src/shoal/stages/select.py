@@ -14,7 +14,7 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.choice import by_size, largest
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 Rows = NDArray[np.int64]

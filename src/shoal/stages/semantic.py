@@ -19,8 +19,8 @@ from shoal.models import Model
 from shoal.stages.base import EveryRound
 from shoal.stages.cluster import Floats
 from shoal.stages.infer import shared_rows
-from shoal.stages.table import Table
 from shoal.stages.train import Federate
+from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState
 
 

@@ -15,7 +15,7 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.represent import vector
-from shoal.stages.table import Table
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Purpose, Report, ServerState, Task
 
 
