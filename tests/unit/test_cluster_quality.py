@@ -23,8 +23,8 @@ class TestOverlap:
     def test_by_hand(self):
         found = overlap_quality(SHARED, IN_BOTH, truth=["a", "b", "b"])
         assert found["overlap"] == pytest.approx(4 / 3)
-        # centres (1, ½) and (½, 1) are equally near to (1, 1): it counts in the first, labels 0 1 0. Row 0 has a = q and
-        # b = 1, row 1 is alone, row 2 has a = b = q
+        # centres (1, ½) and (½, 1) are equally near to (1, 1): it counts in the first, labels 0 1 0. Row 0 has a = q
+        # and b = 1, row 1 is alone, row 2 has a = b = q
         assert found["silhouette"] == pytest.approx((1 - Q) / 3)
         # row 0 in the first: a = q, b = (1 + q) / 2, and row 1 alike; row 2 is in all: two zeros of four memberships
         b = (1 + Q) / 2
@@ -36,7 +36,7 @@ class TestOverlap:
 
     def test_of_three_clusters_by_hand(self):
         # e1 e1 | e2 e2 | e3 e3, and (1, 1, 0) in the first two: q from their rows, 1 from the third's.
-        # e1 (two of them, and e2): a = (0 + q) / 2, b = 1 (third cluster; the second's mean is (1 + 1 + q) / 3)
+        # e1 (two of them, and e2 alike): a = (0 + q) / 2, b = (1 + 1 + q) / 3 of the second, less than 1 of the third
         rows = np.eye(3)[[0, 0, 1, 1, 2, 2]]
         rows = np.vstack([rows, [1.0, 1.0, 0.0]])
         member = np.array([[1, 0, 0]] * 2 + [[0, 1, 0]] * 2 + [[0, 0, 1]] * 2 + [[1, 1, 0]], dtype=bool)
@@ -138,8 +138,7 @@ class TestCompared:
         assert found == {"kmeans": perfect, "hierarchical": perfect}
 
     def test_what_each_goes_by(self):
-        # lengths part the first two from the others for k-means, directions the odd from the even for cosines: 0 and 1
-        # as numbers of e1 and e2 far out, 2 and 3 near 0
+        # three rows point along e1 and one along e2: that is what cosines part. k-means parts long rows from short ones
         rows = np.array([[10.0, 0.0], [10.0, 0.1], [0.1, 0.0], [0.0, 0.1]])
         found = compared(rows, 2, 0, truth=[0, 0, 0, 1])
         assert found["hierarchical"]["purity"] == 1

@@ -87,13 +87,15 @@ class TestFacts:
         np.testing.assert_allclose(principal_directions(drawn(), 0.9, centred), expected, atol=1e-13)
 
     def test_single_precision_is_summed_in_double(self):
-        # 2^20 equal entries and one that differs: in single precision sums of squares stop growing at 2^24 / 2^20 of it
+        # with n = 2^20 entries x, and one of them 100 in the second row: products n x², (n - 1) x² + 100 x and
+        # (n - 1) x² + 100²
         rows = np.full((2, 2**20), 0.1, np.float32)
         rows[1, 0] = 100
-        cosine = cosine_similarity(rows.astype(np.float64))[0, 1]
+        n, x = 2**20, float(np.float32(0.1))
+        cosine = ((n - 1) * x**2 + 100 * x) / np.sqrt(n * x**2 * ((n - 1) * x**2 + 1e4))
         z = principal_directions(rows, 1)
         assert z.dtype == np.float64
-        assert (z[0] @ z[1]) == pytest.approx(cosine, abs=1e-12)
+        assert z[0] @ z[1] == pytest.approx(cosine, abs=1e-13)
 
     def test_no_copy_in_double_precision(self):
         import tracemalloc

@@ -22,7 +22,7 @@ def angles(*degrees):
     return np.array([[np.cos(np.radians(d)), np.sin(np.radians(d))] for d in degrees])
 
 
-def noisy_groups(seed=0, noise=0.1):
+def noisy_groups(seed=0, noise=0.03):
     rng = np.random.default_rng(seed)
     return np.repeat(np.eye(5)[:3], 6, axis=0) + noise * rng.normal(size=(18, 5))
 
@@ -94,8 +94,8 @@ class TestSeeds:
 class TestAssignment:
     def test_order_matters_by_hand(self):
         # seeds at 0° and 120°; the threshold is 45.6°. 70° reaches none and joins the nearer, 120°, whose centre moves
-        # to 95°: 50° is 45° from it and joins too. The other way round 50° moves the centre of 0° to 25°, and 70° is 45°
-        # from that.
+        # to 95°: 50° is 45° from it and joins too. The other way round 50° moves the centre of 0° to 25°, and 70° is
+        # 45° from that
         first = plain(clusters=2, threshold=0.7).fit(angles(0, 120, 70, 50))
         assert first.membership_.tolist() == [[True, False], [False, True], [False, True], [False, True]]
         second = plain(clusters=2, threshold=0.7).fit(angles(0, 120, 50, 70))
@@ -110,8 +110,8 @@ class TestAssignment:
         assert found.membership_.tolist() == [[True, False], [False, True], [False, True], [True, True]]
         assert found.labels_.tolist() == [0, 1, 1, 0]
         np.testing.assert_allclose(found.centres_, [rows[[0, 3]].mean(0), rows[[1, 2, 3]].mean(0)])
-        assert found.separation_ == pytest.approx(np.cos(np.radians(79.3247 - 25)), abs=1e-6)
-        # newcomers: 0° from the first; 30.7° and 85° from the two; 54.3° from the second and none reached at 200°
+        assert found.separation_ == pytest.approx(np.cos(np.radians(79.32 - 25)), abs=1e-4)
+        # newcomers: 25° is 54.3° from the second, 110° is 85° from the first; 200° reaches none, the second is nearer
         assert found.predict(angles(25, 110, 200)).tolist() == [[True, False], [False, True], [False, True]]
         assert found.predict(angles(52)).tolist() == [[True, True]]
 
@@ -196,7 +196,7 @@ class TestInvariance:
     @pytest.mark.parametrize("seed", range(5))
     def test_separated_groups_do_not_depend_on_the_order(self, seed):
         rows, order = noisy_groups(), np.random.default_rng(seed).permutation(18)
-        expected = {frozenset(range(0, 6)), frozenset(range(6, 12)), frozenset(range(12, 18))}
+        expected = {frozenset(range(6)), frozenset(range(6, 12)), frozenset(range(12, 18))}
         found = clusters_of(OverlappingClusters(4).fit(rows[order]))
         assert {frozenset(order[list(inside)].tolist()) for inside in found} == expected
 
