@@ -1,13 +1,16 @@
 """Groups of rows, whatever the rows are: estimators in the style of scikit-learn, without federated learning inside.
 
 `__init__` stores, `fit(X)` checks and works, what was found ends in `_`. The partition does not depend on the order of
-the rows (equal rows are interchangeable); labels are numbered by first appearance.
+the rows (equal rows are interchangeable); labels are numbered by first appearance. `OverlappingClusters` is no
+partition: its clusters share rows, are in the order of their seeds, and depend on the order of the rows where these are
+not separated.
 """
 
 from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.clusterers.greedy import GreedyClusters
+from shoal.clusterers.overlapping import OverlappingClusters
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 
@@ -16,6 +19,7 @@ __all__ = [
     "DecomposedClusters",
     "FuzzyClusters",
     "GreedyClusters",
+    "OverlappingClusters",
     "RepulsiveClusters",
     "SimilarClusters",
 ]

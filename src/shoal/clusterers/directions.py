@@ -1,0 +1,87 @@
+"""Where rows point: their principal components, from the products of rows alone.
+
+| paper | here |
+|---|---|
+| g_i, gradient of client i, divided by its length | a row of `rows`, divided by its length |
+| V, principal components | never formed: with G = U Λ Uᵀ the products of rows, g V = U √Λ |
+| z_i = g_i V, Eq. (2) | a row of `principal_directions(rows)` |
+
+Deviation: Eq. (2) has no mean removed, which is the default here; principal components as commonly understood are those
+of rows without their mean: `centred=True`. Rows of one sense have cosines near 1 in the first reading, and spread over
+all angles in the second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.clusterers.inputs import Floats, table
+from shoal.errors import UserError
+
+_COLUMNS = 2**16  # of a wide table, turned to double precision together
+_TIE = 1e-9  # entries that differ relatively less are equally large: which is larger would be rounding
+
+
+def principal_directions(rows: ArrayLike, share: float = 0.95, centred: bool = False) -> Floats:
+    """Components [N, m] of the rows [N, d], each divided by its length (a row of zeros stays one), largest first.
+
+    m: as few as have `share` of the sum of all eigenvalues, and at least 1. An eigenvalue that is nothing but rounding
+    is 0, so `share=1` keeps min(N, d) components at most, and one less with `centred`. A component has no sign of its
+    own: its entry that is farthest from 0 is positive, the first of several. Nothing as large as `rows` is made.
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"share is {share}; it must be above 0 and at most 1")
+    products = _products(_checked(rows))
+    rounding = len(products) * np.finfo(np.float64).eps * np.trace(products)
+    if centred:
+        products = products - products.mean(0) - products.mean(1)[:, None] + products.mean()
+    values, vectors = (found[..., ::-1] for found in np.linalg.eigh(products))
+    values = np.where(values > rounding, values, 0.0)
+    sums = np.cumsum(values)
+    kept = 1 + np.count_nonzero(sums < share * sums[-1] - rounding)
+    return _turned(vectors[:, :kept] * np.sqrt(values[:kept]))  # Eq. (2)
+
+
+def _checked(rows: ArrayLike) -> NDArray[Any]:
+    found = np.asarray(rows) if hasattr(rows, "__array__") else table(rows, "rows", -np.inf, "parameter")
+    if found.dtype.kind not in "biuf":
+        raise UserError(f"rows holds entries of type {found.dtype}; it must be a table of numbers")
+    if found.ndim != 2 or 0 in found.shape:
+        raise UserError(f"rows has shape {found.shape}; it must have a row for each client, one at least, and columns")
+    return found
+
+
+def _products(rows: NDArray[Any]) -> Floats:
+    """The cosines of all pairs of rows; 0 for a row of zeros.
+
+    Each row is divided by its largest entry first: squares then neither overflow nor vanish, whatever its unit.
+    """
+    blocks = [slice(start, start + _COLUMNS) for start in range(0, rows.shape[1], _COLUMNS)]
+    largest, products = np.zeros(len(rows)), np.zeros((len(rows), len(rows)))
+    for block in blocks:
+        largest = np.maximum(largest, np.abs(rows[:, block].astype(np.float64)).max(1))
+    _refuse_infinite(rows, largest)
+    unit = np.where(largest > 0, largest, 1.0)[:, None]
+    for block in blocks:
+        part = rows[:, block] / unit
+        products += part @ part.T
+    lengths = np.sqrt(np.where(largest > 0, np.diag(products), 1.0))
+    found: Floats = products / lengths / lengths[:, None]
+    return found
+
+
+def _refuse_infinite(rows: NDArray[Any], largest: Floats) -> None:
+    for row in np.flatnonzero(~np.isfinite(largest))[:1]:
+        column = np.flatnonzero(~np.isfinite(rows[row]))[0]
+        raise UserError(f"rows has {rows[row, column]} in row {row}, column {column}; entries must be finite")
+
+
+def _turned(components: Floats) -> Floats:
+    sizes = np.abs(components)
+    farthest = (sizes >= (1 - _TIE) * sizes.max(0)).argmax(0)
+    signs = np.where(components[farthest, np.arange(components.shape[1])] < 0, -1.0, 1.0)
+    turned: Floats = components * signs + 0.0  # no -0.0
+    return turned
