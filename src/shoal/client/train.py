@@ -30,7 +30,7 @@ class LocalTraining:
     `start` says from which model: the received one, or the client's own (its first weights follow from
     the task's config, so that nothing needs to be sent). `send` and `keep` say what becomes of the
     result: up to the server, or into the client's private tree. `mu` pulls towards the model received:
-    mu/2 * |w - w_received|^2 (FedProx).
+    mu/2 * |w - w_received|^2 (FedProx). `rows` says which: all, or those of low or of high sensitivity only.
     """
 
     model: Model
@@ -41,6 +41,7 @@ class LocalTraining:
     weight_decay: float = 0.0
     clip: float = 0.0
     mu: float = 0.0
+    rows: Literal["all", "low", "high"] = "all"
     start: Literal["received", "own"] = field(default="received", metadata=FIXED)
     send: bool = field(default=True, metadata=FIXED)
     keep: bool = field(default=False, metadata=FIXED)
@@ -64,7 +65,11 @@ class LocalTraining:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", self.epochs, self.batch_size, self.step),)
+        return (Phase(self.split, self.epochs, self.batch_size, self.step),)
+
+    @property
+    def split(self) -> str:
+        return "train" if self.rows == "all" else f"train/{self.rows}"
 
     def first(self, task: Task, private: Tree) -> Params:
         if self.start == "received":
@@ -105,5 +110,6 @@ class LocalTraining:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         model = {k: s["params"].get(k, s["buffers"].get(k)) for k in sorted(s["params"] | s["buffers"])}
         total, rows = s["loss"].tolist()
-        report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, counts)
+        held = {k: n for k, n in counts.items() if "/" not in k} | {"train": counts[self.split]}
+        report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, held)
         return report, {"model": model} if self.keep else None
