@@ -7,7 +7,7 @@ import json
 import pytest
 from federations import tiny_federation
 
-from shoal import engine, lab, tree
+from shoal import delivery, engine, lab, tree
 from shoal.job import Job
 from shoal.lab import arrange, make_fleet
 from shoal.methods import METHODS
@@ -41,6 +41,11 @@ def numbers(value):
     return [value] if isinstance(value, int | float) else []
 
 
+def remembered(state):
+    """All but digests of models, which differ where the last bits do; what follows from them is in the ledger."""
+    return {k: v for k, v in state.memory.items() if k != delivery.SLOT}
+
+
 @pytest.fixture(scope="module")
 def reference():
     """Plain runs, made once per (method, model)."""
@@ -61,7 +66,7 @@ def test_fleets_agree(method, fleet, model, reference):
     federation, expected, private = reference(method, model)
     found, found_private = play(method, model, fleet, federation)
     assert tree.distance(expected.state.models, found.state.models) < WITHIN
-    assert tree.distance(expected.state.memory, found.state.memory) < WITHIN
+    assert tree.distance(remembered(expected.state), remembered(found.state)) < WITHIN
     assert tree.distance(expected.state.membership, found.state.membership) < WITHIN
     assert tree.distance(private, found_private) < WITHIN
     assert expected.ledger == found.ledger

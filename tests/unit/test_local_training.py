@@ -27,7 +27,7 @@ def by_torch(momentum=0.0, weight_decay=0.0, mu=0.0):
     first = [p.detach().clone() for p in net.parameters()]
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
     program = LocalTraining(MODEL, epochs=2, batch_size=8)
-    for rows in row_order(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, 0)):
+    for rows in row_order(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, program.phases, 0)):
         rows = rows[rows >= 0]
         loss = F.cross_entropy(net(DATA["train"].x[rows]), DATA["train"].y[rows])
         loss = loss + mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), first, strict=True))
@@ -65,7 +65,7 @@ def test_loss_is_reported_per_example():
     total, rows = report.metrics["loss"]
     assert rows == 2 * len(DATA["train"].y)
     assert 0 < total / rows < 3
-    assert report.counts == {split: len(e.y) for split, e in DATA.items()}
+    assert report.counts == {split: len(DATA[split].y) for split in ("train", "val", "test")}
 
 
 def test_keep_and_send():

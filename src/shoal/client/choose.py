@@ -4,38 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
+from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
 class Choose:
-    """Which of the received models, by their sorted names, has the lowest loss over the client's training rows, as
-    served; of several, the first."""
+    """Which of the received models, by their sorted names, has the lowest loss over the client's rows, as served, or
+    the most hits, and of those with equally many the lowest loss; of several, the first."""
 
     model: Model
+    by: Literal["loss", "hits"] = field(default="loss", metadata=FIXED)
+    split: str = "train"
     name: str = "choose"
     batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", 1, 1024, self.step, shuffle=False),)
+        return (Phase(self.split, 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         models = {name: task.models[name] for name in sorted(task.models)}
-        return {"models": models, "losses": torch.zeros(len(models), device=self.model.device)}
+        zeros = torch.zeros(len(models), device=self.model.device)
+        return {"models": models, "losses": zeros, **({"hits": zeros} if self.by == "hits" else {})}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         """One model after the other: stacked they would be copied for every client."""
-        losses = [cross_entropy(self.model.predict(m, b.x), b) for m in s["models"].values()]
-        return s | {"losses": s["losses"] + torch.stack(losses)}
+        logits = [self.model.predict(m, b.x) for m in s["models"].values()]
+        losses = s["losses"] + torch.stack([cross_entropy(x, b) for x in logits])
+        if self.by == "loss":
+            return s | {"losses": losses}
+        hits = torch.stack([((x.argmax(-1) == b.y) * b.w).sum() for x in logits])
+        return s | {"losses": losses, "hits": s["hits"] + hits}
+
+    def best(self, s: Tree) -> Tensor:
+        losses: Tensor = s["losses"]
+        if self.by == "hits":
+            losses = torch.where(s["hits"] == s["hits"].amax(), losses, torch.inf)
+        return losses.argmin()
+
+    def chosen(self, s: Tree) -> Params:
+        place, models = self.best(s), list(s["models"].values())
+        return {k: torch.stack([m[k] for m in models]).index_select(0, place[None]).squeeze(0) for k in models[0]}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        choice, rows = s["losses"].argmin(), counts["train"]
+        choice, rows = self.best(s), counts[self.split]
         loss = (float(s["losses"][choice]), float(rows))
         return Report({"choice": {"place": choice}}, {"loss": loss}, {"train": rows}), None
 
@@ -45,6 +64,8 @@ class ChooseAndTrain:
     """The model of its choice is what the client trains."""
 
     training: LocalTraining
+    by: Literal["loss", "hits"] = "loss"
+    split: str = "train"  # on which models are compared
     name: str = "train"
 
     @property
@@ -53,7 +74,7 @@ class ChooseAndTrain:
 
     @property
     def choice(self) -> Choose:
-        return Choose(self.training.model)
+        return Choose(self.training.model, self.by, self.split)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -64,10 +85,8 @@ class ChooseAndTrain:
         return self.training.begin(task, private) | self.choice.begin(task, private)
 
     def take(self, s: Tree) -> Tree:
-        place, models = s["losses"].argmin(), list(s["models"].values())
-        chosen = {k: torch.stack([m[k] for m in models]).index_select(0, place[None]).squeeze(0) for k in models[0]}
-        kept = {k: v for k, v in s.items() if k not in ("models", "losses")}
-        return kept | self.training.start_at(chosen) | {"place": place}
+        kept = {k: v for k, v in s.items() if k not in ("models", "losses", "hits")}
+        return kept | self.training.start_at(self.choice.chosen(s)) | {"place": self.choice.best(s)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, private = self.training.end(task, s, counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -32,8 +32,10 @@ def step_keys(steps: int, seed: int) -> Tensor:
     return torch.arange(steps) + derive_seed(seed, "keys")
 
 
-def phase_seed(seed: int, phase: int) -> int:
-    return derive_seed(seed, "phase", phase)
+def phase_seed(seed: int, phases: Sequence[Phase], number: int) -> int:
+    """Passes in order use no chance, so they are not counted: whoever looks at its rows before it trains, trains as if
+    it had not."""
+    return derive_seed(seed, "phase", sum(phase.shuffle for phase in phases[:number]))
 
 
 def taker(x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -30,7 +30,7 @@ def run_one(
         s, flops = program.begin(task, private), 0
         for number, phase in enumerate(program.phases):
             step, state = recorder.steps(program, number), recorder.state(s)
-            seed, held = phase_seed(task.seed, number), data[phase.split]
+            seed, held = phase_seed(task.seed, program.phases, number), data[phase.split]
             flops += step.work(state, held.x).flops(len(held.y), phase)
             held = with_inputs(phase, s, held)
             for i, batch in enumerate(true_batches(held, phase, seed, program.batchable)):

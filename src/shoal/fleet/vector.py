@@ -104,7 +104,7 @@ class VectorFleet(PlainFleet):
         flops = [0] * len(ids)
         for number, phase in enumerate(program.phases):
             step = self.recorder.steps(program, number, together)
-            seeds = [phase_seed(tasks[c].seed, number) for c in ids]
+            seeds = [phase_seed(tasks[c].seed, program.phases, number) for c in ids]
             held = [self.data[c][phase.split] for c in ids]
             work = step.work(stack, held[0].x, lambda stack: picked(stack, 0))
             flops = [so_far + work.flops(len(e.y), phase) for so_far, e in zip(flops, held, strict=True)]

@@ -24,6 +24,7 @@ from shoal.methods.ifca import ifca
 from shoal.methods.local import local
 from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
+from shoal.methods.scmoe import scmoe
 from shoal.methods.setting import Setting
 from shoal.methods.simclust import simclust
 from shoal.models import load_model
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "fedgroup": fedgroup,
     "flacc": flacc,
     "fedepc": fedepc,
+    "scmoe": scmoe,
     "ifca": ifca,
     "local": local,
     "centralised": centralised,

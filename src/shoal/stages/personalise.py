@@ -19,6 +19,7 @@ class Personalise(OneProgram, WhenEvaluated):
     models_for: ModelsFor
     rounds: int
     every: int
+    reuse: bool = False
     name: str = "personalise"
     purpose: ClassVar[Purpose] = "train"
 
@@ -26,6 +27,7 @@ class Personalise(OneProgram, WhenEvaluated):
         return Plan(
             self.program,
             {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in state.roster},
+            self.reuse,
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:

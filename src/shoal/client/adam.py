@@ -1,0 +1,34 @@
+"""Adam as pure functions: for small networks that a client trains on top of others, such as a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shoal.types import Params, Tree
+
+
+@dataclass(frozen=True)
+class Adam:
+    """PyTorch's Adam, without weight decay."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, params: Params) -> Tree:
+        zeros = {k: torch.zeros_like(p) for k, p in params.items()}
+        device = next(iter(params.values())).device
+        return {"mean": zeros, "square": dict(zeros), "steps": torch.zeros((), device=device)}
+
+    def update(self, params: Params, slopes: Params, s: Tree) -> tuple[Params, Tree]:
+        steps = s["steps"] + 1
+        mean = {k: self.beta1 * s["mean"][k] + (1 - self.beta1) * g for k, g in slopes.items()}
+        square = {k: self.beta2 * s["square"][k] + (1 - self.beta2) * g * g for k, g in slopes.items()}
+        bias1, bias2 = 1 - self.beta1**steps, 1 - self.beta2**steps
+        moved = {
+            k: p - self.lr * (mean[k] / bias1) / ((square[k] / bias2).sqrt() + self.eps) for k, p in params.items()
+        }
+        return moved, {"mean": mean, "square": square, "steps": steps}

@@ -1,0 +1,210 @@
+"""A small network that weighs several models for each row, and the program that trains it.
+
+Models are frozen: what they say of a row is computed once, and only the gate is trained on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.nn import functional as F
+
+from shoal.client.adam import Adam
+from shoal.client.choose import Choose
+from shoal.client.train import LocalTraining, cross_entropy
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.rng import derive_seed, generator
+from shoal.types import FIXED, Batch, Params, Phase, Predict, Report, Task, Tree
+
+KEPT = 0  # the place of the model that is always used: the client's own
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How much each model counts for a row: a network's scores, corrected by how sure each model is.
+
+    A model's confidence is its negative free energy, logsumexp(logits / T), added to the log of its prior weight; with
+    `calibrate=False` priors alone decide. Beside the client's own model, which always counts, `top` experts do (0:
+    all); of more than `shortlist` only so many are run, by their priors (0: all are), never fewer than count. With
+    `prior="uniform"` there is no network. `mix` says what is averaged: logits, or probabilities.
+    """
+
+    hidden: int = 16
+    top: int = 2
+    shortlist: int = 3
+    temperature: float = 1.0
+    calibrate: bool = True
+    prior: Literal["learned", "uniform"] = "learned"
+    mix: Literal["logits", "probabilities"] = "logits"
+
+    def __post_init__(self) -> None:
+        for key, least in (("hidden", 1), ("top", 0), ("shortlist", 0)):
+            if getattr(self, key) < least:
+                raise UserError(f"gate.{key} is {getattr(self, key)}; it must be {least} or more")
+        if self.temperature <= 0:
+            raise UserError(f"gate.temperature is {self.temperature}; it must be above 0")
+
+    def init(self, inputs: int, models: int, seed: int, device: str = "cpu") -> Params:
+        """The last layer is zero: at first all models count the same."""
+        g, bound = generator(derive_seed(seed, "gate")), inputs**-0.5
+        first = {
+            "weight1": (torch.rand(self.hidden, inputs, generator=g) * 2 - 1) * bound,
+            "bias1": (torch.rand(self.hidden, generator=g) * 2 - 1) * bound,
+            "weight2": torch.zeros(models, self.hidden),
+            "bias2": torch.zeros(models),
+        }
+        return {k: x.to(device) for k, x in first.items()}
+
+    def scores(self, gate: Params, x: Tensor) -> Tensor:
+        """[rows, models], of inputs [rows, ...]"""
+        inside = F.relu(F.linear(x.flatten(1), gate["weight1"], gate["bias1"]))
+        scores = F.linear(inside, gate["weight2"], gate["bias2"])
+        return scores if self.prior == "learned" else torch.zeros_like(scores)
+
+    def run(self, scores: Tensor) -> Tensor:
+        """Which models are run for a row: [rows, models], by priors only, which decide alone without calibration."""
+        spare = self.top and self.shortlist and max(self.top, self.shortlist)
+        return self._largest(scores, spare if self.calibrate else self.top)
+
+    def log_weights(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """[rows, models] from logits [rows, models, classes]; -inf for a model that does not count (Alg. 2, 4-19)."""
+        told = F.log_softmax(scores, dim=-1)  # the prior, line 5
+        if self.calibrate:
+            told = told + torch.logsumexp(logits / self.temperature, dim=-1)  # log of prior times beta, lines 9-10
+        told = told.masked_fill(~self.run(scores), -torch.inf)
+        return F.log_softmax(told.masked_fill(~self._largest(told, self.top), -torch.inf), dim=-1)  # lines 12-19
+
+    def mixed(self, log_weights: Tensor, logits: Tensor) -> Tensor:
+        """[rows, classes]: what is predicted, as logits (line 20)."""
+        if self.mix == "logits":
+            return (log_weights.exp()[..., None] * logits).sum(-2)
+        return torch.logsumexp(log_weights[..., None] + F.log_softmax(logits, dim=-1), dim=-2)
+
+    def _largest(self, x: Tensor, count: int) -> Tensor:
+        """The client's own model, and as many experts as are asked for."""
+        if not count or x.shape[-1] - 1 <= count:
+            return torch.ones_like(x, dtype=torch.bool)
+        places = x[..., KEPT + 1 :].topk(count, dim=-1).indices + KEPT + 1
+        own = torch.full_like(places[..., :1], KEPT)
+        return torch.zeros_like(x).scatter(-1, torch.cat([own, places], dim=-1), 1.0) > 0
+
+
+def confident(logits: Tensor) -> Tensor:
+    """Models [rows, models, classes] weighed by their confidence alone: for whoever has no gate."""
+    weights = torch.logsumexp(logits, dim=-1).softmax(-1)
+    return (weights[..., None] * logits).sum(-2)
+
+
+@dataclass(frozen=True)
+class TrainGate:
+    """The client's own model from the best of the received experts, then the gate over it and all of them.
+
+    The own model is trained on some rows that no shared model sees (`own.rows`), or is the one that the client has
+    trained from round to round (`start="cold"`). Experts and own model are frozen while the gate is trained, on all
+    rows. Model and gate stay with the client, and the report says nothing that follows from them.
+    """
+
+    model: Model
+    gate: Gate
+    own: LocalTraining
+    choice: Choose
+    start: Literal["warm", "cold"] = field(default="warm", metadata=FIXED)
+    epochs: int = 10
+    batch_size: int = 64
+    lr: float = 0.005
+    name: str = "personalise"
+
+    def __post_init__(self) -> None:
+        for key, least in (("epochs", 0), ("batch_size", 1)):
+            if getattr(self, key) < least:
+                raise UserError(f"gate.{key} is {getattr(self, key)}; it must be {least} or more")
+        if self.lr <= 0:
+            raise UserError(f"gate.lr is {self.lr}; it must be above 0")
+
+    @property
+    def batchable(self) -> bool:
+        return self.own.batchable
+
+    @property
+    def optimiser(self) -> Adam:
+        return Adam(self.lr)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        (compare,), (train,) = self.choice.phases, self.own.phases
+        warm = (replace(compare, finish=self.take), train) if self.start == "warm" else ()
+        return (*warm, Phase("train", self.epochs, self.batch_size, self.step, inputs=self.inputs))
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        own = private["model"] if self.start == "cold" and "model" in private else next(iter(task.models.values()))
+        s = self.own.begin(replace(task, models={"own": own}), {}) | self.choice.begin(task, private)
+        inputs = torch.Size(self.model.input_shape).numel()
+        gate = self.gate.init(inputs, 1 + len(task.models), task.seed, self.model.device)
+        return s | {"gate": gate, "adam": self.optimiser.init(gate)}
+
+    def take(self, s: Tree) -> Tree:
+        return s | self.own.start_at(self.choice.chosen(s))
+
+    def inputs(self, s: Tree, x: Tensor) -> Tensor:
+        """What the gate sees and what every model says, side by side: [rows, inputs + models * classes]"""
+        models = [s["params"] | s["buffers"], *s["models"].values()]
+        logits = torch.stack([self.model.predict(m, x) for m in models], dim=1)
+        return torch.cat([x.flatten(1), logits.flatten(1)], dim=1)
+
+    def objective(self, gate: Params, b: Batch) -> Tensor:
+        models = gate["bias2"].shape[0]
+        width = b.x.shape[1] - models * self.model.classes
+        x, logits = b.x[:, :width], b.x[:, width:].reshape(-1, models, self.model.classes)
+        weights = self.gate.log_weights(self.gate.scores(gate, x), logits)
+        return cross_entropy(self.gate.mixed(weights, logits), b) / b.w.sum().clamp(min=1)  # Alg. 2, line 21
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        slopes = grad(self.objective)(s["gate"], b)
+        gate, adam = self.optimiser.update(s["gate"], slopes, s["adam"])
+        return s | {"gate": gate, "adam": adam}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        model = s["params"] | s["buffers"]
+        return Report(), {"model": {k: model[k] for k in sorted(model)}, "gate": s["gate"]}
+
+
+def gated_predict(model: Model, gate: Gate) -> Predict:
+    """Whoever has no gate for just these experts, such as a client that never trained, weighs them by confidence."""
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        experts = [models[k] for k in sorted(models)]
+        own = [private["model"]] if "model" in private else []
+        logits = torch.stack([model.predict(m, x) for m in (*own, *experts)], dim=1)
+        if not _fits(private, experts):
+            return confident(logits)
+        return gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
+
+    return predict
+
+
+def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+    """The same prediction, with every model run for those rows only for which its prior allows it to count. Which these
+    are depends on the rows, so clients cannot be stacked: for serving."""
+    experts = [models[k] for k in sorted(models)]
+    if not _fits(private, experts):
+        return gated_predict(model, gate)(models, private, x)
+    scores = gate.scores(private["gate"], x)
+    run = gate.run(scores)
+    logits = x.new_zeros(len(x), 1 + len(experts), model.classes)
+    for place, m in enumerate((private["model"], *experts)):
+        rows = run[:, place]
+        if bool(rows.all()):
+            logits[:, place] = model.predict(m, x)
+        elif bool(rows.any()):
+            logits[rows, place] = model.predict(m, x[rows])
+    return gate.mixed(gate.log_weights(scores, logits), logits)
+
+
+def _fits(private: Tree, experts: Sequence[Params]) -> bool:
+    return "gate" in private and len(private["gate"]["bias2"]) == 1 + len(experts)

@@ -1,0 +1,180 @@
+"""Clusters that overlap, found anew from what training changed, and a model for each (SCMoE-PFL)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal import tree
+from shoal.clusterers.directions import principal_directions
+from shoal.clusterers.overlapping import OverlappingClusters
+from shoal.clusterers.quality import compared, overlap_quality
+from shoal.errors import UserError
+from shoal.rng import derive_seed, generator
+from shoal.stages.base import EveryRound
+from shoal.stages.experts import numbered
+from shoal.stages.represent import vector
+from shoal.stages.train import Federate
+from shoal.table import Table
+from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState
+
+Floats = NDArray[np.float64]
+SKETCH = 2**18  # numbers of an update that are kept
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which clients train a model together: each in one cluster or several, by where training took them.
+
+    Updates are made as long as each other and projected on the principal components that hold `share` of their variance
+    (Eq. 1-2). `mctc` finds overlapping clusters among them; k-means and hierarchical clustering are there to compare,
+    and `one` is a single cluster. Clients are clustered every so many rounds (0: once), and whenever somebody is new.
+    With `compare` the record of a round says how well apart clusters are, and those of the other two on the same rows.
+    """
+
+    by: Literal["mctc", "kmeans", "hierarchical", "one"] = "mctc"
+    clusters: int = 4
+    threshold: float = 0.2
+    guarded: bool = True
+    validate: bool = True
+    limit: float = 0.3
+    share: float = 0.95
+    centred: bool = False
+    every: int = 1
+    compare: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("threshold", "limit"):
+            if getattr(self, key) < -1:
+                raise UserError(f"cluster.{key} is {getattr(self, key)}; it must be a cosine, -1 or more")
+        if self.clusters < 1:
+            raise UserError(f"cluster.clusters is {self.clusters}; it must be 1 or more")
+        if not 0 < self.share <= 1:
+            raise UserError(f"cluster.share is {self.share}; it must be above 0 and at most 1")
+        if self.every < 0:
+            raise UserError(f"cluster.every is {self.every}; it must be 0 (once) or more rounds")
+
+    def __call__(self, updates: NDArray[np.float32], seed: int) -> tuple[Floats, dict[str, float]]:
+        """The membership of each client, [clients, clusters] of 0 and 1, and figures of the partition."""
+        z = principal_directions(updates, self.share, self.centred)
+        member = self._found(z, seed)
+        figures = {"experts": float(member.shape[1]), "overlap": float(member.sum(1).mean())}
+        if self.compare:
+            figures |= overlap_quality(z, member)
+            for name, quality in compared(z, self.clusters, seed).items():
+                figures |= {f"{name}_{k}": v for k, v in quality.items() if k == "silhouette"}
+        return member.astype(np.float64), figures
+
+    def _found(self, z: Floats, seed: int) -> NDArray[np.bool_]:
+        if self.by == "mctc":
+            rule = OverlappingClusters(self.clusters, self.threshold, self.guarded, self.validate, self.limit)
+            return rule.fit(z).membership_
+        if self.by == "one":
+            return np.ones((len(z), 1), dtype=bool)
+        labels = _partition(z, self.by, min(self.clusters, len(np.unique(z, axis=0))), seed)
+        return labels[:, None] == np.arange(labels.max() + 1)
+
+
+def _partition(z: Floats, by: str, clusters: int, seed: int) -> NDArray[np.int64]:
+    from sklearn.cluster import AgglomerativeClustering, KMeans
+
+    if clusters < 2:
+        return np.zeros(len(z), dtype=np.int64)
+    if by == "kmeans":
+        return np.asarray(KMeans(clusters, n_init=10, random_state=seed % 2**32).fit_predict(z), dtype=np.int64)
+    return np.asarray(AgglomerativeClustering(clusters, linkage="average").fit_predict(z), dtype=np.int64)
+
+
+@lru_cache(maxsize=1)
+def _buckets(numbers: int) -> tuple[Tensor, Tensor]:
+    g = generator(derive_seed(0, "sketch"))
+    return torch.randint(SKETCH, (numbers,), generator=g), torch.randint(2, (numbers,), generator=g, dtype=torch.int8)
+
+
+def direction(update: Tensor) -> Tensor:
+    """An update of unit length; of a large model a sketch of it, sums of its numbers with random signs, which keeps
+    cosines to about 1 / sqrt(SKETCH)."""
+    unit = F.normalize(update, dim=0)
+    if len(unit) <= SKETCH:
+        return unit
+    places, signs = _buckets(len(unit))
+    return torch.zeros(SKETCH).index_add_(0, places, unit * (2.0 * signs - 1))
+
+
+@dataclass(frozen=True)
+class Overlapping(EveryRound):
+    """Trains as `train` does; before that averages, clients are clustered by what their training changed.
+
+    A client is known by the last update that it sent. A cluster none of whose members took part has the mean of the
+    models that they had.
+    """
+
+    train: Federate
+    rule: Overlap
+    trainable: tuple[str, ...] = field(metadata=FIXED)
+    purpose: ClassVar[Purpose] = "train"
+
+    @property
+    def name(self) -> str:
+        return self.train.name
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return self.train.programs
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return replace(self.train.plan(state, seed), reuse=True)
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        if not reports:
+            return state
+        told = {c: {"direction": direction(self._update(state, c, r))} for c, r in reports.items()}
+        known = Table.load(state, self.name).merged(Table.of(told))
+        state = replace(state, memory={**state.memory, self.name: known.tree()})
+        again = self.rule.every > 0 and state.round % self.rule.every == 0
+        if again or any(c not in state.membership for c in known.clients):
+            state = self._clustered(state, known, reports, seed)
+        return self.train.fold(state, reports, seed)
+
+    def _update(self, state: ServerState, client: ClientId, report: Report) -> Tensor:
+        sent, got = self.train.models_for(state, client), report.tensors["model"]
+        received = sent[sorted(sent)[int(report.tensors["choice"]["place"])]]
+        return vector({k: received[k] - got[k] for k in self.trainable})
+
+    def _clustered(
+        self, state: ServerState, known: Table, reports: Mapping[ClientId, Report], seed: int
+    ) -> ServerState:
+        member, figures = self.rule(known["direction"].numpy(), seed)
+        took_part = np.array([c in reports and reports[c].counts["train"] > 0 for c in known.clients])
+        models = [
+            next(iter(state.models.values())) if member[took_part, k].any() else _carried(state, known, member[:, k])
+            for k in range(member.shape[1])
+        ]
+        rows = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
+        told = {f"{self.name}.{k}": v for k, v in figures.items()}
+        return replace(state, models=numbered(models), membership=rows, figures={**state.figures, **told})
+
+
+def _carried(state: ServerState, known: Table, inside: Floats) -> Params:
+    """The mean of the models that the members of a cluster had."""
+    members = [c for c, here in zip(known.clients, inside.tolist(), strict=True) if here]
+    rows = [state.membership[c] for c in members if c in state.membership]
+    weights = torch.stack([row / row.sum() for row in rows]).sum(0) if rows else torch.ones(len(state.models))
+    used = [(state.models[k], w) for k, w in zip(sorted(state.models), weights.tolist(), strict=True) if w > 0]
+    return used[0][0] if len(used) == 1 else tree.weighted_mean([m for m, _ in used], [w for _, w in used])
+
+
+def experts_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """The models of all clusters that a client is in; of whoever is in none, all there are."""
+    names = sorted(state.models)
+    if client is not None and client in state.membership:
+        names = [k for k, here in zip(names, state.membership[client].tolist(), strict=True) if here > 0]
+    return numbered([state.models[k] for k in names])

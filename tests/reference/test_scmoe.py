@@ -1,0 +1,138 @@
+"""Facts that a correct SCMoE-PFL shows (paper 001): what leaves a client, what one cluster is, what groups it finds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federations import tiny_federation
+
+from shoal import engine, tree
+from shoal.clusterers import OverlappingClusters
+from shoal.clusterers.directions import principal_directions
+from shoal.codec import encode_report, encode_task
+from shoal.data import load, partition
+from shoal.data.federation import Federation
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.types import Examples
+
+MODEL = load_model("mlp", (6,), 4)
+
+
+def method(name, rounds=3, **options):
+    return build(name, Setting(MODEL, rounds=rounds, cohort=6, batch_size=8, options=options))
+
+
+class Listening(PlainFleet):
+    """Keeps every byte that would be sent for a round's work; evaluation is not part of it."""
+
+    def execute(self, plan):
+        reports = super().execute(plan)
+        if plan.program.name != "evaluate":
+            self.sent = [*getattr(self, "sent", []), *map(encode_task, plan.tasks.values())]
+            self.sent += [encode_report(replace(r, flops=0)) for r in reports.values()]
+        return reports
+
+
+def other_secrets(federation):
+    """The same rows of low sensitivity, but others of high."""
+    g, clients = torch.Generator().manual_seed(99), {}
+    for c in federation:
+        data = federation[c]
+        splits = {"test": data["test"]}
+        for split in ("train", "val"):
+            low, high = data[f"{split}/low"], data[f"{split}/high"]
+            x = torch.cat([low.x, 5 * torch.randn(high.x.shape, generator=g)])
+            splits[split] = Examples(x, torch.cat([low.y, (high.y + 1) % 4]))
+        clients[c] = splits
+    return Federation.from_clients(clients, federation.central, federation.classes)
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_sensitive_rows_influence_nothing_that_is_sent(start, tiny):
+    ours, theirs = Listening(tiny), Listening(other_secrets(tiny))
+    runs = [engine.run(method("scmoe", private={"start": start}), f, rounds=3, seed=0) for f in (ours, theirs)]
+    assert ours.sent == theirs.sent
+    assert tree.distance(runs[0].state.models, runs[1].state.models) == 0
+    assert tree.distance(runs[0].state.membership, runs[1].state.membership) == 0
+    assert tree.distance(dict(ours.private), dict(theirs.private)) > 0  # and yet they differ where they should
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_no_private_number_is_sent(start, tiny):
+    fleet = Listening(tiny)
+    engine.run(method("scmoe", private={"start": start}), fleet, rounds=3, seed=0)
+    wire = b"".join(fleet.sent)
+    for private in fleet.private.values():
+        for kind in ("model", "gate"):
+            for x in private[kind].values():
+                assert x.numpy().tobytes() not in wire
+    received = fleet.sent[0]
+    assert any(x.numpy().tobytes() in received for x in tree.leaves(method("scmoe").init(0).models))  # it would be seen
+
+
+def test_one_cluster_is_fedavg_on_rows_of_low_sensitivity(tiny):
+    one = method("scmoe", cluster={"by": "one"}, gate={"use": False})
+    fedavg = method("fedavg", train={"rows": "low"})
+    a, b = (engine.run(m, VectorFleet(tiny), rounds=3, seed=0) for m in (one, fedavg))
+    assert tree.distance(a.state.models["expert-000"], b.state.models["global"]) == 0
+    assert a.accuracy == b.accuracy
+
+
+def test_experts_weigh_clients_by_rows_of_low_sensitivity(tiny):
+    fleet = PlainFleet(tiny)
+    m = method("scmoe")
+    stage = next(s for s in m.stages if s.name == "train")
+    state = replace(m.init(0), roster=tuple(tiny), cohort=tuple(tiny))
+    reports = fleet.execute(stage.plan(state, 0))
+    assert {c: r.counts["train"] for c, r in reports.items()} == {c: len(tiny[c]["train/low"].y) for c in tiny}
+
+
+def test_z_does_not_hang_on_how_far_a_client_went():
+    rows = np.random.default_rng(0).normal(size=(9, 40))
+    scaled = rows * np.random.default_rng(1).uniform(0.01, 100, (9, 1))
+    np.testing.assert_allclose(principal_directions(scaled), principal_directions(rows), atol=1e-9)
+
+
+def test_three_orthogonal_groups_centred():
+    rows = np.repeat(np.eye(3), 4, axis=0)
+    found = OverlappingClusters(3, 0.2).fit(principal_directions(rows, 1.0, centred=True))
+    assert found.membership_.sum(1).tolist() == [1] * 12
+    assert [found.labels_[k : k + 4].tolist().count(found.labels_[k]) for k in (0, 4, 8)] == [4, 4, 4]
+    assert len(set(found.labels_.tolist())) == 3
+    assert found.separation_ == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("asked", [3, 4, 5])
+def test_planted_groups_are_found_by_training(asked):
+    """Digits in three groups of labels, from one round of training of the first model."""
+    from sklearn.metrics import adjusted_rand_score
+
+    for seed in (0, 1):
+        federation = partition(load("digits", seed=seed), "labels:0-2/3-5/6-9", clients=12, seed=seed)
+        setting = Setting(
+            load_model("mlp", (1, 8, 8), 10), rounds=2, cohort=12, options={"cluster": {"clusters": asked}}
+        )
+        m = build("scmoe", setting)
+        result = engine.run(replace(m, stages=m.stages[:-1]), VectorFleet(federation), rounds=2, seed=seed)
+        labels = [int(result.state.membership[c].argmax()) for c in federation]
+        assert adjusted_rand_score([federation.groups[c] for c in federation], labels) == 1.0
+        assert all(row.sum() == 1 for row in result.state.membership.values())
+        assert len(result.state.models) == 3
+
+
+def test_a_client_that_never_trained_is_served(tiny):
+    result = engine.run(method("scmoe"), PlainFleet(tiny), rounds=3, seed=0, central=tiny.central)
+    assert result.accuracy["central"] > 0.5
+
+
+def test_partial_rounds_and_newcomers():
+    """A cohort of two: whoever was never chosen is served too."""
+    federation = tiny_federation(8)
+    m = build("scmoe", Setting(MODEL, rounds=4, cohort=2, batch_size=8))
+    result = engine.run(m, VectorFleet(federation), rounds=4, seed=0, central=federation.central)
+    assert set(result.evaluation.clients) == set(federation)
+    assert len(result.state.membership) < 8

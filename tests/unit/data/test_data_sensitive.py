@@ -1,0 +1,110 @@
+"""Rows of low and of high sensitivity: a share, or as a column says."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.data import load, partition
+from shoal.data.federation import Federation, sensitive_rows
+from shoal.errors import UserError
+from shoal.types import POOL, Examples
+
+
+def test_numbers_by_hand():
+    # 0.3 of 10, 5, 2, 1 and 0 rows; one row at least is not sensitive
+    held = np.array([10, 5, 2, 1, 0])
+    assert sensitive_rows(held, 0.3).tolist() == [3, 2, 1, 0, 0]
+    assert sensitive_rows(held, 0.99).tolist() == [9, 4, 1, 0, 0]
+    assert sensitive_rows(held, 0.0).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_parts_make_the_whole(share):
+    federation = partition(load("digits"), "dirichlet:0.5", clients=5, seed=1, sensitive=share)
+    for client in federation:
+        data = federation[client]
+        for split in ("train", "val"):
+            low, high, whole = data[f"{split}/low"], data[f"{split}/high"], data[split]
+            assert torch.equal(torch.cat([low.x, high.x]), whole.x)
+            assert torch.equal(torch.cat([low.y, high.y]), whole.y)
+            assert abs(len(high.y) - share * len(whole.y)) <= 0.5
+        assert "test/high" not in data
+
+
+def test_a_share_leaves_rows_where_they_are():
+    a, b = (partition(load("digits"), "iid", clients=4, seed=1, sensitive=s) for s in (0.0, 0.5))
+    assert all(torch.equal(a[c]["train"].x, b[c]["train"].x) for c in a)
+
+
+def test_the_pool_has_no_parts():
+    assert set(partition(load("digits"), "iid", clients=4, seed=1)[POOL]) == {"train", "val", "test"}
+
+
+def test_tensors_of_ones_own():
+    rows = Examples(torch.arange(8.0)[:, None], torch.zeros(8, dtype=torch.int64))
+    federation = Federation.from_clients({"a": {"train": rows}}, rows, ("x", "y"), sensitive=0.25)
+    assert federation["a"]["train/high"].x.flatten().tolist() == [6.0, 7.0]
+    assert len(federation["a"]["val/low"].y) == 0
+
+
+COLUMN = {"csv": "sensitive", "npz": "private"}
+
+
+@pytest.fixture(params=COLUMN)
+def own(request, tmp_path):
+    """40 rows of four clients; feature v of a row is its number, and every third row is sensitive."""
+    v, w = np.arange(40.0), np.random.default_rng(0).normal(size=40)
+    y, owner, flag = np.arange(40) // 2 % 2, [f"h{i % 4}" for i in range(40)], np.arange(40) % 3 == 0
+    path = tmp_path / f"own.{request.param}"
+    if request.param == "csv":
+        lines = [f"{v[i]},{w[i]},{y[i]},{owner[i]},{int(flag[i])}" for i in range(40)]
+        path.write_text("\n".join(["v,w,label,client,sensitive", *lines]))
+    else:
+        np.savez(path, x=np.stack([v, w], 1), y=y, client=np.array(owner), private=flag)
+    return path, {"client_column": "client", "sensitive_column": COLUMN[request.param]}
+
+
+@pytest.mark.parametrize("spec", ["natural", "iid"])
+def test_a_column_decides(own, spec):
+    path, columns = own
+    dataset = load(str(path), **columns)
+    assert dataset.input_shape == (2,)  # the column is no feature
+    federation = partition(dataset, spec, clients=4, seed=3, min_size=5)
+    train = torch.cat([federation[c]["train"].x for c in federation])
+    value = (dataset.train.x[:, None] == train[None]).all(-1).float().argmax(0)  # which row of the data set it is
+    sensitive = dataset.sensitive[value]
+    ends = np.cumsum([len(federation[c]["train"].y) for c in federation])
+    for client, end in zip(federation, ends, strict=True):
+        data = federation[client]
+        begin = end - len(data["train"].y)
+        between = begin + len(data["train/low"].y)
+        assert not sensitive[begin:between].any()
+        assert sensitive[between:end].all()
+        assert len(data["val/low"].y) + len(data["val/high"].y) == len(data["val"].y)
+    assert 0 < sensitive.sum() < len(sensitive)
+
+
+def test_a_part_of_the_rows_keeps_their_flags(own):
+    path, columns = own
+    whole, part = load(str(path), **columns), load(str(path), rows=20, **columns)
+    for x, flag in zip(part.train.x, part.sensitive, strict=True):
+        assert whole.sensitive[(whole.train.x == x).all(1).nonzero()[0, 0]] == flag
+
+
+class TestBadInput:
+    def test_no_such_column(self, own):
+        path, columns = own
+        with pytest.raises(UserError, match=r"there is no sensitive (column|array) 'secret'"):
+            load(str(path), **columns | {"sensitive_column": "secret"})
+
+    def test_neither_0_nor_1(self, tmp_path):
+        path = tmp_path / "own.csv"
+        path.write_text("v,label,sensitive\n1,0,yes\n2,1,0\n3,0,1\n4,1,0\n")
+        with pytest.raises(
+            UserError, match="'yes' in 'sensitive' does not say whether a row is sensitive: use 0 and 1"
+        ):
+            load(str(path), sensitive_column="sensitive")
+
+    def test_a_named_set_has_no_columns(self):
+        with pytest.raises(UserError, match="sensitive_column is 'x', but digits is not a table"):
+            load("digits", sensitive_column="x")
