@@ -67,7 +67,7 @@ class ChooseAndTrain:
         place, models = s["losses"].argmin(), list(s["models"].values())
         chosen = {k: torch.stack([m[k] for m in models]).index_select(0, place[None]).squeeze(0) for k in models[0]}
         kept = {k: v for k, v in s.items() if k not in ("models", "losses")}
-        return kept | self.training.start_at(chosen) | {"place": place}
+        return kept | self.training.start_at(chosen, towards=chosen) | {"place": place}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, private = self.training.end(task, s, counts)
