@@ -10,8 +10,9 @@ Arivazhagan, Aggarwal, Singh, Choudhary, Federated learning with personalization
 | W_B ← Σ n_j/N W_B,j | `stages.train.FederatePart` |
 
 Only bases travel, down and up. A client is served the newest base with its own head, which may have been trained on an
-older one. A client that never trained, and one without data, get the first head, whose predictions are chance: heads
-never leave their clients, so nobody can give them a better one. The central figure is therefore chance by design.
+older one. A client that never trained, and one without data, get the first head, which nobody has trained: heads never
+leave their clients. At first that is chance; later it is what bases trained under other heads happen to do with it,
+better than chance only because all heads started from it.
 
 Deviation: the paper also tries more than one personal layer, and all clients in every round; here it is one, and
 `--cohort` says who takes part. Its text was not at hand: the table is from what is known of it.

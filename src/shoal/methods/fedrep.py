@@ -11,9 +11,8 @@ Collins, Hassani, Mokhtari, Shakkottai, Exploiting shared representations for pe
 | α | `train.lr`, of both |
 | φ^{t+1} ← mean of φ_i over the clients of the round | `stages.train.FederatePart` |
 
-What travels, what is served, and why the central figure is chance by design: as in `fedper`. A head that has not been
-trained for long fits an older representation; the authors' program lets all clients train once more at the end, here
-they do not.
+What travels and what is served, to clients that never trained too: as in `fedper`. A head that has not been trained for
+long fits an older representation; the authors' program lets all clients train once more at the end, here they do not.
 
 `train.head_epochs` is 10, as in the paper's experiments: it wants the head near its best for the representation at
 hand before this is moved, and gives the representation 1 or 5 epochs.
