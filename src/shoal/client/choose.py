@@ -85,8 +85,9 @@ class ChooseAndTrain:
         return self.training.begin(task, private) | self.choice.begin(task, private)
 
     def take(self, s: Tree) -> Tree:
+        chosen = self.choice.chosen(s)
         kept = {k: v for k, v in s.items() if k not in ("models", "losses", "hits")}
-        return kept | self.training.start_at(self.choice.chosen(s)) | {"place": self.choice.best(s)}
+        return kept | self.training.start_at(chosen, towards=chosen) | {"place": self.choice.best(s)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, private = self.training.end(task, s, counts)

@@ -22,6 +22,7 @@ from shoal.models import Model
 from shoal.rng import derive_seed, generator
 from shoal.types import FIXED, Batch, Params, Phase, Predict, Report, Task, Tree
 
+EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
 KEPT = 0  # the place of the model that is always used: the client's own
 
 
@@ -133,7 +134,7 @@ class TrainGate:
 
     @property
     def optimiser(self) -> Adam:
-        return Adam(self.lr)
+        return Adam(self.lr, eps=EPS)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -149,11 +150,12 @@ class TrainGate:
         return s | {"gate": gate, "adam": self.optimiser.init(gate)}
 
     def take(self, s: Tree) -> Tree:
-        return s | self.own.start_at(self.choice.chosen(s))
+        chosen = self.choice.chosen(s)
+        return s | self.own.start_at(chosen, towards=chosen)
 
     def inputs(self, s: Tree, x: Tensor) -> Tensor:
         """What the gate sees and what every model says, side by side: [rows, inputs + models * classes]"""
-        models = [s["params"] | s["buffers"], *s["models"].values()]
+        models = [self.own.whole(s), *s["models"].values()]
         logits = torch.stack([self.model.predict(m, x) for m in models], dim=1)
         return torch.cat([x.flatten(1), logits.flatten(1)], dim=1)
 
@@ -170,8 +172,7 @@ class TrainGate:
         return s | {"gate": gate, "adam": adam}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        model = s["params"] | s["buffers"]
-        return Report(), {"model": {k: model[k] for k in sorted(model)}, "gate": s["gate"]}
+        return Report(), {"model": self.own.whole(s), "gate": s["gate"]}
 
 
 def gated_predict(model: Model, gate: Gate) -> Predict:

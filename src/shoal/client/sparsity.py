@@ -65,7 +65,7 @@ class Sparsity:
         return s | {"zeros": zeros, "received": zeros, "private": private}
 
     def step(self, s: Tree, b: Batch) -> Tree:
-        zero = (self.adaptation.model.rectified(s["params"] | s["buffers"], b.x, self.place) == 0).float()
+        zero = (self.adaptation.model.rectified(s["params"] | s["rest"], b.x, self.place) == 0).float()
         each = zero.flatten(2).mean(-1) if zero.dim() > 2 else zero  # [rows, channels]: Eq. (1)
         odd = torch.arange(len(b.w), device=b.w.device) % 2
         halves = torch.stack([b.w * (1 - odd), b.w * odd])  # [2, rows]

@@ -27,10 +27,12 @@ def cross_entropy(logits: Tensor, b: Batch) -> Tensor:
 class LocalTraining:
     """Some epochs of SGD on a client's own training data.
 
-    `start` says from which model: the received one, or the client's own (its first weights follow from
-    the task's config, so that nothing needs to be sent). `send` and `keep` say what becomes of the
-    result: up to the server, or into the client's private tree. `mu` pulls towards the model received:
-    mu/2 * |w - w_received|^2 (FedProx). `rows` says which: all, or those of low or of high sensitivity only.
+    `start` says from which model: the received one, or the client's own, which at first is the received one too (where
+    none is sent, it follows from a seed in the task's config). `send` and `keep` say what becomes of the result: up to
+    the server, or into the client's private tree. `mu` pulls towards the model received, where none is sent towards
+    the first: mu/2 * |w - w_received|^2 (FedProx). `rows` says which: all, or those of low or of high sensitivity
+    only. `part` says which parameters: all, those of the last layer, or all others. What is not trained stays as it
+    is, and so do batch norm's statistics with all that is below the last layer.
     """
 
     model: Model
@@ -42,6 +44,7 @@ class LocalTraining:
     clip: float = 0.0
     mu: float = 0.0
     rows: Literal["all", "low", "high"] = "all"
+    part: Literal["all", "head", "base"] = field(default="all", metadata=FIXED)
     start: Literal["received", "own"] = field(default="received", metadata=FIXED)
     send: bool = field(default=True, metadata=FIXED)
     keep: bool = field(default=False, metadata=FIXED)
@@ -71,30 +74,33 @@ class LocalTraining:
     def split(self) -> str:
         return "train" if self.rows == "all" else f"train/{self.rows}"
 
-    def first(self, task: Task, private: Tree) -> Params:
-        if self.start == "received":
-            return next(iter(task.models.values()))
-        return private["model"] if "model" in private else self.model.init(int(task.config["first"]))
+    @property
+    def trained(self) -> tuple[str, ...]:
+        if self.part == "all":
+            return self.model.trainable
+        return tuple(k for k in self.model.trainable if (k in self.model.head) == (self.part == "head"))
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        model = self.first(task, private)
+        own = private.get("model") if self.start == "own" else None
+        received = next(iter(task.models.values())) if task.models else None
+        model = own or received or self.model.init(int(task.config["first"]))
         device = model[self.model.trainable[0]].device
-        return self.start_at(model) | {
+        return self.start_at(model, towards=received or model) | {
             "lr": torch.tensor(task.config.get("lr", self.lr), device=device),
             "loss": torch.zeros(2, device=device),
         }
 
-    def start_at(self, model: Params) -> Tree:
-        params = {k: model[k] for k in self.model.trainable}
+    def start_at(self, model: Params, towards: Params) -> Tree:
+        params = {k: model[k] for k in self.trained}
         s: Tree = {
             "params": params,
-            "buffers": {k: v for k, v in model.items() if k not in params},
+            "rest": {k: v for k, v in model.items() if k not in params},
             "velocity": self.optimiser.init(params),
         }
-        return s | ({"anchor": params} if self.mu else {})
+        return s | ({"anchor": {k: towards[k] for k in params}} if self.mu else {})
 
     def objective(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
-        logits, buffers = self.model.forward(params | s["buffers"], b.x, b.key)
+        logits, buffers = self.model.forward(params | s["rest"], b.x, b.key)
         total = cross_entropy(logits, b)
         loss = total / b.w.sum().clamp(min=1)
         if self.mu:
@@ -105,10 +111,15 @@ class LocalTraining:
         slopes, (total, buffers) = grad(self.objective, has_aux=True)(s["params"], s, b)
         params, velocity = self.optimiser.update(s["params"], slopes, s["velocity"], s["lr"])
         seen = s["loss"] + torch.stack([total, b.w.sum()])
-        return s | {"params": params, "velocity": velocity, "buffers": buffers, "loss": seen}
+        rest = s["rest"] if self.part == "head" else s["rest"] | buffers
+        return s | {"params": params, "velocity": velocity, "rest": rest, "loss": seen}
+
+    def whole(self, s: Tree) -> Params:
+        """The model as it is now, by sorted names."""
+        return dict(sorted((s["params"] | s["rest"]).items()))
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        model = {k: s["params"].get(k, s["buffers"].get(k)) for k in sorted(s["params"] | s["buffers"])}
+        model = self.whole(s)
         total, rows = s["loss"].tolist()
         held = {k: n for k, n in counts.items() if "/" not in k} | {"train": counts[self.split]}
         report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, held)

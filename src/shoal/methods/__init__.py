@@ -11,12 +11,15 @@ from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
+from shoal.methods.ditto import ditto
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
 from shoal.methods.fedcor import fedcor
 from shoal.methods.fedepc import fedepc
 from shoal.methods.fedgroup import fedgroup
+from shoal.methods.fedper import fedper
 from shoal.methods.fedprox import fedprox
+from shoal.methods.fedrep import fedrep
 from shoal.methods.flacc import flacc
 from shoal.methods.flis import flis
 from shoal.methods.haccs import haccs
@@ -34,6 +37,9 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "fedavg-ft": fedavg_ft,
+    "ditto": ditto,
+    "fedper": fedper,
+    "fedrep": fedrep,
     "simclust": simclust,
     "repclust": repclust,
     "powerd": powerd,

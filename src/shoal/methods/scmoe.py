@@ -43,7 +43,7 @@ from torch import Tensor
 from shoal import tree
 from shoal.client.choose import Choose, ChooseAndTrain
 from shoal.client.gate import Gate, TrainGate, gated_predict
-from shoal.client.private import TrainBoth
+from shoal.client.personal import TrainBoth
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
@@ -77,7 +77,8 @@ def scmoe(s: Setting) -> Method:
     rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
     start, use = s.make("private", Private).start, s.make("gate", Mixing).use
     warm = start == "warm"
-    own = s.training("private", LocalTraining, epochs=5 if warm else s.epochs, rows="high", name="private")
+    kept = {"rows": "high", "start": "own", "send": False, "keep": True, "name": "private"}
+    own = s.training("private", LocalTraining, epochs=5 if warm else s.epochs, **kept)
     gate = s.make("gate", Gate)
     choice, program = Choose(s.model, "hits", judged), ChooseAndTrain(training, "hits", judged)
     personal = s.make("gate", TrainGate, model=s.model, gate=gate, own=own, choice=choice, start=start)

@@ -137,6 +137,11 @@ class Model:
         last = self.trainable[-1].rpartition(".")[0]
         return tuple(k for k in self.trainable if k.rpartition(".")[0] == last)
 
+    def parts(self, params: Params) -> tuple[Params, Params]:
+        """Base and head. Buffers (batch norm's running statistics) are the base's."""
+        head = set(self.head)
+        return {k: v for k, v in params.items() if k not in head}, {k: v for k, v in params.items() if k in head}
+
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self._serving.parameters())

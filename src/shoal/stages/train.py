@@ -59,8 +59,12 @@ class Federate(OneProgram, EveryRound):
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
 
+    def config(self, state: ServerState) -> dict[str, float]:
+        """What goes with every task."""
+        return {"lr": self.rate.at(state.round)}
+
     def plan(self, state: ServerState, seed: int) -> Plan:
-        config = {"lr": self.rate.at(state.round)}
+        config = self.config(state)
         return Plan(
             self.program,
             {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.cohort},
@@ -106,6 +110,15 @@ class Federate(OneProgram, EveryRound):
     def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
         member = float(state.membership[client][place]) if client in state.membership else float(not state.membership)
         return member * (report.counts["train"] if self.weighting == "size" else 1)
+
+
+@dataclass(frozen=True)
+class FederatePart(Federate):
+    """Of each model a part is sent and averaged; the rest stays with the clients. Its first weights follow from a seed
+    that init put into this stage's memory, so that all clients start alike without its being sent."""
+
+    def config(self, state: ServerState) -> dict[str, float]:
+        return super().config(state) | {"first": float(state.memory[self.name]["first"])}
 
 
 @dataclass(frozen=True)

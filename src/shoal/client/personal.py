@@ -1,0 +1,126 @@
+"""What clients keep for themselves: a second model beside the shared one, or the head of the shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.types import Batch, ClientProgram, Params, Phase, Report, Task, Tree, unchanged
+
+
+@dataclass(frozen=True)
+class TrainBoth:
+    """What is received is trained as `shared` says, and sent back; then the client's own model is trained, which stays,
+    with whatever else the client keeps."""
+
+    shared: ClientProgram
+    personal: LocalTraining
+    name: str = "train"
+
+    @property
+    def batchable(self) -> bool:
+        return self.shared.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The shared model first: the order of rows follows from a phase's number, and is thus that of training it
+        without the other."""
+        both = {"shared": self.shared, "personal": self.personal}
+        return tuple(_inside(key, phase) for key, program in both.items() for phase in program.phases)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        """The task's learning rate is that of the shared model."""
+        alone, kept = replace(task, config={}), {k: v for k, v in private.items() if k != "model"}
+        return {
+            "shared": self.shared.begin(task, private),
+            "personal": self.personal.begin(alone, private),
+            "kept": kept,
+        }
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.shared.end(task, s["shared"], counts)
+        return report, s["kept"] | {"model": self.personal.whole(s["personal"])}
+
+
+def _inside(key: str, phase: Phase) -> Phase:
+    """A phase of a program whose state is one part of a larger one."""
+
+    def step(s: Tree, b: Batch) -> Tree:
+        return s | {key: phase.step(s[key], b)}
+
+    def finish(s: Tree) -> Tree:
+        return s | {key: phase.finish(s[key])}
+
+    return replace(phase, step=step, finish=unchanged if phase.finish is unchanged else finish)
+
+
+@dataclass(frozen=True)
+class KeepHead:
+    """A base is received, trained with the client's own head on it, and sent back; the head stays. The first head
+    follows from a seed in the task's config."""
+
+    training: LocalTraining
+    name: str = "train"
+
+    def __post_init__(self) -> None:
+        model = self.training.model
+        if len(model.head) == len(model.trainable):
+            raise UserError(f"model {model.name} has one layer only; it must have another, which clients share")
+
+    @property
+    def batchable(self) -> bool:
+        return self.training.batchable
+
+    @property
+    def turns(self) -> tuple[LocalTraining, ...]:
+        """What is trained, one after the other, of the same model."""
+        return (self.training,)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(
+            replace(phase, finish=partial(handed_over, turn, after) if after else unchanged)
+            for turn, after in zip_longest(self.turns, self.turns[1:])
+            for phase in turn.phases
+        )
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        (base,) = task.models.values()
+        head = private["head"] if "head" in private else self.first_head(int(task.config["first"]))
+        return self.turns[0].begin(replace(task, models={"model": base | head}), {})
+
+    def first_head(self, seed: int) -> Params:
+        _, head = self.training.model.parts(self.training.model.init(seed))
+        return head
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.turns[-1].end(task, s, counts)
+        base, head = self.training.model.parts(report.tensors["model"])
+        return replace(report, tensors={"model": base}), {"head": head}
+
+
+@dataclass(frozen=True)
+class HeadFirst(KeepHead):
+    """First `head_epochs` passes in which only the head is trained, then those of `training` for the base only."""
+
+    head_epochs: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_epochs < 0:
+            raise UserError(f"{self.name}.head_epochs is {self.head_epochs}; it must be 0 or more")
+
+    @property
+    def turns(self) -> tuple[LocalTraining, ...]:
+        head = replace(self.training, part="head", epochs=self.head_epochs)
+        return head, replace(self.training, part="base")
+
+
+def handed_over(before: LocalTraining, after: LocalTraining, s: Tree) -> Tree:
+    """The model as the one leaves it is where the other starts."""
+    model = before.whole(s)
+    return {"lr": s["lr"], "loss": s["loss"]} | after.start_at(model, towards=model)
