@@ -10,7 +10,7 @@ from torch import nn
 from shoal import tree
 from shoal.client.adam import Adam
 from shoal.client.choose import Choose
-from shoal.client.gate import Gate, TrainGate, confident, gated_predict, routed_predict
+from shoal.client.gate import FitGate, Gate, TrainGate, confident, gated_predict, routed_predict
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_one
@@ -87,6 +87,12 @@ class TestWeights:
         assert Gate(shortlist=1, top=2).run(scores)[0].tolist() == [1, 1, 1, 0, 0]  # never fewer than count
         assert Gate(calibrate=False).run(scores)[0].tolist() == [1, 1, 1, 0, 0]
 
+    def test_denoised(self):
+        # confidences log 2, log 4 and log 1.1: the last is less sure than the own model's; priors are equal
+        logits = torch.tensor([[[0.0, 0.0], [math.log(3), 0.0], [math.log(0.1), 0.0]]])
+        weights = Gate(denoise=True, calibrate=False).log_weights(torch.zeros(1, 3), logits).exp()
+        assert weights[0].tolist() == pytest.approx([0.5, 0.5, 0.0])
+
     def test_large_logits(self):
         # sums of e^200 are beyond float32, their logs are not; the gap of 1 decides: 1 / (1 + e) and e / (1 + e)
         logits = torch.tensor([[[200.0, 0.0], [201.0, 0.0]]])
@@ -115,7 +121,8 @@ class TestWeights:
 
 def program(**kw):
     own = LocalTraining(MODEL, epochs=2, batch_size=8, rows="high", name="private")
-    return TrainGate(**{"model": MODEL, "gate": Gate(), "own": own, "choice": Choose(MODEL, "hits", "val/low")} | kw)
+    start, fit = kw.pop("start", "warm"), FitGate(**{"model": MODEL, "gate": Gate()} | kw)
+    return TrainGate(fit, own, Choose(MODEL, "hits", "val/low"), start)
 
 
 class TestTraining:
@@ -128,7 +135,7 @@ class TestTraining:
         data, task = tiny["c3"], Task(experts(2), {}, 5)
         p = program(epochs=1, batch_size=1000, gate=replace(EVERY_MODEL, mix="probabilities"))
         _, private = run_one(p, task, data, {})
-        first = p.gate.init(6, 3, 5)
+        first = p.fit.gate.init(6, 3, 5)
         net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
         net.load_state_dict(dict(zip(net.state_dict(), first.values(), strict=True)))
         x, y = data["train"]

@@ -5,7 +5,7 @@ Models are frozen: what they say of a row is computed once, and only the gate is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -33,7 +33,8 @@ class Gate:
     A model's confidence is its negative free energy, logsumexp(logits / T), added to the log of its prior weight; with
     `calibrate=False` priors alone decide. Beside the client's own model, which always counts, `top` experts do (0:
     all); of more than `shortlist` only so many are run, by their priors (0: all are), never fewer than count. With
-    `prior="uniform"` there is no network. `mix` says what is averaged: logits, or probabilities.
+    `prior="uniform"` there is no network. With `denoise` experts that are less sure of a row than the client's own
+    model do not count for it. `mix` says what is averaged: logits, or probabilities.
     """
 
     hidden: int = 16
@@ -41,6 +42,7 @@ class Gate:
     shortlist: int = 3
     temperature: float = 1.0
     calibrate: bool = True
+    denoise: bool = False
     prior: Literal["learned", "uniform"] = "learned"
     mix: Literal["logits", "probabilities"] = "logits"
 
@@ -69,16 +71,20 @@ class Gate:
         return scores if self.prior == "learned" else torch.zeros_like(scores)
 
     def run(self, scores: Tensor) -> Tensor:
-        """Which models are run for a row: [rows, models], by priors only, which decide alone without calibration."""
+        """Which models are run for a row: [rows, models], by priors only, which decide alone where confidence does not
+        matter."""
         spare = self.top and self.shortlist and max(self.top, self.shortlist)
-        return self._largest(scores, spare if self.calibrate else self.top)
+        return self._largest(scores, spare if self.calibrate or self.denoise else self.top)
 
     def log_weights(self, scores: Tensor, logits: Tensor) -> Tensor:
         """[rows, models] from logits [rows, models, classes]; -inf for a model that does not count (Alg. 2, 4-19)."""
         told = F.log_softmax(scores, dim=-1)  # the prior, line 5
+        sure = torch.logsumexp(logits / self.temperature, dim=-1)  # log of beta, line 9
         if self.calibrate:
-            told = told + torch.logsumexp(logits / self.temperature, dim=-1)  # log of prior times beta, lines 9-10
+            told = told + sure  # line 10
         told = told.masked_fill(~self.run(scores), -torch.inf)
+        if self.denoise:
+            told = told.masked_fill(sure < sure[..., KEPT : KEPT + 1], -torch.inf)
         return F.log_softmax(told.masked_fill(~self._largest(told, self.top), -torch.inf), dim=-1)  # lines 12-19
 
     def mixed(self, log_weights: Tensor, logits: Tensor) -> Tensor:
@@ -103,23 +109,15 @@ def confident(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TrainGate:
-    """The client's own model from the best of the received experts, then the gate over it and all of them.
-
-    The own model is trained on some rows that no shared model sees (`own.rows`), or is the one that the client has
-    trained from round to round (`start="cold"`). Experts and own model are frozen while the gate is trained, on all
-    rows. Model and gate stay with the client, and the report says nothing that follows from them.
-    """
+class FitGate:
+    """How a gate is trained on what frozen models say of each row: with Adam, on one split of the client's rows."""
 
     model: Model
     gate: Gate
-    own: LocalTraining
-    choice: Choose
-    start: Literal["warm", "cold"] = field(default="warm", metadata=FIXED)
     epochs: int = 10
     batch_size: int = 64
     lr: float = 0.005
-    name: str = "personalise"
+    split: str = field(default="train", metadata=FIXED)
 
     def __post_init__(self) -> None:
         for key, least in (("epochs", 0), ("batch_size", 1)):
@@ -129,35 +127,22 @@ class TrainGate:
             raise UserError(f"gate.lr is {self.lr}; it must be above 0")
 
     @property
-    def batchable(self) -> bool:
-        return self.own.batchable
-
-    @property
     def optimiser(self) -> Adam:
         return Adam(self.lr, eps=EPS)
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        (compare,), (train,) = self.choice.phases, self.own.phases
-        warm = (replace(compare, finish=self.take), train) if self.start == "warm" else ()
-        return (*warm, Phase("train", self.epochs, self.batch_size, self.step, inputs=self.inputs))
-
-    def begin(self, task: Task, private: Tree) -> Tree:
-        own = private["model"] if self.start == "cold" and "model" in private else next(iter(task.models.values()))
-        s = self.own.begin(replace(task, models={"own": own}), {}) | self.choice.begin(task, private)
+    def begin(self, models: int, seed: int) -> Tree:
         inputs = torch.Size(self.model.input_shape).numel()
-        gate = self.gate.init(inputs, 1 + len(task.models), task.seed, self.model.device)
-        return s | {"gate": gate, "adam": self.optimiser.init(gate)}
+        gate = self.gate.init(inputs, models, seed, self.model.device)
+        return {"gate": gate, "adam": self.optimiser.init(gate)}
 
-    def take(self, s: Tree) -> Tree:
-        chosen = self.choice.chosen(s)
-        return s | self.own.start_at(chosen, towards=chosen)
+    def phase(self, say: Callable[[Tree, Tensor], Tensor]) -> Phase:
+        """`say`: logits of all models, [rows, models, classes], computed of each row once."""
 
-    def inputs(self, s: Tree, x: Tensor) -> Tensor:
-        """What the gate sees and what every model says, side by side: [rows, inputs + models * classes]"""
-        models = [self.own.whole(s), *s["models"].values()]
-        logits = torch.stack([self.model.predict(m, x) for m in models], dim=1)
-        return torch.cat([x.flatten(1), logits.flatten(1)], dim=1)
+        def inputs(s: Tree, x: Tensor) -> Tensor:
+            """What the gate sees and what every model says, side by side."""
+            return torch.cat([x.flatten(1), say(s, x).flatten(1)], dim=1)
+
+        return Phase(self.split, self.epochs, self.batch_size, self.step, inputs=inputs)
 
     def objective(self, gate: Params, b: Batch) -> Tensor:
         models = gate["bias2"].shape[0]
@@ -167,9 +152,49 @@ class TrainGate:
         return cross_entropy(self.gate.mixed(weights, logits), b) / b.w.sum().clamp(min=1)  # Alg. 2, line 21
 
     def step(self, s: Tree, b: Batch) -> Tree:
+        """Only the gate is trained (Alg. 2, 22-23)."""
         slopes = grad(self.objective)(s["gate"], b)
         gate, adam = self.optimiser.update(s["gate"], slopes, s["adam"])
         return s | {"gate": gate, "adam": adam}
+
+
+@dataclass(frozen=True)
+class TrainGate:
+    """The client's own model from the best of the received experts, then the gate over it and all of them.
+
+    The own model is trained on some rows that no shared model sees (`own.rows`), or is the one that the client has
+    trained from round to round (`start="cold"`). Experts and own model are frozen while the gate is trained. Model and
+    gate stay with the client, and the report says nothing that follows from them.
+    """
+
+    fit: FitGate
+    own: LocalTraining
+    choice: Choose
+    start: Literal["warm", "cold"] = "warm"
+    name: str = "personalise"
+
+    @property
+    def batchable(self) -> bool:
+        return self.own.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        (compare,), (train,) = self.choice.phases, self.own.phases
+        warm = (replace(compare, finish=self.take), train) if self.start == "warm" else ()
+        return (*warm, self.fit.phase(self.say))
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        own = private["model"] if self.start == "cold" and "model" in private else next(iter(task.models.values()))
+        s = self.own.begin(replace(task, models={"own": own}), {}) | self.choice.begin(task, private)
+        return s | self.fit.begin(1 + len(task.models), task.seed)
+
+    def take(self, s: Tree) -> Tree:
+        chosen = self.choice.chosen(s)
+        return s | self.own.start_at(chosen, towards=chosen)
+
+    def say(self, s: Tree, x: Tensor) -> Tensor:
+        models = [self.own.whole(s), *s["models"].values()]
+        return torch.stack([self.fit.model.predict(m, x) for m in models], dim=1)
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report(), {"model": self.own.whole(s), "gate": s["gate"]}

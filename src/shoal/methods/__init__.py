@@ -25,6 +25,8 @@ from shoal.methods.flis import flis
 from shoal.methods.haccs import haccs
 from shoal.methods.ifca import ifca
 from shoal.methods.local import local
+from shoal.methods.pfmoe import pfmoe
+from shoal.methods.pm_moe import pm_moe
 from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
 from shoal.methods.scmoe import scmoe
@@ -53,6 +55,8 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "flacc": flacc,
     "fedepc": fedepc,
     "scmoe": scmoe,
+    "pm-moe": pm_moe,
+    "pfmoe": pfmoe,
     "ifca": ifca,
     "local": local,
     "centralised": centralised,

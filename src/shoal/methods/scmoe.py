@@ -42,7 +42,7 @@ from torch import Tensor
 
 from shoal import tree
 from shoal.client.choose import Choose, ChooseAndTrain
-from shoal.client.gate import Gate, TrainGate, gated_predict
+from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
 from shoal.client.personal import TrainBoth
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
@@ -81,7 +81,7 @@ def scmoe(s: Setting) -> Method:
     own = s.training("private", LocalTraining, epochs=5 if warm else s.epochs, **kept)
     gate = s.make("gate", Gate)
     choice, program = Choose(s.model, "hits", judged), ChooseAndTrain(training, "hits", judged)
-    personal = s.make("gate", TrainGate, model=s.model, gate=gate, own=own, choice=choice, start=start)
+    personal = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate), own, choice, start)
     both: ClientProgram = program if warm or not use else TrainBoth(program, own)
     train = s.make("train", Federate, program=both, models_for=experts_for, rate=rate)
     cluster = Overlapping(train, s.make("cluster", Overlap), s.model.trainable)

@@ -1,0 +1,79 @@
+"""Heads of many clients on one base: told to the server, and mixed by a gate (PM-MoE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from shoal.client.gate import FitGate
+from shoal.models import Model
+from shoal.types import FIXED, Params, Phase, Predict, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class TellHead:
+    """The head that the client has trained for itself; nothing of one who has none."""
+
+    name: str = "heads"
+    batchable: bool = field(default=True, metadata=FIXED)
+    phases: tuple[Phase, ...] = field(default=(), metadata=FIXED)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return {"head": private["head"]} if "head" in private else {}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report(s), None
+
+
+def say(model: Model, base: Params, heads: Params, x: Tensor) -> Tensor:
+    """Logits [rows, heads, classes] of heads that are stacked; the base is run once."""
+    return vmap(lambda head: model.predict(base | head, x), out_dims=1)(heads)
+
+
+def stacked(own: Params, others: Params | None) -> Params:
+    return {k: torch.cat([x[None], others[k]]) if others else x[None] for k, x in own.items()}
+
+
+@dataclass(frozen=True)
+class MixHeads:
+    """A gate over the client's own head and those of others, on the received base. Heads and base are frozen."""
+
+    fit: FitGate
+    name: str = "personalise"
+
+    @property
+    def batchable(self) -> bool:
+        return self.fit.model.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (self.fit.phase(lambda s, x: say(self.fit.model, s["base"], s["heads"], x)),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        own = private.get("head", task.models["head"])
+        heads = stacked(own, task.models.get("heads"))
+        count = len(next(iter(heads.values())))
+        trained = {k: v for k, v in private.items() if k == "head"}  # the first head is nobody's own
+        return {"base": task.models["base"], "heads": heads, "own": trained} | self.fit.begin(count, task.seed)
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report(), s["own"] | {"gate": s["gate"]}
+
+
+def mixed_heads_predict(fit: FitGate) -> Predict:
+    """Whoever has no gate for just these heads uses its own, and who has none the first."""
+    model, gate = fit.model, fit.gate
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        own = private.get("head", models["head"])
+        heads = stacked(own, models.get("heads"))
+        if "gate" not in private or len(private["gate"]["bias2"]) != len(next(iter(heads.values()))):
+            return model.predict(models["base"] | own, x)
+        logits = say(model, models["base"], heads, x)
+        return gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
+
+    return predict

@@ -1,0 +1,47 @@
+"""Clients' heads in one place, and all of them for each client (PM-MoE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from shoal.rng import derive_seed
+from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.stages.represent import restored, vector
+from shoal.table import Table
+from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
+
+HEADS = "heads"
+
+
+@dataclass(frozen=True)
+class GatherHeads(OneProgram, WhenEvaluated):
+    """Everybody who has trained a head tells it; of the silent the last one is kept."""
+
+    program: ClientProgram
+    rounds: int
+    every: int
+    name: str = HEADS
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return Plan(self.program, {c: Task({}, {}, derive_seed(seed, c)) for c in state.roster})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        told = {c: {"head": vector(r.tensors["head"])} for c, r in reports.items() if "head" in r.tensors}
+        known = Table.load(state, self.name).merged(Table.of(told))
+        return replace(state, memory={**state.memory, self.name: known.tree()})
+
+
+def heads_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """The base, the first head, and the heads of all others, stacked. A client without a head of its own has no use for
+    them."""
+    first = state.memory["train"]["head"]
+    models = {"base": state.models["base"], "head": first}
+    known = Table.load(state, HEADS)
+    rows = [row for row, c in zip(known["head"], known.clients, strict=True) if c != client] if len(known) else []
+    if client not in known.clients or not rows:
+        return models
+    heads = [restored(row, first) for row in rows]
+    return models | {"heads": {k: torch.stack([head[k] for head in heads]) for k in first}}

@@ -1,0 +1,121 @@
+"""PM-MoE: heads of many clients on one base."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from federations import tiny_federation
+
+from shoal import engine, tree
+from shoal.client.gate import FitGate, Gate
+from shoal.client.heads import MixHeads, TellHead, mixed_heads_predict, say, stacked
+from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.stages.heads import GatherHeads, heads_for
+from shoal.types import Report, ServerState, Task
+
+MODEL = load_model("mlp", (6,), 4)
+BASE, FIRST = MODEL.parts(MODEL.init(0))
+
+
+def head(seed):
+    return MODEL.parts(MODEL.init(seed))[1]
+
+
+def knowing(*clients):
+    """The server after these told the heads of seeds 1, 2, ..."""
+    state = ServerState(0, {"base": BASE}, memory={"train": {"head": FIRST}})
+    reports = {c: Report({"head": head(k)}) for k, c in enumerate(clients, start=1)}
+    return GatherHeads(TellHead(), 9, 1).fold(state, reports, 0)
+
+
+def test_many_heads_say_what_each_would():
+    heads = [head(k) for k in range(3)]
+    others = {k: torch.stack([h[k] for h in heads[1:]]) for k in FIRST}
+    x = torch.randn(5, 6)
+    found = say(MODEL, BASE, stacked(heads[0], others), x)
+    for k, h in enumerate(heads):
+        assert torch.allclose(found[:, k], MODEL.predict(BASE | h, x), atol=1e-6)
+
+
+class TestServer:
+    def test_a_client_is_sent_the_heads_of_others(self):
+        state = knowing("a", "b", "c")
+        found = heads_for(state, "b")["heads"]
+        for k in FIRST:
+            assert torch.equal(found[k], torch.stack([head(1)[k], head(3)[k]]))
+        assert tree.distance(heads_for(state, "b")["head"], FIRST) == 0
+
+    def test_who_has_none_is_sent_none(self):
+        assert set(heads_for(knowing("a", "b"), "new")) == set(heads_for(knowing("a", "b"), None)) == {"base", "head"}
+        assert set(heads_for(knowing("a"), "a")) == {"base", "head"}  # there is no other
+
+    def test_the_last_word_of_the_silent_is_kept(self):
+        state = knowing("a", "b")
+        after = GatherHeads(TellHead(), 9, 1).fold(state, {"a": Report({"head": head(9)}), "c": Report()}, 0)
+        assert torch.equal(heads_for(after, "b")["heads"]["head.bias"][0], head(9)["head.bias"])
+        assert torch.equal(heads_for(after, "a")["heads"]["head.bias"][0], head(2)["head.bias"])
+
+
+class TestClient:
+    fit = FitGate(MODEL, Gate(calibrate=False, denoise=True, shortlist=0), epochs=3)
+
+    def test_tells_its_head_or_nothing(self, tiny):
+        report, kept = run_one(TellHead(), Task(), tiny["c0"], {"head": head(5)})
+        assert tree.distance(report.tensors["head"], head(5)) == 0
+        assert kept is None
+        assert run_one(TellHead(), Task(), tiny["c0"], {})[0].tensors == {}
+
+    def test_base_and_heads_are_frozen(self, tiny):
+        models = {"base": BASE, "head": FIRST, "heads": {k: torch.stack([head(1)[k], head(2)[k]]) for k in FIRST}}
+        report, private = run_one(MixHeads(self.fit), Task(models, {}, 3), tiny["c4"], {"head": head(7)})
+        assert replace(report, flops=0) == Report()
+        assert tree.distance(private["head"], head(7)) == 0
+        assert private["gate"]["bias2"].shape == (3,)
+        assert private["gate"]["weight2"].any()
+
+    def test_served(self, tiny):
+        predict, x = mixed_heads_predict(self.fit), tiny.central.x
+        others = {"heads": {k: head(1)[k][None] for k in FIRST}}
+        models = {"base": BASE, "head": FIRST}
+        assert torch.equal(predict(models, {}, x), MODEL.predict(BASE | FIRST, x))
+        own = {"head": head(7)}
+        assert torch.equal(predict(models | others, own, x), MODEL.predict(BASE | head(7), x))  # no gate yet
+        gate = {"gate": Gate().init(6, 2, 0)}
+        both = torch.stack([MODEL.predict(BASE | h, x) for h in (head(7), head(1))], 1)
+        sure = torch.logsumexp(both, -1)
+        # at first all heads count the same, but for those that are less sure than the own one
+        mean = torch.where((sure[:, 1] >= sure[:, 0])[:, None], both.mean(1), both[:, 0])
+        assert torch.allclose(predict(models | others, own | gate, x), mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+def test_a_run_with_some_who_never_trained(fleet):
+    federation = tiny_federation(8)
+    method = build("pm-moe", Setting(MODEL, rounds=2, cohort=3, batch_size=8))
+    made = fleet(federation)
+    result = engine.run(method, made, rounds=2, seed=0)
+    trained = {c for c, private in made.private.items() if "head" in private}
+    assert set(result.evaluation.clients) == set(federation)
+    known = result.state.memory["heads"]["head"]
+    assert 3 <= len(known) < 8
+    assert len(known) <= len(trained)
+
+
+def test_pfmoe_mixes_the_global_model_and_a_tuned_head(tiny):
+    """Its base is that of the global model, its gate weighs two."""
+    method = build("pfmoe", Setting(MODEL, rounds=2, cohort=6, batch_size=8))
+    fleet = PlainFleet(tiny)
+    result = engine.run(method, fleet, rounds=2, seed=0)
+    base, last = MODEL.parts(result.state.models["global"])
+    for private in fleet.private.values():
+        mine, tuned = MODEL.parts(private["model"])
+        assert tree.distance(mine, base) == 0
+        assert tree.distance(tuned, last) > 0
+        assert private["gate"]["bias2"].shape == (2,)
+    fedavg = engine.run(
+        build("fedavg", Setting(MODEL, rounds=2, cohort=6, batch_size=8)), PlainFleet(tiny), rounds=2, seed=0
+    )
+    assert tree.distance(fedavg.state.models, result.state.models) == 0
