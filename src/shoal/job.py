@@ -214,11 +214,11 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every combination. A value that is a table, such as {merge = 0.2, split = 0.3} of set.cluster, sets its keys
-    together."""
+    together; so does one of `set`, such as {cluster = {by = "kmeans"}}."""
     for values in itertools.product(*grid.values()):
         point: dict[str, Any] = {}
         for key, value in zip(grid, values, strict=True):
-            point |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+            point |= _paths({key: value})
         yield "-".join(map(_part, values)), point
 
 

@@ -136,6 +136,12 @@ def final_accuracy(run: RunRecord, held: int = HELD) -> float | None:
     return fmean(known[-held:]) if known else None
 
 
+def final_figure(run: RunRecord, name: str, held: int = HELD) -> float | None:
+    """The mean of the last `held` rounds that have this figure, such as train.silhouette."""
+    known = [line["metrics"][name] for line in run.rounds if name in line.get("metrics", {})]
+    return fmean(known[-held:]) if known else None
+
+
 def common_level(runs: Sequence[RunRecord], held: int = HELD) -> float | None:
     """The highest whole percent that every run reached and held."""
     best = [at_budget(run, inf, held) for run in runs]

@@ -27,7 +27,16 @@ from shoal.report.budgets import (
     require_joules,
     short_runs,
 )
-from shoal.report.joules import HELD, Spread, at_budget, final_accuracy, over_seeds, parse_accuracy, to_accuracy
+from shoal.report.joules import (
+    HELD,
+    Spread,
+    at_budget,
+    final_accuracy,
+    final_figure,
+    over_seeds,
+    parse_accuracy,
+    to_accuracy,
+)
 from shoal.report.sheet import Sheet, spread_text
 from shoal.store.reader import RunRecord, group_seeds
 
@@ -35,19 +44,21 @@ MEANINGS = {
     "at_budget": "accuracy held for {held} evaluated rounds in a row at a budget of joules",
     "to_accuracy": "what it took to hold an accuracy for {held} evaluated rounds in a row",
     "final": "mean accuracy of the last {held} evaluated rounds",
+    "figures": "mean of the last {held} rounds that have this figure",
 }
+AT_THE_END = ("final", "figures")
 Verdict = Literal["same", "undecided", "opposite"]
 VERDICTS: tuple[Verdict, ...] = ("same", "undecided", "opposite")
 
 
 class Paper(BaseModel):
-    """The [paper] table of a recipe. A row is a method, or the values of other keys of a job (`rows`). The key of a
-    column is a budget or a level or `final`, or the values of keys of a job (`by`)."""
+    """The [paper] table of a recipe. A row is a method, or the values of other keys of a job (`rows`), or a figure of
+    rounds. The key of a column is a budget or a level or `final`, or the values of keys of a job (`by`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
-    metric: Literal["at_budget", "to_accuracy", "final"]
+    metric: Literal["at_budget", "to_accuracy", "final", "figures"]
     columns: dict[str, dict[str, float]]  # column -> row -> the paper's number
     rows: tuple[str, ...] = ("method",)
     by: tuple[str, ...] = ()
@@ -67,7 +78,7 @@ class Paper(BaseModel):
         return any(parse_budget("", c).relative for c in self.columns if not self.is_final(c))
 
     def is_final(self, column: str) -> bool:
-        return self.metric == "final" or (self.metric == "at_budget" and column == "final")
+        return self.metric in AT_THE_END or (self.metric == "at_budget" and column == "final")
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,10 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
         found = "missing" if problem["type"] == "missing" else repr(problem["input"])
         where = ".".join(map(str, problem["loc"]))
         raise UserError(f"[paper] {where} is {found}: {problem['msg'].lower()}") from None
-    if paper.by and paper.metric != "final":
-        raise UserError(f"[paper] by is {list(paper.by)} with metric {paper.metric!r}; it must be with metric 'final'")
+    if paper.by and paper.metric not in AT_THE_END:
+        raise UserError(
+            f"[paper] by is {list(paper.by)} with metric {paper.metric!r}; it must be one of {', '.join(AT_THE_END)}"
+        )
     units = ("%", "rounds", "s", *UNITS) if paper.metric == "to_accuracy" else ("%", "")
     if paper.unit not in units:
         known = ", ".join(repr(u) for u in units)
@@ -139,9 +152,9 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
     for column in paper.columns:
         if paper.metric == "to_accuracy":
             parse_level("[paper] columns", column)
-        elif paper.metric == "final" and not paper.by and column != "final":
+        elif paper.metric in AT_THE_END and not paper.by and column != "final":
             raise UserError(
-                f"[paper] columns has {column!r}; with metric 'final' it must be final, unless `by` says more"
+                f"[paper] columns has {column!r}; with metric {paper.metric!r} it must be final, unless `by` says more"
             )
         elif not paper.by and not paper.is_final(column):
             parse_budget("[paper] columns", column)
@@ -157,7 +170,7 @@ def check_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods: I
     known = {*methods, *(plan.label for plan in plans)}
     for column, numbers in paper.columns.items():
         for row in numbers:
-            if paper.rows == ("method",) and row not in known:
+            if paper.metric != "figures" and paper.rows == ("method",) and row not in known:
                 raise UserError(
                     f"[paper] columns.{column} has {row!r}, which is not a known method{did_you_mean(row, known)}"
                 )
@@ -169,18 +182,20 @@ def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> Pape
     records = [replace(run, judged=judged, counted=asked.joules) for run in records]
     rows = tuple(dict.fromkeys(row for column in asked.columns.values() for row in column))
     jobs, notes = _jobs(records, asked, rows)
-    if asked.metric != "final":
+    if asked.metric not in AT_THE_END:
         require_joules([run for runs in jobs.values() for run in runs])
     whole = reference(records, asked.of, "[paper] of") if asked.relative else None
     cells = [
-        Cell(row, c, over_seeds([_ours(run, asked, c, whole) for run in jobs.get((row, c), ())]), numbers.get(row))
+        Cell(row, c, over_seeds([_ours(run, asked, row, c, whole) for run in jobs.get((row, c), ())]), numbers.get(row))
         for c, numbers in asked.columns.items()
         for row in rows
     ]
     if jobs:
         groups = list({row: runs for (row, _), runs in jobs.items()}.items())
-        notes += [accuracy_note(groups), *(short_runs(groups, asked.held) if asked.metric != "final" else [])]
-        notes += joules_notes(records, '[paper] joules = "clients"') if asked.metric != "final" else []
+        if asked.metric != "figures":
+            notes.append(accuracy_note(groups))
+        if asked.metric not in AT_THE_END:
+            notes += [*short_runs(groups, asked.held), *joules_notes(records, '[paper] joules = "clients"')]
     return PaperTable(
         **asked.model_dump(include={"source", "metric", "unit", "held"}),
         columns=tuple(asked.columns),
@@ -192,7 +207,7 @@ def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> Pape
             for o in _orderings([c for c in cells if c.column == column and (c.row, column) in jobs])
         ),
         notes=(*([whole.sentence] if whole else []), *notes),
-        keys=", ".join(asked.rows),
+        keys="figure" if asked.metric == "figures" else ", ".join(asked.rows),
         judged=judged,
         counted=asked.joules,
     )
@@ -205,7 +220,8 @@ def _jobs(
     found: dict[tuple[str, str], list[list[RunRecord]]] = {}
     for _, runs in group_seeds(records):
         for column in [_values(runs[0], paper.by)] if paper.by else paper.columns:
-            found.setdefault((_values(runs[0], paper.rows), column), []).append(runs)
+            for row in rows if paper.metric == "figures" else [_values(runs[0], paper.rows)]:
+                found.setdefault((row, column), []).append(runs)
     there = dict.fromkeys(row for row, column in found if column in paper.columns)
     several = dict.fromkeys(row for (row, column), jobs in found.items() if len(jobs) > 1 and column in paper.columns)
     missing = [row for row in rows if row not in there]
@@ -218,8 +234,10 @@ def _values(run: RunRecord, keys: Sequence[str]) -> str:
     return " ".join(str(run.settings.get(key, "–")) for key in keys)
 
 
-def _ours(run: RunRecord, paper: Paper, column: str, whole: Reference | None) -> float | None:
+def _ours(run: RunRecord, paper: Paper, row: str, column: str, whole: Reference | None) -> float | None:
     """In the paper's unit."""
+    if paper.metric == "figures":
+        return final_figure(run, row, paper.held)
     whole_joules = whole.joules if whole else 1.0
     if paper.metric == "to_accuracy":
         reached = to_accuracy(run, float(column), paper.held)

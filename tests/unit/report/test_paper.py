@@ -194,3 +194,19 @@ def test_the_server_can_be_left_out(runs):
 def test_a_missing_field_is_named():
     with pytest.raises(UserError, match=r"\[paper\] source is missing"):
         read_paper({k: v for k, v in FINAL.items() if k != "source"})
+
+
+def test_figures_are_rows(run):
+    """The last two rounds that have a figure: (3 + 5) / 2; and one that no round has."""
+    lines = [{"round": k, "accuracy": None, "metrics": {"train.silhouette": float(v)} if v else {}} for k, v in ((1, 1), (2, 3), (3, 5), (4, 0))]
+    paper = {
+        "source": "T",
+        "metric": "figures",
+        "unit": "",
+        "held": 2,
+        "columns": {"final": {"train.silhouette": 0.5, "train.other": 0.7}},
+    }
+    table = beside_paper([replace(run("scmoe"), rounds=tuple(lines))], paper)
+    assert table.cell("train.silhouette", "final").ours.mean == 4.0
+    assert table.cell("train.other", "final").ours is None
+    assert table.keys == "figure"
