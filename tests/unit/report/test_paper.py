@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -196,17 +197,14 @@ def test_a_missing_field_is_named():
         read_paper({k: v for k, v in FINAL.items() if k != "source"})
 
 
-def test_figures_are_rows(run):
+def test_figures_are_rows(runs):
     """The last two rounds that have a figure: (3 + 5) / 2; and one that no round has."""
-    lines = [{"round": k, "accuracy": None, "metrics": {"train.silhouette": float(v)} if v else {}} for k, v in ((1, 1), (2, 3), (3, 5), (4, 0))]
-    paper = {
-        "source": "T",
-        "metric": "figures",
-        "unit": "",
-        "held": 2,
-        "columns": {"final": {"train.silhouette": 0.5, "train.other": 0.7}},
-    }
-    table = beside_paper([replace(run("scmoe"), rounds=tuple(lines))], paper)
+    lines = tuple(
+        {"round": k, "metrics": {"train.silhouette": v} if v else {}} for k, v in enumerate((1.0, 3.0, 5.0, 0))
+    )
+    names = {"train.silhouette": 0.5, "train.other": 0.7}
+    paper = {"source": "T", "metric": "figures", "unit": "", "held": 2, "columns": {"final": names}}
+    table = beside_paper([replace(runs[0], rounds=lines)], paper)
     assert table.cell("train.silhouette", "final").ours.mean == 4.0
     assert table.cell("train.other", "final").ours is None
     assert table.keys == "figure"
