@@ -198,6 +198,14 @@ class TestFederateChoices:
         assert before.membership["rising"].tolist() == [0, 0, 1]
         assert expert_for(after, None)["expert"] is after.models["expert-000"]
 
+    def test_who_has_no_rows_chooses_nothing(self):
+        reports = executed(PlainFleet, trainer(), STATE.models, {"none": client([], []), "rising": DATA["rising"]})
+        assert choices(reports)["none"] == 0  # all losses are 0
+        after = federate().fold(STATE, reports, 0)
+        assert set(after.membership) == {"rising"}
+        assert after.models["expert-000"] is STATE.models["expert-000"]
+        assert expert_for(after, "none")["expert"] is after.models["expert-002"]  # the largest group's
+
     def test_silence_changes_nothing(self):
         after = federate().fold(STATE, {}, 0)
         assert after.models == STATE.models
@@ -243,8 +251,8 @@ def starts(**kw):
 def told(loss):
     """The mean loss over 40 rows of two clients, who choose one model each."""
     return {
-        "a": Report({"choice": {"place": torch.tensor(0)}}, {"loss": (loss * 10 - 3, 10.0)}),
-        "b": Report({"choice": {"place": torch.tensor(1)}}, {"loss": (loss * 30 + 3, 30.0)}),
+        "a": Report({"choice": {"place": torch.tensor(0)}}, {"loss": (loss * 10 - 3, 10.0)}, {"train": 10}),
+        "b": Report({"choice": {"place": torch.tensor(1)}}, {"loss": (loss * 30 + 3, 30.0)}, {"train": 30}),
     }
 
 

@@ -37,6 +37,10 @@ def trained(**models):
     return {c: Report({"model": model(*values)}, {}, {"train": 1}) for c, values in models.items()}
 
 
+def preferring(place, rows=1):
+    return Report({"choice": {"place": torch.tensor(place)}}, {}, {"train": rows})
+
+
 TRIAL = LocalTraining(load_model("linear", (6,), 4), name="represent")
 ORIGIN = ServerState(0, {"global": model(1.0, 1.0)}, roster=("a", "b", "c", "d", "e"))
 
@@ -206,7 +210,7 @@ class TestJoinBest:
 
     def test_who_chose_a_model_is_in_its_group(self):
         state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
-        told = {c: Report({"choice": {"place": torch.tensor(k)}}) for c, k in {"c": 1, "e": 0}.items()}
+        told = {c: preferring(k) for c, k in {"c": 1, "e": 0}.items()}
         after = self.stage.fold(state, told, 0)
         assert after.membership["c"].tolist() == [0, 1]
         assert after.membership["e"].tolist() == [1, 0]

@@ -12,7 +12,7 @@ from shoal import tree
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.stages.base import OneProgram, WhenEvaluated, with_rows
 from shoal.stages.experts import joined, numbered
 from shoal.stages.train import Federate
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task, Tree
@@ -23,9 +23,9 @@ def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Par
 
 
 def chosen(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
-    """Who told a choice is a member of that model, and of no other, from then on."""
-    places = [int(r.tensors["choice"]["place"]) for r in reports.values()]
-    return joined(state, tuple(reports), np.array(places, dtype=np.int64))
+    """Who told a choice is a member of that model, and of no other, from then on; who has no rows has no choice."""
+    places = {c: int(r.tensors["choice"]["place"]) for c, r in with_rows(reports).items()}
+    return joined(state, tuple(places), np.array(list(places.values()), dtype=np.int64))
 
 
 @dataclass(frozen=True)
