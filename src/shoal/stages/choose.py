@@ -28,6 +28,10 @@ def chosen(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerStat
     return joined(state, tuple(places), np.array(list(places.values()), dtype=np.int64))
 
 
+def _choice(program: ClientProgram, state: ServerState, seed: int) -> Plan:
+    return Plan(program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in state.roster})
+
+
 @dataclass(frozen=True)
 class FederateChoices(Federate):
     """The cohort is sent all models; each becomes the mean of what those made of it who chose it."""
@@ -37,8 +41,8 @@ class FederateChoices(Federate):
 
 
 @dataclass(frozen=True)
-class AskTheRest(OneProgram, WhenEvaluated):
-    """Who does not take part in the round chooses among the models as they are after it."""
+class ChooseAgain(OneProgram, WhenEvaluated):
+    """Everybody chooses among the models as they are after the round: also who took part, for it chose before."""
 
     program: ClientProgram
     rounds: int
@@ -46,9 +50,7 @@ class AskTheRest(OneProgram, WhenEvaluated):
     name: str = "choose"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        busy = set(state.cohort)
-        asked = [c for c in state.roster if c not in busy]
-        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
+        return _choice(self.program, state, seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         return chosen(state, reports)
@@ -88,7 +90,7 @@ class Starts(OneProgram):
         return self.starts > 1 and 0 < round <= self.starts * self.trial and round % self.trial == 0
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in state.roster})
+        return _choice(self.program, state, seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         best = self._better(state.memory.get(self.name, {}), chosen(state, reports), reports)
