@@ -338,6 +338,14 @@ class TestMethod:
         assert set(result.state.membership) == set(tiny)
         assert result.state.memory == {}
 
+    def test_restarts_need_a_constant_rate(self):
+        options = {"cluster": {"restarts": 2}, "train": {"schedule": "cosine"}}
+        message = "cluster.restarts is 2 and train.schedule is 'cosine'; starts are compared, so the schedule must be"
+        with pytest.raises(UserError, match=message):
+            build("ifca", setting(options=options))
+        build("ifca", setting(options={"train": {"schedule": "cosine"}}))
+        build("ifca", setting(options={"cluster": {"restarts": 2}, "train": {"schedule": "constant"}}))
+
     def test_planted_groups_are_found(self):
         fleet = shoal.partition(shoal.load("digits"), "groups:3,100", clients=12, seed=0)
         result = shoal.run("ifca", fleet, rounds=6, cohort=12, epochs=2, lr=0.1, seed=0, eval_every=6, fleet="vector")
