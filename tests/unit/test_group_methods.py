@@ -37,6 +37,10 @@ def trained(**models):
     return {c: Report({"model": model(*values)}, {}, {"train": 1}) for c, values in models.items()}
 
 
+def idle(*values):
+    return Report({"model": model(*values)}, {}, {"train": 0})
+
+
 def preferring(place, rows=1):
     return Report({"choice": {"place": torch.tensor(place)}}, {}, {"train": rows})
 
@@ -77,6 +81,27 @@ class TestColdStart:
         assert after.membership["e"].tolist() == [1, 0]
         assert after.models is state.models
         assert not self.join.plan(after, 0).tasks
+
+    def test_buffers_are_means_too(self):
+        seen = {"a": 5, "b": 9}
+        reports = {
+            c: Report({"model": model(2.0, 1.0) | {"seen": torch.tensor(n)}}, {}, {"train": 1}) for c, n in seen.items()
+        }
+        (started,) = self.groups.fold(ORIGIN, reports, 0).models.values()
+        assert started["seen"].item() == 7
+
+    def test_who_has_no_rows_joins_no_group_and_is_asked_once(self):
+        reports = trained(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)) | {"d": idle(1.0, 1.0)}
+        state = self.groups.fold(ORIGIN, reports, 0)
+        assert tree.distance(state.models, self.started().models) == 0
+        assert state.membership.keys() == {"a", "b", "c"}
+        assert expert_for(state, "d")["expert"] is state.models["expert-000"]  # the largest group's
+        assert self.groups.fold(ORIGIN, {"d": idle(1.0, 1.0)}, 0) is ORIGIN
+        assert sorted(self.join.plan(state, 0).tasks) == ["d", "e"]
+        after = self.join.fold(state, {"d": idle(1.0, 1.0)} | trained(e=(0.0, -1.0)), 0)
+        assert after.membership.keys() == {"a", "b", "c", "e"}
+        assert not self.join.plan(after, 0).tasks
+        assert not self.join.plan(self.join.fold(after, {}, 0), 0).tasks
 
     def test_only_some_are_asked_at_first_and_by_chance(self):
         stage = GroupColdStart(TRIAL, ("w",), groups=1, alpha=2)
