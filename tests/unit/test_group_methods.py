@@ -202,6 +202,16 @@ class TestAgglomerate:
         state = met(state, self.stage, a=[-1.0, 0.0], b=[1.0, 0.0])
         assert int(state.memory["cluster"]["quiet"]) == 1
 
+    def test_a_round_in_which_nothing_was_measured_is_not_quiet(self):
+        state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        for client in "abcabc":
+            state = met(state, self.stage, **{client: [1.0, 0.0]})
+        assert int(state.memory["cluster"]["quiet"]) == 0
+        assert not state.membership
+        for _ in range(2):
+            state = met(state, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        assert state.membership.keys() == {"a", "b"}
+
     def test_one_model_is_kept_while_nobody_is_alike(self):
         state = ORIGIN
         for _ in range(5):
@@ -224,6 +234,23 @@ class TestAgglomerate:
 
 class TestJoinBest:
     stage = JoinBest(Choose(load_model("mlp", (6,), 4), name="join"))
+
+    def test_models_that_are_the_same_are_not_offered(self):
+        # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others
+        models = [model(1.0, 1.0), model(1.0, 2.0), model(1.0, 1.0), model(1.0, 3.0)]
+        state = grouped(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
+        plan = self.stage.plan(state, 0)
+        assert {c: sorted(t.models) for c, t in plan.tasks.items()} == {"e": ["expert-001", "expert-003"]}
+        assert self.stage.fold(state, {"e": preferring(1)}, 0).membership["e"].tolist() == [0, 0, 0, 1]
+        one = grouped(ORIGIN, models[:3], ("a", "b", "c"), np.arange(3))
+        assert not self.stage.plan(one, 0).tasks  # one alone is no choice
+        assert len(self.stage.plan(grouped(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4  # unless it is all
+
+    def test_who_has_no_rows_joins_none_and_is_asked_once(self):
+        state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        after = self.stage.fold(state, {"c": preferring(0, rows=0), "d": preferring(1)}, 0)
+        assert after.membership.keys() == {"a", "b", "d"}
+        assert sorted(self.stage.plan(after, 0).tasks) == ["e"]
 
     def test_nobody_is_asked_while_two_models_are_the_same(self):
         assert not self.stage.plan(ORIGIN, 0).tasks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,9 +22,12 @@ def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Par
     return state.models
 
 
-def chosen(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
-    """Who told a choice is a member of that model, and of no other, from then on; who has no rows has no choice."""
-    places = {c: int(r.tensors["choice"]["place"]) for c, r in with_rows(reports).items()}
+def chosen(state: ServerState, reports: Mapping[ClientId, Report], offered: Iterable[str] = ()) -> ServerState:
+    """Who told a choice is a member of that model, and of no other, from then on; who has no rows has no choice. Of all
+    models, or of those that were `offered`."""
+    names = sorted(state.models)
+    place = [names.index(name) for name in sorted(offered or names)]
+    places = {c: place[int(r.tensors["choice"]["place"])] for c, r in with_rows(reports).items()}
     return joined(state, tuple(places), np.array(list(places.values()), dtype=np.int64))
 
 
