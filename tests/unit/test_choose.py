@@ -21,7 +21,7 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.choose import AskTheRest, FederateChoices, Starts, every_model
+from shoal.stages.choose import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.experts import expert_for
 from shoal.stages.train import Rate
 from shoal.store.checkpoint import Checkpoints
@@ -198,6 +198,14 @@ class TestFederateChoices:
         assert before.membership["rising"].tolist() == [0, 0, 1]
         assert expert_for(after, None)["expert"] is after.models["expert-000"]
 
+    def test_who_has_no_rows_chooses_nothing(self):
+        reports = executed(PlainFleet, trainer(), STATE.models, {"none": client([], []), "rising": DATA["rising"]})
+        assert choices(reports)["none"] == 0  # all losses are 0
+        after = federate().fold(STATE, reports, 0)
+        assert set(after.membership) == {"rising"}
+        assert after.models["expert-000"] is STATE.models["expert-000"]
+        assert expert_for(after, "none")["expert"] is after.models["expert-002"]  # the largest group's
+
     def test_silence_changes_nothing(self):
         after = federate().fold(STATE, {}, 0)
         assert after.models == STATE.models
@@ -215,24 +223,24 @@ class TestFederateChoices:
         assert int(after.membership["rising"].argmax()) == 2  # the steepest line fits best
 
 
-class TestAskTheRest:
-    stage = AskTheRest(Choose(LINEAR), rounds=10, every=4)
+class TestChooseAgain:
+    stage = ChooseAgain(Choose(LINEAR), rounds=10, every=4)
 
     def test_when(self):
         assert [r for r in range(10) if self.stage.due(r)] == [3, 7, 9]
         assert self.stage.purpose == "pre"
 
-    def test_who_does_not_take_part_chooses(self):
+    def test_everybody_chooses_among_the_models_after_the_round(self):
+        """rising took part, and chose what is now the wrong model."""
         state = replace(STATE, cohort=("rising",), membership={"rising": torch.eye(3)[1], "falling": torch.eye(3)[0]})
         plan = self.stage.plan(state, 0)
-        assert set(plan.tasks) == {"falling", "mostly", "blind"}
+        assert set(plan.tasks) == set(DATA)
         after = self.stage.fold(state, PlainFleet(DATA).execute(plan), 0)
         found = {c: int(m.argmax()) for c, m in after.membership.items()}
-        assert found == {"rising": 1, "falling": 1, "mostly": 1, "blind": 0}
+        assert found == {"rising": 2, "falling": 1, "mostly": 1, "blind": 0}  # the steepest line fits rising best
         assert after.models is state.models
 
-    def test_nobody_is_left(self):
-        assert not self.stage.plan(replace(STATE, cohort=tuple(DATA)), 0).tasks
+    def test_nobody_is_there(self):
         assert not self.stage.plan(replace(STATE, roster=()), 0).tasks
 
 
@@ -243,8 +251,8 @@ def starts(**kw):
 def told(loss):
     """The mean loss over 40 rows of two clients, who choose one model each."""
     return {
-        "a": Report({"choice": {"place": torch.tensor(0)}}, {"loss": (loss * 10 - 3, 10.0)}),
-        "b": Report({"choice": {"place": torch.tensor(1)}}, {"loss": (loss * 30 + 3, 30.0)}),
+        "a": Report({"choice": {"place": torch.tensor(0)}}, {"loss": (loss * 10 - 3, 10.0)}, {"train": 10}),
+        "b": Report({"choice": {"place": torch.tensor(1)}}, {"loss": (loss * 30 + 3, 30.0)}, {"train": 30}),
     }
 
 
@@ -312,7 +320,7 @@ class TestMethod:
         assert set(result.state.membership) == set(tiny)
         asked = {(p.round, p.stage, p.purpose): len(p.clients) for p in result.ledger.pages}
         training = {(r, "train", "train"): 3 for r in (1, 2, 3, 4)}
-        assert asked == training | {(r, "choose", "pre"): 3 for r in (2, 4)}
+        assert asked == training | {(r, "choose", "pre"): 6 for r in (2, 4)}
 
     def test_all_models_go_down_and_one_comes_up(self, tiny):
         result = engine.run(build("ifca", setting()), PlainFleet(tiny), rounds=4, seed=0)
@@ -329,6 +337,14 @@ class TestMethod:
         assert [p.round for p in result.ledger.pages if p.stage == "restart"] == [3, 5]  # at their beginning
         assert set(result.state.membership) == set(tiny)
         assert result.state.memory == {}
+
+    def test_restarts_need_a_constant_rate(self):
+        options = {"cluster": {"restarts": 2}, "train": {"schedule": "cosine"}}
+        message = "cluster.restarts is 2 and train.schedule is 'cosine'; starts are compared, so the schedule must be"
+        with pytest.raises(UserError, match=message):
+            build("ifca", setting(options=options))
+        build("ifca", setting(options={"train": {"schedule": "cosine"}}))
+        build("ifca", setting(options={"cluster": {"restarts": 2}, "train": {"schedule": "constant"}}))
 
     def test_planted_groups_are_found(self):
         fleet = shoal.partition(shoal.load("digits"), "groups:3,100", clients=12, seed=0)

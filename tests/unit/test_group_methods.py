@@ -37,6 +37,14 @@ def trained(**models):
     return {c: Report({"model": model(*values)}, {}, {"train": 1}) for c, values in models.items()}
 
 
+def idle(*values):
+    return Report({"model": model(*values)}, {}, {"train": 0})
+
+
+def preferring(place, rows=1):
+    return Report({"choice": {"place": torch.tensor(place)}}, {}, {"train": rows})
+
+
 TRIAL = LocalTraining(load_model("linear", (6,), 4), name="represent")
 ORIGIN = ServerState(0, {"global": model(1.0, 1.0)}, roster=("a", "b", "c", "d", "e"))
 
@@ -73,6 +81,27 @@ class TestColdStart:
         assert after.membership["e"].tolist() == [1, 0]
         assert after.models is state.models
         assert not self.join.plan(after, 0).tasks
+
+    def test_buffers_are_means_too(self):
+        seen = {"a": 5, "b": 9}
+        reports = {
+            c: Report({"model": model(2.0, 1.0) | {"seen": torch.tensor(n)}}, {}, {"train": 1}) for c, n in seen.items()
+        }
+        (started,) = self.groups.fold(ORIGIN, reports, 0).models.values()
+        assert started["seen"].item() == 7
+
+    def test_who_has_no_rows_joins_no_group_and_is_asked_once(self):
+        reports = trained(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)) | {"d": idle(1.0, 1.0)}
+        state = self.groups.fold(ORIGIN, reports, 0)
+        assert tree.distance(state.models, self.started().models) == 0
+        assert state.membership.keys() == {"a", "b", "c"}
+        assert expert_for(state, "d")["expert"] is state.models["expert-000"]  # the largest group's
+        assert self.groups.fold(ORIGIN, {"d": idle(1.0, 1.0)}, 0) is ORIGIN
+        assert sorted(self.join.plan(state, 0).tasks) == ["d", "e"]
+        after = self.join.fold(state, {"d": idle(1.0, 1.0)} | trained(e=(0.0, -1.0)), 0)
+        assert after.membership.keys() == {"a", "b", "c", "e"}
+        assert not self.join.plan(after, 0).tasks
+        assert not self.join.plan(self.join.fold(after, {}, 0), 0).tasks
 
     def test_only_some_are_asked_at_first_and_by_chance(self):
         stage = GroupColdStart(TRIAL, ("w",), groups=1, alpha=2)
@@ -173,6 +202,16 @@ class TestAgglomerate:
         state = met(state, self.stage, a=[-1.0, 0.0], b=[1.0, 0.0])
         assert int(state.memory["cluster"]["quiet"]) == 1
 
+    def test_a_round_in_which_nothing_was_measured_is_not_quiet(self):
+        state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        for client in "abcabc":
+            state = met(state, self.stage, **{client: [1.0, 0.0]})
+        assert int(state.memory["cluster"]["quiet"]) == 0
+        assert not state.membership
+        for _ in range(2):
+            state = met(state, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        assert state.membership.keys() == {"a", "b"}
+
     def test_one_model_is_kept_while_nobody_is_alike(self):
         state = ORIGIN
         for _ in range(5):
@@ -196,6 +235,23 @@ class TestAgglomerate:
 class TestJoinBest:
     stage = JoinBest(Choose(load_model("mlp", (6,), 4), name="join"))
 
+    def test_models_that_are_the_same_are_not_offered(self):
+        # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others
+        models = [model(1.0, 1.0), model(1.0, 2.0), model(1.0, 1.0), model(1.0, 3.0)]
+        state = grouped(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
+        plan = self.stage.plan(state, 0)
+        assert {c: sorted(t.models) for c, t in plan.tasks.items()} == {"e": ["expert-001", "expert-003"]}
+        assert self.stage.fold(state, {"e": preferring(1)}, 0).membership["e"].tolist() == [0, 0, 0, 1]
+        one = grouped(ORIGIN, models[:3], ("a", "b", "c"), np.arange(3))
+        assert not self.stage.plan(one, 0).tasks  # one alone is no choice
+        assert len(self.stage.plan(grouped(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4  # unless it is all
+
+    def test_who_has_no_rows_joins_none_and_is_asked_once(self):
+        state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        after = self.stage.fold(state, {"c": preferring(0, rows=0), "d": preferring(1)}, 0)
+        assert after.membership.keys() == {"a", "b", "d"}
+        assert sorted(self.stage.plan(after, 0).tasks) == ["e"]
+
     def test_nobody_is_asked_while_two_models_are_the_same(self):
         assert not self.stage.plan(ORIGIN, 0).tasks
         labels = np.array([0, 1])
@@ -206,7 +262,7 @@ class TestJoinBest:
 
     def test_who_chose_a_model_is_in_its_group(self):
         state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
-        told = {c: Report({"choice": {"place": torch.tensor(k)}}) for c, k in {"c": 1, "e": 0}.items()}
+        told = {c: preferring(k) for c, k in {"c": 1, "e": 0}.items()}
         after = self.stage.fold(state, told, 0)
         assert after.membership["c"].tolist() == [0, 1]
         assert after.membership["e"].tolist() == [1, 0]

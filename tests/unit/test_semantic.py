@@ -173,6 +173,26 @@ class TestSemantic:
         assert step.min() < 0.9
         np.testing.assert_allclose(biases(then), (1 - step) * biases(first) + step * [[1, 0, 2]], atol=1e-5)
 
+    def test_who_comes_when_too_few_differ_belongs_like_the_average(self):
+        # Both models say the same of every class, so nothing is clustered, and b, who is new, gets the mean of old
+        # memberships, (1/4, 3/4). Cluster 0 has b's model alone, for a has no part in it; cluster 1 has a's by 1 and
+        # b's by 3/4 times 2 rows, (7 + 1.5 * 10) / 2.5 = 8.8. Present are (1/8, 7/8): 0 goes half of its way, 1 all.
+        member = {"a": torch.tensor([0.0, 1.0]), "z": torch.tensor([0.5, 0.5])}
+        before = replace(state(), membership=member)
+        after = stage().fold(before, {"a": report(7.0, 7.0, 7.0), "b": report(10.0, 10.0, 10.0, rows=2)}, 0)
+        assert after.membership["b"].tolist() == [0.25, 0.75]
+        np.testing.assert_allclose(biases(after), [[5] * 3, [8.8] * 3], atol=1e-5)
+        alone = stage().fold(before, {"b": report(7.0, 7.0, 7.0)}, 0)
+        np.testing.assert_allclose(biases(alone), [[7] * 3] * 2, atol=1e-5)
+
+    def test_who_has_no_rows_is_not_there(self):
+        reports = {"a": report(9.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}
+        none = report(0.0, 9.0, 0.0, rows=0)
+        one, two = (stage().fold(state(), r, 0) for r in (reports, {**reports, "n": none}))
+        assert tree.distance(one.models, two.models) == 0
+        assert set(two.membership) == {"a", "c"}
+        assert tree.distance(stage().fold(one, {"n": none}, 0).models, one.models) == 0
+
     def test_fewer_clients_than_clusters_are_one(self):
         after = stage(3).fold(state(3), {"a": report(1.0, 0.0, 0.0), "b": report(3.0, 0.0, 0.0)}, 0)
         assert after.membership == {}

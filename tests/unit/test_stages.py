@@ -9,6 +9,7 @@ from shoal.models import load_model
 from shoal.stages.personalise import Personalise
 from shoal.stages.select import Pooled, Random
 from shoal.stages.train import Federate, Rate
+from shoal.table import Table
 from shoal.types import POOL, Report, ServerState
 
 ROSTER = tuple(f"c{i}" for i in range(10))
@@ -82,6 +83,14 @@ class TestFederate:
         reports = {"c0": report(1.0, 10), "c1": report(4.0, 30)}
         after = federate(weighting="uniform").fold(STATE, reports, 0)
         assert after.models["a"]["w"].item() == pytest.approx(2.5)
+
+    @pytest.mark.parametrize("weighting", ["size", "uniform"])
+    def test_who_has_no_rows_does_not_count(self, weighting):
+        stage = federate(weighting=weighting, remember="model")
+        after = stage.fold(STATE, {"c0": report(1.0, 10), "c1": report(4.0, 0)}, 0)
+        assert after.models["a"]["w"].item() == 1
+        assert Table.load(after, "train").clients == ("c0",)
+        assert stage.fold(STATE, {"c1": report(4.0, 0)}, 0).models["a"] is STATE.models["a"]
 
     def test_membership_divides_the_clients(self):
         member = {"c0": torch.tensor([1.0, 0.0]), "c1": torch.tensor([0.5, 0.5]), "c2": torch.tensor([0.0, 1.0])}

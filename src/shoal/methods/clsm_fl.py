@@ -18,7 +18,10 @@ evaluation on auxiliary data and clustering in every round. All else is a readin
 Decided here: a model's properties are its per-class abilities, in relation to each other. Clusters come from fuzzy
 c-means (m = 2) and keep their numbers from round to round. A client is served, and trains, the mean of the clusters'
 models by its memberships: one model travels, and on digits it was a little better than the nearest cluster's alone.
-A client that never trained is served the mean by everybody's memberships.
+A client that never trained is served the mean by everybody's memberships. In every round all clients that ever trained
+are clustered, each by the last model that it sent, however old. A cluster's model goes towards the mean of what was
+received in proportion to how much the round's clients belong to it, and all the way where that is no less than all
+clients do on average: memberships are never 0, and a round of outsiders would else replace it.
 """
 
 from __future__ import annotations

@@ -7,16 +7,24 @@ ISPA 2021 (arXiv:2010.06870), a baseline of paper 000; details from its authors'
 |---|---|
 | group cold start: α·m clients train once | `stages.coldstart.GroupColdStart`: `cluster.alpha`, `represent.epochs` |
 | m groups by EDC and k-means++ | `cluster.groups`: `clusterers.DecomposedClusters` |
-| a group's first model: the mean of its members' models | the first model moved by the mean of their updates |
-| a group's optimisation direction | that mean, kept |
+| a group's first model: the mean of its members' models | the same, buffers with it, every member alike |
+| a group's optimisation direction | the mean of their updates, kept |
 | client cold start: one epoch from the first model, then least (1 - cosine)/2 | `stages.coldstart.ClientColdStart` |
 | FedAvg within each group (FedGrouProx: with μ) | `stages.train.Federate` (`train.mu`) |
 | inter-group aggregation, η_G | `cluster.eta`, 0 by default: `stages.coldstart.InterGroup` |
 
 Deviation: the paper starts a newcomer when it is first chosen; here everybody who is in no group is started as soon as
-there are groups, so that nobody is measured with another group's model. With η_G the authors' code divides by the sum
-of the weights, so that models do not grow; so does this one. A client that did not answer is served the largest
-group's model, and trains none.
+there are groups, so that nobody is measured with another group's model. A client that did not answer, or has no rows,
+is served the largest group's model, and trains none.
+
+Deviation: a newcomer's update is compared with the groups' directions of the cold start, however late it comes; the
+authors' code takes each group's latest update. Both the newcomer and the cold start set out from the first model, so
+these can be compared, while a later update starts elsewhere and is small where a group has learned what it can.
+
+Deviation: with η_G the authors' code divides by the sum of the weights, so that models do not grow; so does this one.
+There only those groups exchange that trained in the round; here all do, so a group that rested is moved too.
+
+Deviation: the auxiliary global model, the mean of the groups' models, is left out: no client is served or trains it.
 """
 
 from __future__ import annotations

@@ -15,9 +15,14 @@ rounds as the end are from MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), 
 from that code was decided by measurement on digits. For merging see `clusterers.greedy`. There a pair's last cosine
 counts for 10 rounds and merges are final; here it is the mean over all rounds, and all is merged anew in every round
 (`cluster.revise=false`: merges are final), because a client that is merged wrongly when little is known never comes
-free. 5 quiet rounds instead of 10 found the same groups earlier. Groups start from the global model, not from means of
-what their members last sent. Nothing is said of clients that were merged with nobody (`cluster.smallest`) or come
-later: here they are sent the models of all groups, and join that whose loss is least.
+free. There groups part after 11 quiet rounds; 5 found the same groups earlier, and a round is quiet here only if two
+or more clients trained in it. Groups start from the global model, not from means of what their members last sent.
+
+Deviation: that code averages without weights; here clients weigh by their rows, as everywhere (`train.weighting`).
+
+Deviation: nothing is said of clients that were merged with nobody (`cluster.smallest`) or come later: here they are
+sent the models of groups, and join that whose loss is least. Groups that still have the same model are not offered,
+and nobody is asked while fewer than two are left. Who has no rows joins none, and is served the largest group's model.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ federated learning, IPDPS 2022; a baseline of paper 000.
 | one model, federated averaging | `stages.train.Federate` |
 
 Deviation: the paper's text was not at hand; abstract and published code were (github.com/NS-PhD-Research/HACCS). That
-code compares P(y) by Euclidean distance, with the Hellinger distance beside it, and cuts at 0.25, as is done here.
+code compares P(y) by Euclidean distance, with the Hellinger distance beside it, and cuts at 0.25. Here 0.25 is
+a Hellinger distance: the number is theirs, the cut is not (`cluster.reach`).
 
 Deviation: its second summary, histograms of the inputs given a label, is left out: it needs bins that fit the data.
 Its noise is Laplace's on counts; here it is that of all label distributions, Gaussian, with the ε in `result.json`.

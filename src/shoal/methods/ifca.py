@@ -14,22 +14,24 @@ model averaging.
 
 A model that nobody chose stays as it is.
 
-Deviation: at rounds that are evaluated all who did not take part choose too, charged as preparation, so that everybody
-is served a model of its choice; a client without data is served that of the largest group. How the
-paper restarts could not be had: here starts follow each other in the first half of the run, and that with the lowest
-loss over all clients' rows goes on. The default is one start, as in the authors' program for MNIST. The first rounds of
-their program for FEMNIST, in which clients are dealt to models by chance, are left out: planted groups were found no
-more often with them. So are the averaging of gradients and the sharing of all layers but the last.
+Deviation: at rounds that are evaluated everybody chooses among the models as they are then, charged as preparation, so
+that all are served a model of their choice. A client without data chooses none, counts in no mean, and is served the
+model of the largest group. How the paper restarts could not be had: here starts follow each other in the first half of
+the run, and that with the lowest loss over all clients' rows goes on; they are compared, so all must train at one rate
+(`train.schedule=constant`). The default is one start, as in the authors' program for MNIST. The first rounds of their
+program for FEMNIST, in which clients are dealt to models by chance, are left out: planted groups were found no more
+often with them. So are the averaging of gradients and the sharing of all layers but the last.
 """
 
 from __future__ import annotations
 
 from shoal.client.choose import Choose, ChooseAndTrain
 from shoal.client.train import LocalTraining
+from shoal.errors import UserError
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
 from shoal.methods.single import received_model_predict
-from shoal.stages.choose import AskTheRest, FederateChoices, Starts, every_model
+from shoal.stages.choose import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.experts import expert_for
 from shoal.stages.train import Rate
 from shoal.types import Method
@@ -42,11 +44,16 @@ def ifca(s: Setting) -> Method:
     train = s.make("train", FederateChoices, program=program, rate=rate, **chosen)
     choose = Choose(s.model)
     starts = s.make("cluster", Starts, program=choose, model=s.model, rounds=s.rounds)
-    rest = AskTheRest(choose, rounds=s.rounds, every=s.eval_every)
+    if starts.restarts > 1 and rate.schedule != "constant":
+        raise UserError(
+            f"cluster.restarts is {starts.restarts} and train.schedule is {rate.schedule!r}; starts are compared, so "
+            "the schedule must be constant, or restarts 1"
+        )
+    again = ChooseAgain(choose, rounds=s.rounds, every=s.eval_every)
     return Method(
         name="ifca",
         init=starts.init,
-        stages=(starts, *by_chance(s), train, rest),
+        stages=(starts, *by_chance(s), train, again),
         models_for=expert_for,
         predict=received_model_predict(s.model),
         classes=s.model.classes,

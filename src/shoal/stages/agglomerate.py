@@ -17,7 +17,7 @@ from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
 from shoal.stages.choose import chosen
 from shoal.stages.cluster import Labels
-from shoal.stages.experts import grouped
+from shoal.stages.experts import grouped, noted, without_group
 from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
@@ -28,8 +28,8 @@ TRAIN = "train"
 class Agglomerate(ServerOnly):
     """After training: clients of one round started from one model, so their updates can be compared. Every client is a
     group; those that pull in one direction, on average over the rounds they met in, are merged. When nothing has
-    changed for `patience` rounds each group is given a copy of the model and goes its own way; clients of groups with
-    fewer than `smallest` are then in none."""
+    changed for `patience` rounds, not counting those in which fewer than two trained, each group is given a copy of the
+    model and goes its own way; clients of groups with fewer than `smallest` are then in none."""
 
     threshold: float = 0.0  # the cosine above which updates are similar
     patience: int = 5
@@ -47,8 +47,8 @@ class Agglomerate(ServerOnly):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         sent = Table.load(state, TRAIN)
         state = replace(state, memory={k: v for k, v in state.memory.items() if k != TRAIN})  # large, and used now
-        if state.membership or not len(sent):
-            return state
+        if state.membership or len(sent) < 2:
+            return state  # nothing to compare: that nothing changes then means nothing
         before = state.memory.get(self.name, {"met": {}, "quiet": torch.tensor(0)})
         known = _measured(Table.read(before["met"]), sent)
         groups = known["group"].numpy()
@@ -90,20 +90,29 @@ def _measured(known: Table, sent: Table) -> Table:
 
 @dataclass(frozen=True)
 class JoinBest(OneProgram, EveryRound):
-    """Whoever is in no group chooses among the models of all, and joins that group: as soon as no two models are the
-    same, for groups part with one model."""
+    """Whoever is in no group chooses among the models of groups, and joins that group. Groups part with one model:
+    those that still have the same as another are not offered, and nobody is asked while that leaves no choice."""
 
     program: ClientProgram
     name: str = "join"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        asked = [c for c in state.roster if c not in state.membership]
-        if not state.membership or not asked or any(_same(a, b) for a, b in combinations(state.models.values(), 2)):
+        asked = without_group(state, self.name)
+        if not state.membership or not asked:
             return Plan()
-        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
+        offered = _distinct(state.models)
+        if len(offered) < min(2, len(state.models)):
+            return Plan()
+        return Plan(self.program, {c: Task(offered, {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return chosen(state, reports)
+        return chosen(noted(state, self.name, reports), reports, _distinct(state.models)) if reports else state
+
+
+def _distinct(models: Mapping[str, Params]) -> dict[str, Params]:
+    """Those that no other is the same as."""
+    twins = {name for a, b in combinations(models, 2) if _same(models[a], models[b]) for name in (a, b)}
+    return {name: model for name, model in models.items() if name not in twins}
 
 
 def _same(a: Params, b: Params) -> bool:

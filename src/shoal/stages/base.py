@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from shoal.types import ClientProgram, Plan, Purpose, ServerState
+from shoal.types import ClientId, ClientProgram, Plan, Purpose, Report, ServerState
+
+
+def with_rows(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
+    """Of those who could train: a model that comes back as it went, or a choice by no row, says nothing."""
+    return {c: r for c, r in reports.items() if r.counts["train"] > 0}
 
 
 class EveryRound:

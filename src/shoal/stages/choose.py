@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from shoal import tree
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.stages.base import OneProgram, WhenEvaluated, with_rows
 from shoal.stages.experts import joined, numbered
 from shoal.stages.train import Federate
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task, Tree
@@ -22,10 +22,17 @@ def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Par
     return state.models
 
 
-def chosen(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
-    """Who told a choice is a member of that model, and of no other, from then on."""
-    places = [int(r.tensors["choice"]["place"]) for r in reports.values()]
-    return joined(state, tuple(reports), np.array(places, dtype=np.int64))
+def chosen(state: ServerState, reports: Mapping[ClientId, Report], offered: Iterable[str] = ()) -> ServerState:
+    """Who told a choice is a member of that model, and of no other, from then on; who has no rows has no choice. Of all
+    models, or of those that were `offered`."""
+    names = sorted(state.models)
+    place = [names.index(name) for name in sorted(offered or names)]
+    places = {c: place[int(r.tensors["choice"]["place"])] for c, r in with_rows(reports).items()}
+    return joined(state, tuple(places), np.array(list(places.values()), dtype=np.int64))
+
+
+def _choice(program: ClientProgram, state: ServerState, seed: int) -> Plan:
+    return Plan(program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in state.roster})
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class FederateChoices(Federate):
 
 
 @dataclass(frozen=True)
-class AskTheRest(OneProgram, WhenEvaluated):
-    """Who does not take part in the round chooses among the models as they are after it."""
+class ChooseAgain(OneProgram, WhenEvaluated):
+    """Everybody chooses among the models as they are after the round: also who took part, for it chose before."""
 
     program: ClientProgram
     rounds: int
@@ -46,9 +53,7 @@ class AskTheRest(OneProgram, WhenEvaluated):
     name: str = "choose"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        busy = set(state.cohort)
-        asked = [c for c in state.roster if c not in busy]
-        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in asked})
+        return _choice(self.program, state, seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         return chosen(state, reports)
@@ -88,7 +93,7 @@ class Starts(OneProgram):
         return self.starts > 1 and 0 < round <= self.starts * self.trial and round % self.trial == 0
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        return Plan(self.program, {c: Task(state.models, {}, derive_seed(seed, c)) for c in state.roster})
+        return _choice(self.program, state, seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         best = self._better(state.memory.get(self.name, {}), chosen(state, reports), reports)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,9 +14,9 @@ from shoal import tree
 from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
 from shoal.stages.cluster import GROUPS
-from shoal.stages.experts import grouped, joined
+from shoal.stages.experts import grouped, joined, noted, without_group
 from shoal.stages.represent import restored, vector
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
@@ -23,7 +24,8 @@ from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerSta
 @dataclass(frozen=True)
 class GroupColdStart(OneProgram, EveryRound):
     """Once: some clients, by chance, train the first model a little, and are grouped by where that took them. Each
-    group's model goes that way. Kept are the first model and the directions of the groups, for those who come later."""
+    group's model is the mean of its members'. Kept are the first model and the directions of the groups, for those who
+    come later. Who has no rows goes nowhere, and is in no group."""
 
     program: ClientProgram
     trainable: tuple[str, ...]
@@ -43,14 +45,16 @@ class GroupColdStart(OneProgram, EveryRound):
         return _trial(self.program, _first(state), [state.roster[i] for i in sorted(order.tolist())], seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        if not reports:
+        trained = _trained(reports)
+        if not trained:
             return state
-        first, clients = _first(state), sorted(reports)
-        changes = _changes(first, [reports[c] for c in clients], self.trainable)
+        first, clients = _first(state), list(trained)
+        changes = _changes(first, trained, self.trainable)
         labels = DecomposedClusters(self.groups, seed).fit(changes.double().numpy()).labels_
-        directions = torch.stack([changes[labels == k].mean(0) for k in range(int(labels.max()) + 1)])
+        insides = [np.flatnonzero(labels == k).tolist() for k in range(int(labels.max()) + 1)]
+        directions = torch.stack([changes[inside].mean(0) for inside in insides])
         kept = {"first": vector(first), "directions": directions}
-        models = [_moved(first, direction, self.trainable) for direction in directions]
+        models = [tree.weighted_mean([trained[clients[i]] for i in inside], [1] * len(inside)) for inside in insides]
         return grouped(replace(state, memory={**state.memory, self.name: kept}), models, clients, labels)
 
 
@@ -66,16 +70,16 @@ class ClientColdStart(OneProgram, EveryRound):
     def plan(self, state: ServerState, seed: int) -> Plan:
         if self.source not in state.memory:
             return Plan()
-        return _trial(self.program, self._start(state), [c for c in state.roster if c not in state.membership], seed)
+        return _trial(self.program, self._start(state), without_group(state, self.name), seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        if not reports:
+        trained, state = _trained(reports), noted(state, self.name, reports)
+        if not trained:
             return state
-        clients = sorted(reports)
-        changes = _changes(self._start(state), [reports[c] for c in clients], self.trainable)
+        changes = _changes(self._start(state), trained, self.trainable)
         directions = state.memory[self.source]["directions"]
         cosines = F.normalize(changes, dim=1) @ F.normalize(directions, dim=1).T
-        return joined(state, clients, cosines.argmax(1).numpy())  # the least (1 - cosine) / 2
+        return joined(state, list(trained), cosines.argmax(1).numpy())  # the least (1 - cosine) / 2
 
     def _start(self, state: ServerState) -> Params:
         return restored(state.memory[self.source]["first"], _first(state))
@@ -111,11 +115,10 @@ def _trial(program: ClientProgram, model: Params, clients: Sequence[ClientId], s
     return Plan(program, {c: Task({"first": model}, {}, derive_seed(seed, c)) for c in clients})
 
 
-def _changes(first: Params, reports: Sequence[Report], trainable: Sequence[str]) -> Tensor:
+def _trained(reports: Mapping[ClientId, Report]) -> dict[ClientId, Params]:
+    return {c: r.tensors["model"] for c, r in sorted(with_rows(reports).items())}
+
+
+def _changes(first: Params, models: Mapping[ClientId, Params], trainable: Sequence[str]) -> Tensor:
     """What each client's training changed: a row of all trainable numbers."""
-    return torch.stack([vector({k: r.tensors["model"][k] - first[k] for k in trainable}) for r in reports])
-
-
-def _moved(model: Params, change: Tensor, trainable: Sequence[str]) -> Params:
-    by = restored(change, {k: model[k] for k in trainable})
-    return {k: v + by[k] if k in by else v for k, v in model.items()}
+    return torch.stack([vector({k: m[k] - first[k] for k in trainable}) for m in models.values()])

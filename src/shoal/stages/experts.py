@@ -111,6 +111,21 @@ def joined(state: ServerState, clients: Sequence[ClientId], labels: Labels) -> S
     return replace(state, membership={**state.membership, **found})
 
 
+def without_group(state: ServerState, slot: str) -> list[ClientId]:
+    """Who is in no group and may join one: not those of whom `slot` knows that they have no rows."""
+    idle = {*state.membership, *Table.load(state, slot).clients}
+    return [c for c in state.roster if c not in idle]
+
+
+def noted(state: ServerState, slot: str, reports: Mapping[ClientId, Report]) -> ServerState:
+    """Who told that it has no rows is remembered in `slot`: nothing comes of asking again."""
+    idle = {c: {"told": torch.tensor(state.round)} for c, r in reports.items() if not r.counts["train"]}
+    if not idle:
+        return state
+    known = Table.load(state, slot).merged(Table.of(idle))
+    return replace(state, memory={**state.memory, slot: known.tree()})
+
+
 def expert_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
     """A client's own group's model; for a client that is in none, that of the largest group."""
     names = sorted(state.models)

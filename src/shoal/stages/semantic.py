@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from shoal import tree
 from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.errors import UserError
 from shoal.models import Model
-from shoal.stages.base import EveryRound
+from shoal.stages.base import EveryRound, with_rows
 from shoal.stages.cluster import Floats
 from shoal.stages.infer import shared_rows
 from shoal.stages.train import Federate
@@ -67,8 +67,9 @@ class Semantic(EveryRound):
     memberships follow from it.
 
     A client is known by the last model that it sent. While fewer different ones are known than there are clusters,
-    nobody is a member of any, and all models are the same mean. A model moves only as far as its cluster took part:
-    outsiders alone would otherwise overwrite it, for their memberships in it are small but never 0.
+    memberships stay as they are: at first nobody has any, and all models are the same mean. A model moves only as far
+    as its cluster took part: outsiders alone would otherwise overwrite it, for their memberships in it are small but
+    never 0. Who has no rows belongs nowhere.
     """
 
     train: Federate
@@ -89,6 +90,7 @@ class Semantic(EveryRound):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         x, y = shared_rows(state, self.model)
+        reports = with_rows(reports)
         if not len(x) or not reports:
             return self.train.fold(state, reports, seed)
         able = {c: {"able": capability(self.model, r.tensors["model"], x, y)} for c, r in reports.items()}
@@ -105,8 +107,19 @@ class Semantic(EveryRound):
             before = memory["centres"].numpy() if "centres" in memory else None
             member, centres = self.rule(rows, before, seed)
             kept["centres"] = torch.from_numpy(centres)
-            state = replace(state, membership=dict(zip(known.clients, torch.from_numpy(member).float(), strict=True)))
-        return replace(state, memory={**state.memory, self.name: kept})
+            found = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
+        else:
+            found = _with_newcomers(state.membership, able.clients)
+        return replace(state, membership=found, memory={**state.memory, self.name: kept})
+
+
+def _with_newcomers(membership: Mapping[ClientId, Tensor], clients: Sequence[ClientId]) -> dict[ClientId, Tensor]:
+    """Until they are clustered, clients without memberships belong like the average of those who have some."""
+    return {**dict.fromkeys(clients, _usual(membership)), **membership} if membership else {}
+
+
+def _usual(membership: Mapping[ClientId, Tensor]) -> Tensor:
+    return torch.stack(list(membership.values())).mean(0)
 
 
 def _moved(state: ServerState, models: Mapping[str, Params], cohort: tuple[ClientId, ...]) -> Mapping[str, Params]:
@@ -114,7 +127,7 @@ def _moved(state: ServerState, models: Mapping[str, Params], cohort: tuple[Clien
     clients do on average, else in proportion."""
     if not state.membership:
         return models
-    usual = torch.stack(list(state.membership.values())).mean(0)
+    usual = _usual(state.membership)
     present = torch.stack([state.membership[c] for c in cohort]).mean(0)
     steps = (present / usual.clamp(min=1e-12)).clamp(max=1).tolist()
     return {
@@ -129,7 +142,7 @@ def blend_for(state: ServerState, client: ClientId | None) -> Mapping[str, Param
     if client is not None and client in state.membership:
         weights = state.membership[client]
     elif state.membership:
-        weights = torch.stack(list(state.membership.values())).mean(0)
+        weights = _usual(state.membership)
     else:
         weights = torch.ones(len(names))
     return {"blend": tree.weighted_mean([state.models[k] for k in names], weights.tolist())}

@@ -13,7 +13,7 @@ from shoal import tree
 from shoal.client.sgd import SCHEDULES, learning_rate
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.base import EveryRound, OneProgram, with_rows
 from shoal.stages.represent import vector
 from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Purpose, Report, ServerState, Task
@@ -43,10 +43,10 @@ class Federate(OneProgram, EveryRound):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
-    of training rows, or times 1 with `weighting="uniform"`. A stage that chose clients by chance may have stored
-    weights that make up for it, which go on top: `weights_from` names it. `remember` keeps what the cohort sent,
-    for stages of the next round: the change of each client's model, the model, or in summary its loss and the
-    length of its change.
+    of training rows, or times 1 with `weighting="uniform"`; who has no rows does not count. A stage that chose
+    clients by chance may have stored weights that make up for it, which go on top: `weights_from` names it.
+    `remember` keeps what the cohort sent, for stages of the next round: the change of each client's model, the
+    model, or in summary its loss and the length of its change.
     """
 
     program: ClientProgram
@@ -71,7 +71,7 @@ class Federate(OneProgram, EveryRound):
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        names = sorted(state.models)
+        names, reports = sorted(state.models), with_rows(reports)
         merged = {k: self._merged(state, i, k, reports) for i, k in enumerate(names)}
         return replace(self._remembering(state, reports), models=merged)
 
