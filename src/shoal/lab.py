@@ -462,6 +462,25 @@ def _by_group(result: Result) -> dict[str, Any]:
     return {"joules_of_groups": dict(sorted(found.items(), key=lambda item: int(item[0])))}
 
 
+def _groups(bench: Bench, result: Result) -> dict[str, Any]:
+    """Who is in the group of which model, and how well that agrees with groups that were planted."""
+    of = result.groups
+    if not of:
+        return {}
+    members = [
+        {"expert": name, "clients": [c for c in bench.federation if name in of.get(c, ())]}
+        for name in sorted(result.state.models)
+    ]
+    planted = bench.federation.groups
+    if planted is None:
+        return {"groups": members}
+    from sklearn.metrics import adjusted_rand_score
+
+    nearest = {c: int(result.state.membership[c].argmax()) for c in of}
+    agreement = adjusted_rand_score([planted[c] for c in nearest], list(nearest.values()))
+    return {"groups": members, "groups_ari": float(agreement)}
+
+
 def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
     job, server = bench.job, bench.costs.server
     joules = totals(result.ledger.pages)
@@ -490,6 +509,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
             "watts": server.active_w,
             "kind": "measured seconds x assumed watts",
         },
+        **_groups(bench, result),
         **_by_group(result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),
         "rounds_done": len(result.records),

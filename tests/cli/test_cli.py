@@ -555,3 +555,16 @@ class TestJoules:
     )
     def test_bad_input(self, flags, sentence):
         assert sentence in refused("run", "fedavg", *QUICK, *flags)
+
+
+def test_groups_are_readable():
+    planted = ["--partition", "groups:2,1.0", "--clients", "8", "--rounds", "2"]
+    found = as_json("run", "fedepc", *planted, "--out", "r")
+    assert json.loads(Path("r/result.json").read_text())["groups"] == found["groups"]
+    assert [g["expert"] for g in found["groups"]] == [f"expert-{k:03d}" for k in range(len(found["groups"]))]
+    members = [c for g in found["groups"] for c in g["clients"]]
+    assert sorted(members) == sorted(json.loads(Path("r/partition.json").read_text())["clients"])
+    assert -0.5 <= found["groups_ari"] <= 1
+    assert as_json("compare", "r")["runs"][0]["groups"] == len(found["groups"])
+    assert "groups" not in as_json("run", "fedavg", *QUICK, "--out", "one")
+    assert as_json("compare", "one")["runs"][0]["groups"] is None
