@@ -151,7 +151,7 @@ def test_one_test_row_is_evaluated_with_batch_norm_too():
 
 def test_groups_are_those_of_more_than_half_or_else_the_largest():
     membership = {"c1": [0.0, 1.0, 1.0], "c0": [0.4, 0.3, 0.3], "c2": [0.6, 0.4, 0.0]}
-    state = ServerState(1, dict.fromkeys(("z", "a", "m"), {}), {c: torch.tensor(w) for c, w in membership.items()})
+    state = ServerState(1, {k: {} for k in "zam"}, {c: torch.tensor(w) for c, w in membership.items()})
     result = engine.Result(state, [], Ledger(), 0.0, 0.0)
     assert result.groups == {"c0": ["a"], "c1": ["m", "z"], "c2": ["a"]}
     assert list(result.groups) == ["c0", "c1", "c2"]
