@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shoal import tree
+from shoal.clusterers.inputs import as_before
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
 from shoal.table import Table
@@ -98,13 +99,8 @@ class Experts(ServerOnly):
 
 
 def moves(was: Labels, now: Labels) -> int:
-    """How many clients are not in the group that theirs became: each group becomes one at most, so that as many as
-    possible have stayed, whatever the numbers of groups are now."""
-    from scipy.optimize import linear_sum_assignment
-
-    shared = np.zeros((was.max(initial=-1) + 1, now.max(initial=-1) + 1), dtype=np.int64)
-    np.add.at(shared, (was, now), 1)
-    return len(now) - int(shared[linear_sum_assignment(shared, maximize=True)].sum())
+    """How many clients are in another group, whatever numbers groups have now."""
+    return int((as_before(now, was) != was).sum())
 
 
 def _mean(state: ServerState, counts: np.ndarray) -> Params:
