@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -159,6 +159,16 @@ def _told(as_json: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def _repeatable(command: str) -> Iterator[None]:
+    """A stop of several runs: the command that began them goes on with them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"stopped; the same command, `{command}` with the same flags, goes on", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
 def _escaped(text: str) -> str:
     return text.replace("[", r"\[")
 
@@ -187,6 +197,14 @@ def _free(name: str, suffix: str = "") -> Path:
         n += 1
         place = Path("runs") / f"{name}-{n}{suffix}"
     return place
+
+
+def _expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
+    """A folder of runs, such as a grid's, stands for its runs; pages that lie beside runs are passed over."""
+    from shoal.store.reader import runs_in
+
+    kept = [w for w in what if w in methods or not (w.endswith(".html") and Path(w).is_file())] or what
+    return [str(name) for w in kept for name in ([w] if w in methods else runs_in(Path(w)) or [w])]
 
 
 def _place(job: Any) -> Path:
@@ -282,7 +300,9 @@ def run(
         if what.endswith(".toml"):
             recipe = load_recipe(Path(what), _overrides(flags))
             if recipe.single is None:
-                _run_grid(recipe, out_path or Path("runs") / Path(what).stem, as_json)
+                folder = out_path or Path("runs") / Path(what).stem
+                with _repeatable(f"shoal run {what} --out {folder}"):
+                    _run_grid(recipe, folder, as_json)
                 return
             job = recipe.single
         else:
@@ -357,6 +377,13 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, from its last complete round."""
     with _told(as_json):
+        from shoal.store.reader import runs_in
+
+        if found := runs_in(run_dir):
+            raise UserError(
+                f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE.toml "
+                f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
+            )
         result = _resume(run_dir)
         page = _write_page([run_dir], run_dir / "report.html")
         if as_json:
@@ -399,7 +426,10 @@ def _finish_comparison(places: list[Path], page: Path, as_json: bool, questions:
 @app.command()
 @job_flags(*FLAGS)
 def compare(
-    what: Annotated[list[str], typer.Argument(metavar="RUN|METHOD...", help="Run directories, or methods to run.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN|METHOD...", help="Run directories, folders of them (a grid), or methods to run."),
+    ],
     flags: dict[str, Any],
     to_accuracy: Annotated[
         str | None,
@@ -440,6 +470,7 @@ def compare(
             "counted": parse_counted("--joules", joules),
         }
         methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
+        what = _expanded(what, methods)
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
             if name in jobs:
@@ -488,13 +519,14 @@ def profile(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first run.")] = None,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of them (a grid).")],
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first RUN.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page for one or more runs."""
     with _told(as_json):
-        page = _write_page(runs, out_path or runs[0] / "report.html")
+        first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
+        page = _write_page([Path(r) for r in _expanded(runs)], out_path or first / "report.html")
         if as_json:
             _print_json({"report": str(page)})
         else:

@@ -160,6 +160,38 @@ def test_recipe_with_a_grid_is_run_and_not_run_again():
     assert {p for p in after if before[p] != after[p]} == {Path("runs/my/local-1/result.json")}
 
 
+def test_a_folder_of_runs_stands_for_its_runs():
+    Path("my.toml").write_text(GRID)
+    as_json("run", "my.toml")
+    names = [f"runs/my/{method}-{seed}" for method in ("fedavg", "local") for seed in (0, 1)]
+    assert [r["run_dir"] for r in as_json("compare", "runs/my")["runs"]] == names
+    beside = sorted(map(str, Path("runs/my").iterdir()))
+    assert "runs/my/report.html" in beside
+    assert [r["run_dir"] for r in as_json("compare", *beside)["runs"]] == names
+    assert as_json("report", "runs/my") == {"report": "runs/my/report.html"}
+    assert as_json("report", "runs/my/report.html", "runs/my/local-0") == {"report": "runs/my/local-0/report.html"}
+    for words, sentence in [
+        (["report", "runs/my/report.html"], "runs/my/report.html is not a run directory: it is a file."),
+        (["compare", "my.toml"], "my.toml is not a run directory: it is a file."),
+        (["resume", "runs/my"], "repeat `shoal run RECIPE.toml --out runs/my` with the same flags"),
+    ]:
+        result = shoal(*words, "--json")
+        assert result.exit_code == 2
+        assert sentence in json.loads(result.stdout)["error"]
+
+
+def test_a_grid_that_is_stopped_says_how_to_go_on():
+    Path("my.toml").write_text(GRID.replace("rounds = 2", "rounds = 400"))
+    child = subprocess.Popen([SHOAL, "run", "my.toml"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not list(Path("runs/my/fedavg-0/checkpoints").glob("round-*")):
+        assert child.poll() is None
+    child.send_signal(2)  # Ctrl-C
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "the same command, `shoal run my.toml --out runs/my` with the same flags, goes on" in said
+    assert "shoal resume" not in said
+
+
 def test_a_title_says_what_flags_changed():
     from shoal.cli import _overrides
     from shoal.job import load_recipe

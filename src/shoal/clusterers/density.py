@@ -69,11 +69,11 @@ class AdaptiveDensityClusters:
 
     `scale`: thresholds are in units of the median or the mean distance, or of MJS itself. `metric="precomputed"`: S
     holds distances [n, n]. `references=q`: only q clients, drawn by `seed`, are clustered, and each of the others joins
-    the cluster whose references are nearest to it in the mean: n q distances instead of n²/2. `guard` needs `halves`, see
-    `fit`: without them nothing is tested, and rows that differ by chance alone are cut up all the same. Clusters with
-    less than `smallest` clients join the nearest that has as many; that may break Eq. (8), and where none has as many
-    they stay. `literal=True` with `merge=0.15, split=0.18, scale="none"` is the paper's own setting; the
-    method `fedepc` has `merge=0.35, split=0.42, scale="mean"`, which bears groups of unequal size.
+    the cluster whose references are nearest to it in the mean: n q distances instead of n²/2. `guard` needs `halves`
+    (see `fit`): without them nothing is tested, and rows that differ by chance alone are cut up all the same. Clusters
+    with less than `smallest` clients join the nearest that has as many; that may break Eq. (8), and where none has as
+    many they stay. `literal=True` with `merge=0.15, split=0.18, scale="none"` is the paper's own setting; the method
+    `fedepc` has `merge=0.35, split=0.42, scale="mean"`, which bears groups of unequal size.
 
     Found: `labels_` [n]; `settled_` [n], the fixed point before small clusters joined others (-1: no reference);
     `distances_scale_`, what distances were divided by; `splits_`, `merges_` of the last `fit` or `update`; `sweeps_`;
