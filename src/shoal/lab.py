@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
+from shoal.stages.experts import Experts
 from shoal.store.run import RunStore
 from shoal.table import Table
 from shoal.types import ClientId, Fleet, Guaranteed, Method, ServerState, Tree
@@ -48,6 +49,8 @@ OF_DATA = (
     *("label_column", "client_column", "sensitive", "sensitive_column", "drop_columns"),
 )
 DEVICES = ("cpu", "cuda", "mps", "xpu")
+REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
+SAYS_NOTHING = 100  # an ε that large, at any δ
 OnRound = Callable[[Record], None]
 
 
@@ -358,7 +361,8 @@ def check_devices(path: Path, job: Job) -> None:
 
 
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
-    before = store.restore(torch.device(bench.job.device))
+    before, promise = store.restore(torch.device(bench.job.device)), promised(bench)
+    _warn_of_little_noise(promise)
     fleet = make_fleet(bench, store.private)
     timer = timer or Timer()
     with at_work(fleet), measuring(bench, timer) as measured:
@@ -379,7 +383,7 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
     clock = Clock(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
     if measured:
         measured["measured"]["rounds"] = len(result.records) - len(before.records)
-    summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state)
+    summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)
     store.finish(summary)
     return summary
 
@@ -408,16 +412,33 @@ def parts_of(method: Method, timer: Timer) -> dict[str, float]:
     return found
 
 
-def protection(bench: Bench, state: ServerState) -> dict[str, Any]:
-    """What noise protects, as the program that adds it says, and what it does to groups formed of label distributions.
-    A method has one such program at most: guarantees are not added up."""
+def promised(bench: Bench) -> dict[str, Any]:
+    """What noise protects, as the program that adds it says, and what it is on: what clients are grouped by. A method
+    has one such program at most: guarantees are not added up."""
     sizes = bench.federation.sizes("train").tolist()
     found: dict[str, Any] = {}
     for program in bench.method.programs.values():
         if isinstance(program, Guaranteed):
             found |= program.guarantee(sizes)
-    if not found:
+    for stage in bench.method.stages if found else ():
+        if isinstance(stage, Group | Experts):
+            found["noise_on"] = REPRESENTATIONS.get(stage.column, stage.column)
+    return found
+
+
+def _warn_of_little_noise(promise: Mapping[str, Any]) -> None:
+    if promise.get("record_epsilon", 0.0) > SAYS_NOTHING:
+        log.warning(
+            "noise: ε of one row is %s; above %d it says nothing (docs/privacy.md)",
+            *(f"{promise['record_epsilon']:,.0f}", SAYS_NOTHING),
+        )
+
+
+def protection(bench: Bench, state: ServerState, promise: Mapping[str, Any]) -> dict[str, Any]:
+    """What was promised, and what the noise does to groups formed of label distributions."""
+    if not promise:
         return {}
+    found = dict(promise)
     for stage in (s for s in bench.method.stages if isinstance(s, Group) and s.column == "labels"):
         grouped = Table.load(state, stage.name)
         if len(grouped):

@@ -538,6 +538,14 @@ class TestJoules:
         assert noisy["local_epsilon"] == pytest.approx(159.44, abs=0.01)
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
         assert -0.5 <= noisy["ari"] <= 1
+        assert noisy["noise_on"] == "label distributions"
+        assert "ARI:" in Path("two/report.html").read_text()
+
+    @pytest.mark.parametrize(("epochs", "warned"), [(0, False), (1, True)])
+    def test_noise_that_protects_nothing_is_said(self, epochs, warned):
+        options = ["--set", "represent.noise=0.2", "--set", f"represent.epochs={epochs}"]
+        said = " ".join(shoal("run", "fedepc", *QUICK, *options, "--out", "one").stderr.split())
+        assert ("above 100 it says nothing" in said) == warned
 
     def test_noise_on_sparsity_says_what_it_is_worth(self):
         assert "privacy" not in as_json("run", "fedepc", *QUICK, "--out", "one")
@@ -546,6 +554,11 @@ class TestJoules:
         assert json.loads(Path("two/result.json").read_text())["privacy"] == noisy
         assert noisy["sigma"] == 0.05
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
+        assert noisy["noise_on"] == "sparsity vectors"
+        page = Path("two/report.html").read_text()
+        assert "sparsity vectors" in page
+        assert "label distributions" not in page
+        assert "ARI:" not in page
         adapted = as_json("run", "fedepc", *QUICK, *options[:2], "--out", "three")["privacy"]
         assert adapted["record_epsilon_without_adaptation"] == noisy["record_epsilon"]
         assert adapted["record_epsilon"] > noisy["record_epsilon"]

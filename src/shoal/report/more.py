@@ -75,16 +75,10 @@ def _privacy(named: Named) -> Sheet:
     known = [(name, dict(_flat(result["privacy"]))) for name, result in named if "privacy" in result]
     keys = list(dict.fromkeys(key for _, found in known for key in found))
     rows = [(name, *(_number(found.get(key)) for key in keys)) for name, found in known]
-    notes = (
-        "ε for one row (record) and for all of a client’s data (local), at this δ.",
-        "ARI: groups with noise beside those without.",
-    )
-    return Sheet(
-        "What noise on label distributions protects",
-        ("Run", *(k.replace("_", " ") for k in keys)),
-        tuple(rows),
-        notes=notes,
-    )
+    notes = ["ε for one row (record) and for all of a client’s data (local), at this δ."]
+    notes += ["ARI: groups with noise beside those without."] if "ari" in keys else []
+    heads = ("Run", *(k.replace("_", " ") for k in keys))
+    return Sheet("What noise protects", heads, tuple(rows), notes=tuple(notes))
 
 
 def _flat(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -144,6 +144,7 @@ def test_what_was_chosen_and_measured_is_on_the_page(write_course, tmp_path):
         "3.5",
         "7.77 J",
         "1.234",
+        "What noise protects",
         "objectives within",
         "0.5678",
         "123 J",
