@@ -238,8 +238,9 @@ def _announcing(place: Path) -> Callable[[Any], None]:
 def _announce(bench: Any) -> None:
     job = bench.job
     note = f" ({bench.federation.note})" if bench.federation.note else ""
+    cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
     err.print(
-        f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {job.cohort} per round, "
+        f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"
         f"{job.model} with {bench.model.parameters:,} parameters, {job.fleet} fleet, seed {job.seed}",
         highlight=False,
         soft_wrap=True,

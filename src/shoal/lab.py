@@ -64,6 +64,12 @@ class Bench:
     method: Method
     costs: Costs
 
+    @property
+    def cohort(self) -> int | float | None:
+        """Clients per round; None where the method chooses by something else, such as time."""
+        sized = all(hasattr(stage, "size") for stage in self.method.stages if stage.name == "select")
+        return self.job.cohort if sized else None
+
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
@@ -292,6 +298,7 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
     """A new run in `out`. Returns what `--json` prints."""
     check_names(job, out)
     bench = setup(job, kw.pop("progress", None))
+    bench.method.init(job.seed)  # what the model cannot do is refused before anything is announced
     if on_setup:
         on_setup(bench)
     return play(bench, out, **kw)
@@ -513,7 +520,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         "data": job.data,
         "partition": job.partition,
         "clients": job.clients,
-        "cohort": job.cohort,
+        "cohort": bench.cohort,
         "model": job.model,
         "parameters": bench.model.parameters,
         "fleet": job.fleet,

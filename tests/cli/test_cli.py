@@ -239,6 +239,22 @@ def test_a_grid_over_an_option():
     assert found == [{"train": {"mu": 0.1}}, {"train": {"mu": 1}}]
 
 
+@pytest.mark.parametrize("method", ["fedepc", "centralised", "fedavg"])
+def test_a_cohort_is_announced_where_it_means_something(method):
+    said = shoal("run", method, *QUICK, "--out", "r").stderr
+    means = method == "fedavg"
+    assert ("3 per round" in said) == means
+    assert json.loads(Path("r/result.json").read_text())["cohort"] == (3 if means else None)
+    assert ("<dt>cohort</dt>" in Path("r/report.html").read_text()) == means
+
+
+def test_what_the_model_cannot_do_is_refused_before_a_run_is_announced():
+    result = shoal("run", "fedepc", *QUICK, "--set", "represent.layer=7")
+    assert result.exit_code == 2
+    assert "is no ReLU" in " ".join(result.stderr.split())
+    assert "run directory" not in result.stderr
+
+
 def test_what_only_the_first_round_can_refuse_leaves_nothing():
     quick = ("run", "fedepc", *QUICK, "--out", "mine", "--set")
     assert "layer '7' of model mlp is no ReLU" in refused(*quick, "represent.layer=7")

@@ -112,7 +112,8 @@ def _settings(runs: Sequence[RunRecord]) -> str:
     unlike = differing(runs)
     first = runs[0].settings
     chosen = [k for k in CHOSEN if first.get(k) not in (None, False, "none")]
-    shared = {k: first[k] for k in (*FACTS, *chosen) if k in first and k not in unlike}
+    unused = ["cohort"] if all((run.result or {}).get("cohort", "unknown") is None for run in runs) else []
+    shared = {k: first[k] for k in (*FACTS, *chosen) if k in first and k not in (*unlike, *unused)}
     facts = "".join(
         f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>" for k, v in shared.items()
     )
