@@ -444,7 +444,12 @@ def compare(
         str | None,
         typer.Option(help="The reference, a label or a RUN (default: the runs of fedavg, else the first)."),
     ] = None,
-    held: Annotated[int, typer.Option(help="For how many evaluated rounds in a row.")] = 20,
+    held: Annotated[
+        int | None,
+        typer.Option(
+            help="For how many evaluated rounds in a row (default: a quarter of the shortest run's, 3 to 20)."
+        ),
+    ] = None,
     accuracy: Annotated[
         str | None,
         typer.Option(

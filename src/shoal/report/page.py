@@ -25,7 +25,7 @@ from shoal.report.figures import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.joules import bills, has_joules
+from shoal.report.joules import bills, has_joules, usual_held
 from shoal.report.more import more_sheets
 from shoal.report.paper import PaperTable, ordering_sheet, paper_sheets
 from shoal.report.sheet import Sheet
@@ -61,7 +61,7 @@ def write_page(
         _results(runs),
         *(_card(_sheet(sheet)) for sheet in Answers(runs, questions).sheets()),
         *([_paper(paper)] if paper else []),
-        *map(_card, _figures(runs, questions.held)),
+        *map(_card, _figures(runs, questions.held or usual_held(runs))),
         *([_card("".join(map(_short, more)))] if (more := more_sheets(runs)) else []),
         _partitions(runs),
         _configs(runs),
