@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.errors import UserError, did_you_mean
+from shoal.errors import UnknownOption, UserError, did_you_mean
 
 app = typer.Typer(
     help="Federated learning for fleets of edge devices whose data differ.",
@@ -44,7 +44,7 @@ FLAGS: dict[str, Any] = {
         typer.Option(
             help="iid, dirichlet:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, natural; "
             "shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE "
-            "(default dirichlet:0.3)."
+            "(default dirichlet:0.3; natural with --client-column)."
         ),
     ],
     "clients": Annotated[int | None, typer.Option(help="How many clients (default 20; natural: all).")],
@@ -100,7 +100,9 @@ FLAGS: dict[str, Any] = {
     ],
     "country": Annotated[str | None, typer.Option(help="Three letters, such as ESP, for the CO2 of what is measured.")],
     "label_column": Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")],
-    "client_column": Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")],
+    "client_column": Annotated[
+        str | None, typer.Option(help="Column that says whose row it is; asks for --partition natural.")
+    ],
     "sensitive": Annotated[
         float | None, typer.Option(help="Share of a client's rows that are sensitive (default 0.3), for scmoe.")
     ],
@@ -329,8 +331,9 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     if recipe.paper is not None:
         plans = [planned(p, job.model_dump()) for p, job in zip(places, recipe.jobs.values(), strict=True)]
         check_paper(recipe.paper, plans, METHODS)
-    for job in recipe.jobs.values():
-        lab.check_names(job)  # better now than after hours
+    with _pointing_to_only(len({job.method for job in recipe.jobs.values()})):
+        for job in recipe.jobs.values():
+            lab.check_names(job)  # better now than after hours
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
         title = f"[{i + 1}/{len(places)}] {label}"
         if (place / "result.json").exists():
@@ -424,6 +427,17 @@ def _finish_comparison(places: list[Path], page: Path, as_json: bool, questions:
     out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
 
 
+@contextmanager
+def _pointing_to_only(methods: int) -> Iterator[None]:
+    """Where several methods are run with the same options, one that only some take is better off in a recipe."""
+    try:
+        yield
+    except UnknownOption as error:
+        if methods == 1:
+            raise
+        raise UserError(f"{error}; what only one METHOD takes goes under [only.METHOD] of a recipe") from None
+
+
 @app.command()
 @job_flags(*FLAGS)
 def compare(
@@ -480,7 +494,8 @@ def compare(
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
             if name in jobs:
-                lab.check_names(jobs[name])
+                with _pointing_to_only(len(jobs)):
+                    lab.check_names(jobs[name])
             elif Path(name).exists():
                 read_run(Path(name))
             else:

@@ -371,6 +371,8 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--device", "gpu9"], "device is 'gpu9'; it must be one of cpu"),
         (["run", "fedavg", "--set", "train.mu"], "--set 'train.mu' is not of the form piece.key=value"),
         (["run", "fedavg", "--set", "train.nu=1"], "option train.nu is not known to method fedavg"),
+        (["run", "fedavg", "--set", "train.momentun=1"], "known to method fedavg; did you mean train.momentum?"),
+        (["compare", "fedepc", "fedavg", "--set", "represent.noise=1"], "goes under [only.METHOD] of a recipe"),
         (["run", "fedavg", "--lr", "1e9", "--rounds", "3"], "diverged"),
         (["run", "none.toml"], "recipe none.toml cannot be read"),
         (["resume", "nowhere"], "nowhere is not a run directory"),
