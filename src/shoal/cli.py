@@ -206,7 +206,8 @@ def _expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
     from shoal.store.reader import runs_in
 
     kept = [w for w in what if w in methods or not (w.endswith(".html") and Path(w).is_file())] or what
-    return [str(name) for w in kept for name in ([w] if w in methods else runs_in(Path(w)) or [w])]
+    inside = {w: [] if w in methods else [str(run) for run in runs_in(Path(w))] for w in kept}
+    return [name for w in kept for name in inside[w] or [w]]
 
 
 def _place(job: Any) -> Path:
