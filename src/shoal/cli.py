@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.errors import UserError, did_you_mean
+from shoal.errors import UnknownOption, UserError, did_you_mean
 
 app = typer.Typer(
     help="Federated learning for fleets of edge devices whose data differ.",
@@ -44,7 +44,7 @@ FLAGS: dict[str, Any] = {
         typer.Option(
             help="iid, dirichlet:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, natural; "
             "shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE "
-            "(default dirichlet:0.3)."
+            "(default dirichlet:0.3; natural with --client-column)."
         ),
     ],
     "clients": Annotated[int | None, typer.Option(help="How many clients (default 20; natural: all).")],
@@ -100,7 +100,9 @@ FLAGS: dict[str, Any] = {
     ],
     "country": Annotated[str | None, typer.Option(help="Three letters, such as ESP, for the CO2 of what is measured.")],
     "label_column": Annotated[str | None, typer.Option(help="Column with the label in a table (default: label).")],
-    "client_column": Annotated[str | None, typer.Option(help="Column that says whose row it is (for natural).")],
+    "client_column": Annotated[
+        str | None, typer.Option(help="Column that says whose row it is; asks for --partition natural.")
+    ],
     "sensitive": Annotated[
         float | None, typer.Option(help="Share of a client's rows that are sensitive (default 0.3), for scmoe.")
     ],
@@ -159,6 +161,16 @@ def _told(as_json: bool) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def _repeatable(command: str) -> Iterator[None]:
+    """A stop of several runs: the command that began them goes on with them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"stopped; the same command, `{command}` with the same flags, goes on", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
 def _escaped(text: str) -> str:
     return text.replace("[", r"\[")
 
@@ -187,6 +199,15 @@ def _free(name: str, suffix: str = "") -> Path:
         n += 1
         place = Path("runs") / f"{name}-{n}{suffix}"
     return place
+
+
+def _expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
+    """A folder of runs, such as a grid's, stands for its runs; pages that lie beside runs are passed over."""
+    from shoal.store.reader import runs_in
+
+    kept = [w for w in what if w in methods or not (w.endswith(".html") and Path(w).is_file())] or what
+    inside = {w: [] if w in methods else [str(run) for run in runs_in(Path(w))] for w in kept}
+    return [name for w in kept for name in inside[w] or [w]]
 
 
 def _place(job: Any) -> Path:
@@ -220,8 +241,9 @@ def _announcing(place: Path) -> Callable[[Any], None]:
 def _announce(bench: Any) -> None:
     job = bench.job
     note = f" ({bench.federation.note})" if bench.federation.note else ""
+    cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
     err.print(
-        f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {job.cohort} per round, "
+        f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"
         f"{job.model} with {bench.model.parameters:,} parameters, {job.fleet} fleet, seed {job.seed}",
         highlight=False,
         soft_wrap=True,
@@ -282,7 +304,9 @@ def run(
         if what.endswith(".toml"):
             recipe = load_recipe(Path(what), _overrides(flags))
             if recipe.single is None:
-                _run_grid(recipe, out_path or Path("runs") / Path(what).stem, as_json)
+                folder = out_path or Path("runs") / Path(what).stem
+                with _repeatable(f"shoal run {what} --out {folder}"):
+                    _run_grid(recipe, folder, as_json)
                 return
             job = recipe.single
         else:
@@ -308,8 +332,9 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     if recipe.paper is not None:
         plans = [planned(p, job.model_dump()) for p, job in zip(places, recipe.jobs.values(), strict=True)]
         check_paper(recipe.paper, plans, METHODS)
-    for job in recipe.jobs.values():
-        lab.check_names(job)  # better now than after hours
+    with _pointing_to_only(len({job.method for job in recipe.jobs.values()})):
+        for job in recipe.jobs.values():
+            lab.check_names(job)  # better now than after hours
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
         title = f"[{i + 1}/{len(places)}] {label}"
         if (place / "result.json").exists():
@@ -357,6 +382,13 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, from its last complete round."""
     with _told(as_json):
+        from shoal.store.reader import runs_in
+
+        if found := runs_in(run_dir):
+            raise UserError(
+                f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE.toml "
+                f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
+            )
         result = _resume(run_dir)
         page = _write_page([run_dir], run_dir / "report.html")
         if as_json:
@@ -396,10 +428,24 @@ def _finish_comparison(places: list[Path], page: Path, as_json: bool, questions:
     out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
 
 
+@contextmanager
+def _pointing_to_only(methods: int) -> Iterator[None]:
+    """Where several methods are run with the same options, one that only some take is better off in a recipe."""
+    try:
+        yield
+    except UnknownOption as error:
+        if methods == 1:
+            raise
+        raise UserError(f"{error}; what only one METHOD takes goes under [only.METHOD] of a recipe") from None
+
+
 @app.command()
 @job_flags(*FLAGS)
 def compare(
-    what: Annotated[list[str], typer.Argument(metavar="RUN|METHOD...", help="Run directories, or methods to run.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN|METHOD...", help="Run directories, folders of them (a grid), or methods to run."),
+    ],
     flags: dict[str, Any],
     to_accuracy: Annotated[
         str | None,
@@ -413,7 +459,12 @@ def compare(
         str | None,
         typer.Option(help="The reference, a label or a RUN (default: the runs of fedavg, else the first)."),
     ] = None,
-    held: Annotated[int, typer.Option(help="For how many evaluated rounds in a row.")] = 20,
+    held: Annotated[
+        int | None,
+        typer.Option(
+            help="For how many evaluated rounds in a row (default: a quarter of the shortest run's, 3 to 20)."
+        ),
+    ] = None,
     accuracy: Annotated[
         str | None,
         typer.Option(
@@ -440,10 +491,12 @@ def compare(
             "counted": parse_counted("--joules", joules),
         }
         methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
+        what = _expanded(what, methods)
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:
             if name in jobs:
-                lab.check_names(jobs[name])
+                with _pointing_to_only(len(jobs)):
+                    lab.check_names(jobs[name])
             elif Path(name).exists():
                 read_run(Path(name))
             else:
@@ -488,13 +541,14 @@ def profile(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first run.")] = None,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of them (a grid).")],
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first RUN.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page for one or more runs."""
     with _told(as_json):
-        page = _write_page(runs, out_path or runs[0] / "report.html")
+        first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
+        page = _write_page([Path(r) for r in _expanded(runs)], out_path or first / "report.html")
         if as_json:
             _print_json({"report": str(page)})
         else:

@@ -120,6 +120,16 @@ class Result:
         figures: dict[str, float] = self.evaluation.figures()["accuracy"]
         return figures
 
+    @property
+    def groups(self) -> dict[ClientId, list[str]]:
+        """The models of the groups that each client is in by more than half, or else most; empty without groups."""
+        names = sorted(self.state.models)
+        found = {}
+        for client, weights in sorted(self.state.membership.items()):
+            most = int(weights.argmax())
+            found[client] = [n for k, n in enumerate(names) if k == most or float(weights[k]) > 0.5]
+        return found
+
 
 class UnseenClient:
     """Who never trains and has nothing private: it holds the central test set."""

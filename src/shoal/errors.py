@@ -16,6 +16,10 @@ class UserError(ValueError):
     """Bad input. The command line prints the sentence and exits with code 2."""
 
 
+class UnknownOption(UserError):
+    """An option that a method's pieces do not have."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a half-sentence that says what is not known; empty if nothing is near."""
     near = difflib.get_close_matches(name, list(known), n=1)

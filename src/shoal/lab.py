@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
+from shoal.stages.experts import Experts
 from shoal.store.run import RunStore
 from shoal.table import Table
 from shoal.types import ClientId, Fleet, Guaranteed, Method, ServerState, Tree
@@ -48,6 +49,8 @@ OF_DATA = (
     *("label_column", "client_column", "sensitive", "sensitive_column", "drop_columns"),
 )
 DEVICES = ("cpu", "cuda", "mps", "xpu")
+REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
+SAYS_NOTHING = 100  # an ε that large, at any δ
 OnRound = Callable[[Record], None]
 
 
@@ -60,6 +63,12 @@ class Bench:
     model: Model
     method: Method
     costs: Costs
+
+    @property
+    def cohort(self) -> int | float | None:
+        """Clients per round; None where the method chooses by something else, such as time."""
+        sized = all(hasattr(stage, "size") for stage in self.method.stages if stage.name == "select")
+        return self.job.cohort if sized else None
 
 
 def check_names(job: Job, out: Path | None = None) -> None:
@@ -289,6 +298,7 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
     """A new run in `out`. Returns what `--json` prints."""
     check_names(job, out)
     bench = setup(job, kw.pop("progress", None))
+    bench.method.init(job.seed)  # what the model cannot do is refused before anything is announced
     if on_setup:
         on_setup(bench)
     return play(bench, out, **kw)
@@ -358,7 +368,8 @@ def check_devices(path: Path, job: Job) -> None:
 
 
 def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
-    before = store.restore(torch.device(bench.job.device))
+    before, promise = store.restore(torch.device(bench.job.device)), promised(bench)
+    _warn_of_little_noise(promise)
     fleet = make_fleet(bench, store.private)
     timer = timer or Timer()
     with at_work(fleet), measuring(bench, timer) as measured:
@@ -379,7 +390,7 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
     clock = Clock(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
     if measured:
         measured["measured"]["rounds"] = len(result.records) - len(before.records)
-    summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state)
+    summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)
     store.finish(summary)
     return summary
 
@@ -408,16 +419,33 @@ def parts_of(method: Method, timer: Timer) -> dict[str, float]:
     return found
 
 
-def protection(bench: Bench, state: ServerState) -> dict[str, Any]:
-    """What noise protects, as the program that adds it says, and what it does to groups formed of label distributions.
-    A method has one such program at most: guarantees are not added up."""
+def promised(bench: Bench) -> dict[str, Any]:
+    """What noise protects, as the program that adds it says, and what it is on: what clients are grouped by. A method
+    has one such program at most: guarantees are not added up."""
     sizes = bench.federation.sizes("train").tolist()
     found: dict[str, Any] = {}
     for program in bench.method.programs.values():
         if isinstance(program, Guaranteed):
             found |= program.guarantee(sizes)
-    if not found:
+    for stage in bench.method.stages if found else ():
+        if isinstance(stage, Group | Experts):
+            found["noise_on"] = REPRESENTATIONS.get(stage.column, stage.column)
+    return found
+
+
+def _warn_of_little_noise(promise: Mapping[str, Any]) -> None:
+    if promise.get("record_epsilon", 0.0) > SAYS_NOTHING:
+        log.warning(
+            "noise: ε of one row is %s; above %d it says nothing (docs/privacy.md)",
+            *(f"{promise['record_epsilon']:,.0f}", SAYS_NOTHING),
+        )
+
+
+def protection(bench: Bench, state: ServerState, promise: Mapping[str, Any]) -> dict[str, Any]:
+    """What was promised, and what the noise does to groups formed of label distributions."""
+    if not promise:
         return {}
+    found = dict(promise)
     for stage in (s for s in bench.method.stages if isinstance(s, Group) and s.column == "labels"):
         grouped = Table.load(state, stage.name)
         if len(grouped):
@@ -462,6 +490,25 @@ def _by_group(result: Result) -> dict[str, Any]:
     return {"joules_of_groups": dict(sorted(found.items(), key=lambda item: int(item[0])))}
 
 
+def _groups(bench: Bench, result: Result) -> dict[str, Any]:
+    """Who is in the group of which model, and how well that agrees with groups that were planted."""
+    of = result.groups
+    if not of:
+        return {}
+    members = [
+        {"expert": name, "clients": [c for c in bench.federation if name in of.get(c, ())]}
+        for name in sorted(result.state.models)
+    ]
+    planted = bench.federation.groups
+    if planted is None:
+        return {"groups": members}
+    from sklearn.metrics import adjusted_rand_score
+
+    nearest = {c: int(result.state.membership[c].argmax()) for c in of}
+    agreement = adjusted_rand_score([planted[c] for c in nearest], list(nearest.values()))
+    return {"groups": members, "groups_ari": float(agreement)}
+
+
 def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
     job, server = bench.job, bench.costs.server
     joules = totals(result.ledger.pages)
@@ -473,7 +520,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         "data": job.data,
         "partition": job.partition,
         "clients": job.clients,
-        "cohort": job.cohort,
+        "cohort": bench.cohort,
         "model": job.model,
         "parameters": bench.model.parameters,
         "fleet": job.fleet,
@@ -490,6 +537,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
             "watts": server.active_w,
             "kind": "measured seconds x assumed watts",
         },
+        **_groups(bench, result),
         **_by_group(result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),
         "rounds_done": len(result.records),

@@ -160,6 +160,38 @@ def test_recipe_with_a_grid_is_run_and_not_run_again():
     assert {p for p in after if before[p] != after[p]} == {Path("runs/my/local-1/result.json")}
 
 
+def test_a_folder_of_runs_stands_for_its_runs():
+    Path("my.toml").write_text(GRID)
+    as_json("run", "my.toml")
+    names = [f"runs/my/{method}-{seed}" for method in ("fedavg", "local") for seed in (0, 1)]
+    assert [r["run_dir"] for r in as_json("compare", "runs/my")["runs"]] == names
+    beside = sorted(map(str, Path("runs/my").iterdir()))
+    assert "runs/my/report.html" in beside
+    assert [r["run_dir"] for r in as_json("compare", *beside)["runs"]] == names
+    assert as_json("report", "runs/my") == {"report": "runs/my/report.html"}
+    assert as_json("report", "runs/my/report.html", "runs/my/local-0") == {"report": "runs/my/local-0/report.html"}
+    for words, sentence in [
+        (["report", "runs/my/report.html"], "runs/my/report.html is not a run directory: it is a file."),
+        (["compare", "my.toml"], "my.toml is not a run directory: it is a file."),
+        (["resume", "runs/my"], "repeat `shoal run RECIPE.toml --out runs/my` with the same flags"),
+    ]:
+        result = shoal(*words, "--json")
+        assert result.exit_code == 2
+        assert sentence in json.loads(result.stdout)["error"]
+
+
+def test_a_grid_that_is_stopped_says_how_to_go_on():
+    Path("my.toml").write_text(GRID.replace("rounds = 2", "rounds = 400"))
+    child = subprocess.Popen([SHOAL, "run", "my.toml"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not list(Path("runs/my/fedavg-0/checkpoints").glob("round-*")):
+        assert child.poll() is None
+    child.send_signal(2)  # Ctrl-C
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "the same command, `shoal run my.toml --out runs/my` with the same flags, goes on" in said
+    assert "shoal resume" not in said
+
+
 def test_a_title_says_what_flags_changed():
     from shoal.cli import _overrides
     from shoal.job import load_recipe
@@ -205,6 +237,22 @@ def test_a_grid_over_an_option():
     as_json("run", "my.toml")
     found = [json.loads(Path(f"runs/my/{mu}/config.json").read_text())["set"] for mu in ("0.1", "1")]
     assert found == [{"train": {"mu": 0.1}}, {"train": {"mu": 1}}]
+
+
+@pytest.mark.parametrize("method", ["fedepc", "centralised", "fedavg"])
+def test_a_cohort_is_announced_where_it_means_something(method):
+    said = shoal("run", method, *QUICK, "--out", "r").stderr
+    means = method == "fedavg"
+    assert ("3 per round" in said) == means
+    assert json.loads(Path("r/result.json").read_text())["cohort"] == (3 if means else None)
+    assert ("<dt>cohort</dt>" in Path("r/report.html").read_text()) == means
+
+
+def test_what_the_model_cannot_do_is_refused_before_a_run_is_announced():
+    result = shoal("run", "fedepc", *QUICK, "--set", "represent.layer=7")
+    assert result.exit_code == 2
+    assert "is no ReLU" in " ".join(result.stderr.split())
+    assert "run directory" not in result.stderr
 
 
 def test_what_only_the_first_round_can_refuse_leaves_nothing():
@@ -323,6 +371,8 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--device", "gpu9"], "device is 'gpu9'; it must be one of cpu"),
         (["run", "fedavg", "--set", "train.mu"], "--set 'train.mu' is not of the form piece.key=value"),
         (["run", "fedavg", "--set", "train.nu=1"], "option train.nu is not known to method fedavg"),
+        (["run", "fedavg", "--set", "train.momentun=1"], "known to method fedavg; did you mean train.momentum?"),
+        (["compare", "fedepc", "fedavg", "--set", "represent.noise=1"], "goes under [only.METHOD] of a recipe"),
         (["run", "fedavg", "--lr", "1e9", "--rounds", "3"], "diverged"),
         (["run", "none.toml"], "recipe none.toml cannot be read"),
         (["resume", "nowhere"], "nowhere is not a run directory"),
@@ -506,6 +556,14 @@ class TestJoules:
         assert noisy["local_epsilon"] == pytest.approx(159.44, abs=0.01)
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
         assert -0.5 <= noisy["ari"] <= 1
+        assert noisy["noise_on"] == "label distributions"
+        assert "ARI:" in Path("two/report.html").read_text()
+
+    @pytest.mark.parametrize(("epochs", "warned"), [(0, False), (1, True)])
+    def test_noise_that_protects_nothing_is_said(self, epochs, warned):
+        options = ["--set", "represent.noise=0.2", "--set", f"represent.epochs={epochs}"]
+        said = " ".join(shoal("run", "fedepc", *QUICK, *options, "--out", "one").stderr.split())
+        assert ("above 100 it says nothing" in said) == warned
 
     def test_noise_on_sparsity_says_what_it_is_worth(self):
         assert "privacy" not in as_json("run", "fedepc", *QUICK, "--out", "one")
@@ -514,6 +572,11 @@ class TestJoules:
         assert json.loads(Path("two/result.json").read_text())["privacy"] == noisy
         assert noisy["sigma"] == 0.05
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
+        assert noisy["noise_on"] == "sparsity vectors"
+        page = Path("two/report.html").read_text()
+        assert "sparsity vectors" in page
+        assert "label distributions" not in page
+        assert "ARI:" not in page
         adapted = as_json("run", "fedepc", *QUICK, *options[:2], "--out", "three")["privacy"]
         assert adapted["record_epsilon_without_adaptation"] == noisy["record_epsilon"]
         assert adapted["record_epsilon"] > noisy["record_epsilon"]
@@ -555,3 +618,16 @@ class TestJoules:
     )
     def test_bad_input(self, flags, sentence):
         assert sentence in refused("run", "fedavg", *QUICK, *flags)
+
+
+def test_groups_are_readable():
+    planted = ["--partition", "groups:2,1.0", "--clients", "8", "--rounds", "2"]
+    found = as_json("run", "fedepc", *planted, "--out", "r")
+    assert json.loads(Path("r/result.json").read_text())["groups"] == found["groups"]
+    assert [g["expert"] for g in found["groups"]] == [f"expert-{k:03d}" for k in range(len(found["groups"]))]
+    members = [c for g in found["groups"] for c in g["clients"]]
+    assert sorted(members) == sorted(json.loads(Path("r/partition.json").read_text())["clients"])
+    assert -0.5 <= found["groups_ari"] <= 1
+    assert as_json("compare", "r")["runs"][0]["groups"] == len(found["groups"])
+    assert "groups" not in as_json("run", "fedavg", *QUICK, "--out", "one")
+    assert as_json("compare", "one")["runs"][0]["groups"] is None

@@ -89,6 +89,14 @@ def test_python_page():
     assert follow("docs/python.md", {"python"}) >= 6
 
 
+def test_clusterers_page():
+    assert follow("docs/clusterers.md", {"python"}) == 5
+    import shoal.clusterers
+
+    page = (ROOT / "docs/clusterers.md").read_text()
+    assert all(f"| `{name}" in page for name in shoal.clusterers.__all__)
+
+
 def test_own_model_page(capsys):
     assert follow("docs/own-model.md", {"python", "console"}) == 2
     assert "not stacked" not in " ".join(capsys.readouterr().err.split())  # both networks of the page can be

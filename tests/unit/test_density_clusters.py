@@ -666,9 +666,9 @@ class TestUpdate:
         rows = np.array([[0.1], [0.1], [0.1], [0.9], [0.9]])
         found = AdaptiveDensityClusters(0.05, 0.06, scale="none").fit(rows)
         assert found.labels_.tolist() == [0, 0, 0, 1, 1]
-        assert found.update([[0.9]], [0]).labels_.tolist() == [0, 1, 1, 0, 0]
+        assert found.update([[0.9]], [0]).labels_.tolist() == [1, 0, 0, 1, 1]
         assert (found.splits_, found.merges_) == (0, 1)
-        assert found.predict([[0.1], [0.8]]).tolist() == [1, 0]
+        assert found.predict([[0.1], [0.8]]).tolist() == [0, 1]
         assert rows[0].tolist() == [0.1]
 
     def test_a_cluster_that_loses_its_middle_is_split_by_hand(self):
@@ -688,6 +688,17 @@ class TestUpdate:
         found.update(rows[[1]], [0])
         assert adjusted_rand_score(found.labels_[1:], planted[1:]) == 1
         assert found.labels_[0] == found.labels_[1]
+
+    def test_clusters_keep_their_numbers(self):
+        rows = np.array([[0.1], [0.1], [0.5], [0.5], [0.9], [0.9]])
+        found = AdaptiveDensityClusters(0.01, 0.012, scale="none").fit(rows)
+        assert found.labels_.tolist() == [0, 0, 1, 1, 2, 2]
+        found.update([[0.9], [0.9]], [0, 1])  # nobody is left in 0
+        assert found.labels_.tolist() == [2, 2, 1, 1, 2, 2]
+        assert found.predict([[0.9], [0.5]]).tolist() == [2, 1]
+        found.update([[0.1], [0.1]], [0, 5])  # a new cluster has a new number
+        assert found.labels_.tolist() == [3, 2, 1, 1, 2, 3]
+        assert found.predict([[0.1], [0.9]]).tolist() == [3, 2]
 
     def test_clusters_are_taken_up_again(self):
         """From labels alone, it goes on as if it had never stopped."""

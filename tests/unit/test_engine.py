@@ -6,6 +6,7 @@ import torch
 from shoal import engine
 from shoal.client.evaluate import Evaluate
 from shoal.cost.devices import PROFILES
+from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
@@ -146,3 +147,12 @@ def test_one_test_row_is_evaluated_with_batch_norm_too():
     found = engine.evaluate(method, PlainFleet(data), method.init(0), unseen)
     assert found.clients["c0"].n == 1
     assert found.central is not None
+
+
+def test_groups_are_those_of_more_than_half_or_else_the_largest():
+    membership = {"c1": [0.0, 1.0, 1.0], "c0": [0.4, 0.3, 0.3], "c2": [0.6, 0.4, 0.0]}
+    state = ServerState(1, {k: {} for k in "zam"}, {c: torch.tensor(w) for c, w in membership.items()})
+    result = engine.Result(state, [], Ledger(), 0.0, 0.0)
+    assert result.groups == {"c0": ["a"], "c1": ["m", "z"], "c2": ["a"]}
+    assert list(result.groups) == ["c0", "c1", "c2"]
+    assert replace(result, state=replace(state, membership={})).groups == {}

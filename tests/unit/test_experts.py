@@ -22,7 +22,7 @@ from shoal.models import load_model
 from shoal.models.model import Model
 from shoal.stages.budgeted import Budgeted, _heirs
 from shoal.stages.cluster import Adaptive
-from shoal.stages.experts import Experts, expert_for
+from shoal.stages.experts import Experts, expert_for, moves
 from shoal.stages.extract import Extractor
 from shoal.stages.represent import AskOnce
 from shoal.table import Table
@@ -205,6 +205,21 @@ class TestExperts:
         assert expert_for(self.first, "x")["expert"]["w"].item() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "moved"),
+    [
+        ([0, 0, 1, 1], [1, 1, 0, 0], 0),  # other numbers
+        ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1], 1),
+        ([0, 0, 0, 0, 0], [0, 0, 0, 1, 1], 2),  # the smaller part has left
+        ([0, 0, 0, 1, 1], [0, 0, 0, 0, 0], 2),
+        ([0, 0, 1, 2], [2, 2, 2, 0], 1),
+        ([], [], 0),
+    ],
+)
+def test_moves_are_counted_whatever_groups_are_called(was, now, moved):
+    assert moves(np.array(was, dtype=np.int64), np.array(now, dtype=np.int64)) == moved
+
+
 def test_newcomers_join_the_nearest_vectors():
     rows = np.repeat([[0.9, 0.1, 0.1], [0.1, 0.1, 0.9]], 3, axis=0)
     rows = np.concatenate([rows] * 4, axis=1)
@@ -263,6 +278,9 @@ class TestDrift:
         then = engine.run(method, moved, rounds=4, seed=0, state=first.state, records=first.records)
         groups = {c: int(m.argmax()) for c, m in then.state.membership.items()}
         assert groups["c2"] == groups["c3"] != groups["c0"] == groups["c1"]
+        told = [(r.metrics["cluster.groups"], r.metrics["cluster.moved"]) for r in then.records]
+        assert told == [(2, 0), (2, 0), (2, 1), (2, 0)]  # asked again in the third round: c2 has moved
+        assert not then.state.figures
 
 
 def ByLabels(*labels):

@@ -88,8 +88,14 @@ def test_every_option_changes_the_piece():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"train": {"muu": 1}}, r"option train\.muu is not known to method fedavg; it takes train\.epochs"),
-        ({"trian": {"mu": 1}}, r"option trian\.mu is not known to method fedavg; it takes select\.by, train"),
+        (
+            {"train": {"muu": 1}},
+            r"train\.muu is not known to method fedavg; did you mean train\.mu\? \(it takes train\.epochs",
+        ),
+        (
+            {"trian": {"mu": 1}},
+            r"trian\.mu is not known to method fedavg; did you mean train\.mu\? \(it takes select\.by, t",
+        ),
         ({"train": {"mu": "much"}}, r"option train\.mu is 'much': input should be a valid number"),
         ({"train": {"weighting": "none"}}, r"option train\.weighting is 'none': input should be 'size' or 'uniform'"),
         ({"train": {"send": False}}, r"option train\.send is not known"),

@@ -16,7 +16,7 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job
-from shoal.lab import arrange, make_fleet, protection
+from shoal.lab import arrange, make_fleet, promised, protection
 from shoal.methods.fedavg import averaging
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
@@ -169,6 +169,6 @@ def test_a_run_tells_what_its_programs_guarantee(method, expected):
     federation = tiny_federation(5, (6,))
     bench = arrange(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
     result = engine.run(bench.method, make_fleet(bench), rounds=1, seed=0, central=federation.central)
-    found = protection(bench, result.state)
+    found = protection(bench, result.state, promised(bench))
     smallest = int(federation.sizes("train").min())
     assert found == ({"privacy": {"record_epsilon": expected / smallest}} if expected else {})

@@ -1,7 +1,7 @@
 """Groups of rows, whatever the rows are: estimators in the style of scikit-learn, without federated learning inside.
 
 `__init__` stores, `fit(X)` checks and works, what was found ends in `_`. The partition does not depend on the order of
-the rows (equal rows are interchangeable); labels are numbered by first appearance. `OverlappingClusters` is no
+the rows (equal rows are interchangeable); `fit` numbers labels by first appearance. `OverlappingClusters` is no
 partition: its clusters share rows, are in the order of their seeds, and depend on the order of the rows where these are
 not separated.
 """

@@ -52,7 +52,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, one_of, table, whole
+from shoal.clusterers.inputs import Floats, Labels, as_before, by_first_appearance, one_of, table, whole
 from shoal.clusterers.jensen import Matrix, modified_js, normalised, paired_modified_js, pairwise_modified_js
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -69,9 +69,11 @@ class AdaptiveDensityClusters:
 
     `scale`: thresholds are in units of the median or the mean distance, or of MJS itself. `metric="precomputed"`: S
     holds distances [n, n]. `references=q`: only q clients, drawn by `seed`, are clustered, and each of the others joins
-    the cluster whose references are nearest to it in the mean: n q distances instead of n²/2. `guard`: see `fit`.
-    Clusters with less than `smallest` clients join the nearest that has as many; that may break Eq. (8), and where none
-    has as many they stay. `literal=True` with `merge=0.15, split=0.18, scale="none"` is the paper's own setting.
+    the cluster whose references are nearest to it in the mean: n q distances instead of n²/2. `guard` needs `halves`
+    (see `fit`): without them nothing is tested, and rows that differ by chance alone are cut up all the same. Clusters
+    with less than `smallest` clients join the nearest that has as many; that may break Eq. (8), and where none has as
+    many they stay. `literal=True` with `merge=0.15, split=0.18, scale="none"` is the paper's own setting; the method
+    `fedepc` has `merge=0.35, split=0.42, scale="mean"`, which bears groups of unequal size.
 
     Found: `labels_` [n]; `settled_` [n], the fixed point before small clusters joined others (-1: no reference);
     `distances_scale_`, what distances were divided by; `splits_`, `merges_` of the last `fit` or `update`; `sweeps_`;
@@ -194,9 +196,11 @@ class AdaptiveDensityClusters:
         A changed client leaves its cluster and starts alone, as noise does. The clusters that lost one are split while
         Eq. (8) holds; clients and clusters that are new or smaller, and no others, are merged while Eq. (7) holds.
         `distances_scale_` stays as `fit` found it, and a fleet found to be one cluster by the guard stays one.
+        Clusters keep their numbers, by the clients that they share with those before, first of all those that did not
+        change: a number may come to be missing, and what is new has a new one.
         """
         at, rows = self._changed(S_changed, indices)
-        before, self._rows = self._rows, self._rows.copy()
+        before, was, self._rows = self._rows, self.labels_, self._rows.copy()
         self._rows[at] = rows
         at = at[(before[at] != self._rows[at]).any(1)]
         self.splits_, self.merges_ = 0, 0
@@ -204,6 +208,7 @@ class AdaptiveDensityClusters:
         if len(moved) and not self.guarded_:
             self._resettle(before, moved)
         self._label(self._rows)
+        self.labels_ = as_before(self.labels_, was, np.where(np.isin(np.arange(len(was)), at), 1, len(was)))
         return self
 
     def _check(self) -> None:
@@ -327,14 +332,14 @@ class AdaptiveDensityClusters:
     def _nearest(self, rows: Matrix) -> Labels:
         """The label with the least mean distance between each row and its representatives."""
         by_label = self.representatives_[np.argsort(self.labels_[self.representatives_], kind="stable")]
-        _, starts, counts = np.unique(self.labels_[by_label], return_index=True, return_counts=True)
+        numbers, starts, counts = np.unique(self.labels_[by_label], return_index=True, return_counts=True)
         labels = np.empty(len(rows), np.int64)
         for block in _blocks(len(rows)):
             if self.metric == "precomputed":
                 distance = rows[block][:, by_label]
             else:
                 distance = modified_js(rows[block], self._rows[by_label], self.gamma)
-            labels[block] = (np.add.reduceat(distance, starts, axis=1) / counts).argmin(1)
+            labels[block] = numbers[(np.add.reduceat(distance, starts, axis=1) / counts).argmin(1)]
         return labels
 
     def _changed(self, S_changed: ArrayLike, indices: ArrayLike) -> tuple[Labels, Floats]:

@@ -47,3 +47,19 @@ def by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
     old, first, place = np.unique(labels, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return np.argsort(order)[place], old[order]
+
+
+def as_before(labels: Labels, was: Labels, weights: ArrayLike = 1) -> Labels:
+    """The same partition in the numbers of an earlier one: each cluster goes on with the number of one that it shares
+    rows with, so that rows of the most weight keep theirs; what is new has numbers that were not there."""
+    from scipy.optimize import linear_sum_assignment
+
+    shared = np.zeros((labels.max(initial=-1) + 1, was.max(initial=-1) + 1), dtype=np.int64)
+    np.add.at(shared, (labels, was), weights)
+    new, old = linear_sum_assignment(shared, maximize=True)
+    alike = shared[new, old] > 0
+    numbers = np.full(len(shared), -1)
+    numbers[new[alike]] = old[alike]
+    fresh = numbers < 0
+    numbers[fresh] = shared.shape[1] + np.arange(fresh.sum())
+    return numbers[labels]

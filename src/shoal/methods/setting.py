@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from shoal.errors import UserError
+from shoal.errors import UnknownOption, UserError, did_you_mean
 from shoal.models import Model
 
 Piece = TypeVar("Piece")
@@ -65,8 +65,10 @@ class Setting:
         for name, keys in self.options.items():
             for key in keys:
                 if key not in self.known.get(name, {}):
-                    raise UserError(
-                        f"option {name}.{key} is not known to method {method}; it takes {self._choices(name)}"
+                    every = [f"{piece}.{k}" for piece, known in self.known.items() for k in known]
+                    near = did_you_mean(f"{name}.{key}", every)
+                    raise UnknownOption(
+                        f"option {name}.{key} is not known to method {method}{near} (it takes {self._choices(name)})"
                     )
 
     def _choices(self, name: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from shoal.errors import UserError
 from shoal.report.joules import (
-    HELD,
     OF_ACCURACY,
     PART_NAMES,
     PARTS,
@@ -25,6 +24,7 @@ from shoal.report.joules import (
     over_seeds,
     server_share,
     to_accuracy,
+    usual_held,
 )
 from shoal.report.sheet import Sheet, best_cells, spread_text
 from shoal.report.summary import duration, joules_text, percent
@@ -50,12 +50,14 @@ class Questions:
     levels: tuple[float, ...] = ()
     budgets: tuple[Budget, ...] = ()
     of: str | None = None  # whose joules are 100 %
-    held: int = HELD
+    held: int | None = None  # None: `usual_held`
 
     @classmethod
-    def parse(cls, levels: str | None, budgets: str | None, of: str | None = None, held: int = HELD) -> Questions:
+    def parse(
+        cls, levels: str | None, budgets: str | None, of: str | None = None, held: int | None = None
+    ) -> Questions:
         """From the options of the command line: "0.4,0.5" and "60,80,1.5kJ"."""
-        if held < 1:
+        if held is not None and held < 1:
             raise UserError(f"--held is {held}; it must be a number of evaluated rounds, 1 or more")
         if of is not None and budgets is None:
             raise UserError(f"--of is {of!r}, but it says whose joules are 100 % of --at-budget, which is not given")
@@ -186,6 +188,7 @@ class Answers:
     def __init__(self, records: Sequence[RunRecord], questions: Questions) -> None:
         self.questions = questions
         self.groups = group_seeds(records)
+        self.held = questions.held or usual_held(records)
         if questions.levels or questions.budgets:
             require_joules([run for _, runs in self.groups for run in runs])
         relative = any(budget.relative for budget in questions.budgets)
@@ -205,12 +208,11 @@ class Answers:
         return [sheet for sheet in (self._accuracy_sheet(), self._budget_sheet()) if len(sheet.heads) > 1]
 
     def _reached(self, label: str, runs: Sequence[RunRecord], level: float) -> ToAccuracy:
-        held = self.questions.held
-        found = [to_accuracy(run, level, held) for run in runs]
+        found = [to_accuracy(run, level, self.held) for run in runs]
         return ToAccuracy(
             *_who(label, runs),
             level,
-            held,
+            self.held,
             over_seeds([r.round if r else None for r in found]),
             over_seeds([r.joules if r else None for r in found]),
             {part: over_seeds([r.parts[part] if r else None for r in found]) for part in PARTS},
@@ -218,10 +220,9 @@ class Answers:
         )
 
     def _bought(self, label: str, runs: Sequence[RunRecord], budget: Budget) -> AtBudget:
-        held = self.questions.held
         joules = budget.joules(self.reference.joules if self.reference else 0.0)
-        accuracy = over_seeds([at_budget(run, joules, held) for run in runs])
-        return AtBudget(*_who(label, runs), budget.text, joules, held, accuracy)
+        accuracy = over_seeds([at_budget(run, joules, self.held) for run in runs])
+        return AtBudget(*_who(label, runs), budget.text, joules, self.held, accuracy)
 
     def _accuracy_sheet(self) -> Sheet:
         rows = [
@@ -236,7 +237,7 @@ class Answers:
             ]
             for row in self.to_accuracy
         ]
-        held = f"Until accuracy had been there or above for {self.questions.held} evaluated rounds in a row; –: never."
+        held = f"Until accuracy had been there or above for {self.held} evaluated rounds in a row; –: never."
         return Sheet(
             "Joules, simulated time and rounds to an accuracy",
             ("Run", *(h for level in self.questions.levels for h in (f"to {100 * level:g} %", "time", "rounds"))),
@@ -254,9 +255,7 @@ class Answers:
             f"{b.text}\n{joules_text(b.joules(*of_reference))}" if b.relative else b.text
             for b in self.questions.budgets
         ]
-        held = (
-            f"The highest accuracy (%) that was held for {self.questions.held} evaluated rounds in a row; –: none was."
-        )
+        held = f"The highest accuracy (%) that was held for {self.held} evaluated rounds in a row; –: none was."
         return Sheet(
             "Accuracy at a budget of joules",
             ("Run", *heads),
@@ -274,7 +273,7 @@ class Answers:
             *joules_notes(runs),
             accuracy_note(self.groups),
             *other_devices(self.groups),
-            *short_runs(self.groups, self.questions.held),
+            *short_runs(self.groups, self.held),
         ]
 
 

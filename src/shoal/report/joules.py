@@ -21,6 +21,7 @@ PARTS = ("train", "pre", "comm", "server")  # as a bar stacks them
 PART_NAMES = {"train": "training", "pre": "preparation", "comm": "communication", "server": "server"}
 COUNTED = ("all", "clients")
 HELD = 20
+LEAST_HELD = 3
 ACCURACIES = {"central": "central", "local": "mean"}  # what users call them, and what rounds.jsonl does
 OF_ACCURACY = {"central": "on the central test set", "mean": "mean over the clients’ own test sets"}
 
@@ -113,6 +114,13 @@ def server_share(run: RunRecord) -> float:
     """Of all joules of the run."""
     last = course(run)[-1] if run.rounds else None
     return last.parts["server"] / last.joules if last and last.joules else 0.0
+
+
+def usual_held(runs: Sequence[RunRecord]) -> int:
+    """For how many evaluated rounds accuracy counts as held unless that is said: a quarter of the shortest run's, so
+    that short runs hold something, within limits."""
+    shortest = min((len(run.evaluated) for _, group in group_seeds(runs) for run in group), default=0)
+    return min(HELD, max(LEAST_HELD, shortest // 4))
 
 
 def to_accuracy(run: RunRecord, level: float, held: int = HELD) -> Reached | None:

@@ -1,4 +1,4 @@
-"""What a run's result says besides accuracy and cost: joules of groups, what this machine drew, what noise protects."""
+"""What a run's result says besides accuracy and cost: groups, what this machine drew, what noise protects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from shoal.report.summary import duration, joules_text
 from shoal.store.reader import RunRecord, labels
 
 OF_CLIENTS = ("train", "pre", "comm")
+MOST_NAMED = 12  # members of a group
 
 
 def more_sheets(runs: Sequence[RunRecord]) -> list[Sheet]:
     """Those for which any run has something to say."""
     named = [(name, run.result) for name, run in zip(labels(runs), runs, strict=True) if run.result]
-    sheets = (make(named) for make in (_groups, _measured, _privacy))
+    sheets = (make(named) for make in (_groups, _group_joules, _measured, _privacy))
     return [sheet for sheet in sheets if sheet.rows]
 
 
@@ -24,6 +25,25 @@ Named = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def _groups(named: Named) -> Sheet:
+    rows = [
+        (f"{name}\n{group['expert']}", str(len(group["clients"])), _some(group["clients"]))
+        for name, result in named
+        for group in result.get("groups", ())
+    ]
+    notes = [
+        f"{name}: adjusted Rand index with the planted groups {result['groups_ari']:.2f}."
+        for name, result in named
+        if "groups_ari" in result
+    ]
+    return Sheet("Groups", ("Run", "clients", "who"), tuple(rows), notes=tuple(notes))
+
+
+def _some(clients: Sequence[str]) -> str:
+    more = len(clients) - MOST_NAMED
+    return ", ".join(clients[:MOST_NAMED]) + (f" ... and {more} more" if more > 0 else "")
+
+
+def _group_joules(named: Named) -> Sheet:
     rows = [
         (f"{name}\ngroup {group}", str(found["clients"]), *(joules_text(found[part]) for part in OF_CLIENTS))
         for name, result in named
@@ -55,16 +75,10 @@ def _privacy(named: Named) -> Sheet:
     known = [(name, dict(_flat(result["privacy"]))) for name, result in named if "privacy" in result]
     keys = list(dict.fromkeys(key for _, found in known for key in found))
     rows = [(name, *(_number(found.get(key)) for key in keys)) for name, found in known]
-    notes = (
-        "ε for one row (record) and for all of a client’s data (local), at this δ.",
-        "ARI: groups with noise beside those without.",
-    )
-    return Sheet(
-        "What noise on label distributions protects",
-        ("Run", *(k.replace("_", " ") for k in keys)),
-        tuple(rows),
-        notes=notes,
-    )
+    notes = ["ε for one row (record) and for all of a client’s data (local), at this δ."]
+    notes += ["ARI: groups with noise beside those without."] if "ari" in keys else []
+    heads = ("Run", *(k.replace("_", " ") for k in keys))
+    return Sheet("What noise protects", heads, tuple(rows), notes=tuple(notes))
 
 
 def _flat(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

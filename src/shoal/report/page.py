@@ -25,7 +25,7 @@ from shoal.report.figures import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.joules import bills, has_joules
+from shoal.report.joules import bills, has_joules, usual_held
 from shoal.report.more import more_sheets
 from shoal.report.paper import PaperTable, ordering_sheet, paper_sheets
 from shoal.report.sheet import Sheet
@@ -61,7 +61,7 @@ def write_page(
         _results(runs),
         *(_card(_sheet(sheet)) for sheet in Answers(runs, questions).sheets()),
         *([_paper(paper)] if paper else []),
-        *map(_card, _figures(runs, questions.held)),
+        *map(_card, _figures(runs, questions.held or usual_held(runs))),
         *([_card("".join(map(_short, more)))] if (more := more_sheets(runs)) else []),
         _partitions(runs),
         _configs(runs),
@@ -112,7 +112,8 @@ def _settings(runs: Sequence[RunRecord]) -> str:
     unlike = differing(runs)
     first = runs[0].settings
     chosen = [k for k in CHOSEN if first.get(k) not in (None, False, "none")]
-    shared = {k: first[k] for k in (*FACTS, *chosen) if k in first and k not in unlike}
+    unused = ["cohort"] if all((run.result or {}).get("cohort", "unknown") is None for run in runs) else []
+    shared = {k: first[k] for k in (*FACTS, *chosen) if k in first and k not in (*unlike, *unused)}
     facts = "".join(
         f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>" for k, v in shared.items()
     )

@@ -85,6 +85,7 @@ COLUMNS = (
     Column("F1 %", ("accuracy", "f1"), max, percent, "macro F1, mean over clients"),
     Column("Central %", ("accuracy", "central"), max, percent, "accuracy on the central test set"),
     Column("Loss", ("loss", "mean"), min, "{:.3f}".format, "local test loss, mean over clients"),
+    Column("Groups", ("groups",), None, "{:.3g}".format, "groups of clients that share a model", True),
     Column("Up", ("bytes_up",), min, size, "bytes from the clients to the server, whole run"),
     Column("Down", ("bytes_down",), min, size, "bytes from the server to the clients, whole run"),
     Column(
@@ -171,6 +172,7 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
         "rounds": record.done,
         "accuracy": {k: _finite(accuracy.get(k)) for k in ACCURACY},
         "loss": {k: _finite(loss.get(k)) for k in LOSS},
+        "groups": sum(1 for group in result["groups"] if group["clients"]) if "groups" in result else None,
         "bytes_up": result.get("bytes_up", sum(line["bytes_up"] for line in record.rounds)),
         "bytes_down": result.get("bytes_down", sum(line["bytes_down"] for line in record.rounds)),
         "joules": _joules(record),
@@ -208,6 +210,7 @@ def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
         "rounds": rows[0]["rounds"],
         "accuracy": {k: over_seeds("accuracy", k) for k in ACCURACY},
         "loss": {k: over_seeds("loss", k) for k in LOSS},
+        "groups": over_seeds("groups"),
         "bytes_up": over_seeds("bytes_up"),
         "bytes_down": over_seeds("bytes_down"),
         "joules": {k: over_seeds("joules", k) for k in JOULES},

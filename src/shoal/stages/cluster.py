@@ -111,7 +111,7 @@ class Adaptive:
             return rows, self(rows, seed)
         adapted = before.shape[1] // 4
         clusters = self._clusters(seed).resume(before[:, :adapted], labels)
-        return rows, clusters.update(now[moved, :adapted], moved).labels_
+        return rows, by_first_appearance(clusters.update(now[moved, :adapted], moved).labels_)[0]
 
     def drifted(self, rows: Floats, now: Floats) -> NDArray[np.bool_]:
         """Whose data follow another law than before, by what the same model gives on them: two draws of one law differ

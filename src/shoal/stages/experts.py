@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shoal import tree
+from shoal.clusterers.inputs import as_before
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
 from shoal.table import Table
@@ -35,6 +36,8 @@ class Experts(ServerOnly):
     Newcomers join a group, until there are as many of them as of those that groups were formed of: then all are grouped
     anew, for a few early answers must not decide for a fleet. When groups change, each group's model is the mean of
     what its members had, so that nothing learned is lost. Who has no rows is in no group.
+
+    Of every round it tells the number of groups, and how many clients are in another group than before.
     """
 
     rule: Grouping
@@ -45,8 +48,10 @@ class Experts(ServerOnly):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known, before = Table.load(state, self.source), Table.load(state, self.name)
         known = known.where(known["size"].numpy() > 0) if len(known) else known
-        if not len(known) or (known.clients == before.clients and torch.equal(known["told"], before["told"])):
+        if not len(known):
             return state
+        if known.clients == before.clients and torch.equal(known["told"], before["told"]):
+            return self._told(state, before, before)
         rows, labels, of = self._grouped(known, before, seed)
         count = int(labels.max()) + 1
         models = [self._carried(state, known, before, labels == k) for k in range(count)]
@@ -56,8 +61,16 @@ class Experts(ServerOnly):
             "told": known["told"],
             "of": torch.full((len(known),), of),  # how many clients groups were formed of
         }
-        memory = {**state.memory, self.name: Table(known.clients, columns).tree()}
-        return grouped(replace(state, memory=memory), models, known.clients, labels)
+        after = Table(known.clients, columns)
+        state = replace(state, memory={**state.memory, self.name: after.tree()})
+        return self._told(grouped(state, models, known.clients, labels), before, after)
+
+    def _told(self, state: ServerState, before: Table, after: Table) -> ServerState:
+        was = before.column("expert", after.clients)
+        stayed = np.isfinite(was)
+        moved = moves(was[stayed].astype(np.int64), after["expert"].numpy()[stayed])
+        counts = {f"{self.name}.groups": float(len(state.models)), f"{self.name}.moved": float(moved)}
+        return replace(state, figures={**state.figures, **counts})
 
     def _grouped(self, known: Table, before: Table, seed: int) -> tuple[Floats, Labels, int]:
         rows = known[self.column].double().numpy().copy()
@@ -83,6 +96,11 @@ class Experts(ServerOnly):
         if not had:
             return state.models[names[0]] if not len(before) else _mean(state, np.bincount(before["expert"].numpy()))
         return _mean(state, np.bincount(had, minlength=len(names)))
+
+
+def moves(was: Labels, now: Labels) -> int:
+    """How many clients are in another group, whatever numbers groups have now."""
+    return int((as_before(now, was) != was).sum())
 
 
 def _mean(state: ServerState, counts: np.ndarray) -> Params:

@@ -70,7 +70,9 @@ def read_run(
 ) -> RunRecord:
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path} is not a run directory: there is no such folder.")
+        raise UserError(
+            f"{path} is not a run directory: {'it is a file' if path.exists() else 'there is no such folder'}."
+        )
     if missing := [name for name in NEEDED if not (path / name).is_file()]:
         raise UserError(f"{path} is not a run directory: it lacks {' and '.join(missing)}.")
     config, about, partition = (_read_object(path / name, fields) for name, fields in NEEDED.items())
@@ -91,6 +93,13 @@ def read_run(
     if need_rounds:
         require_rounds(record)
     return record
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run directories in a folder that is none itself, such as a grid's."""
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return []
+    return sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
 
 
 def planned(path: Path, config: Mapping[str, Any]) -> RunRecord:

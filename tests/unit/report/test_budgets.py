@@ -138,7 +138,7 @@ def test_seeds_that_never_got_there_are_told_and_win_nothing(write_course):
 
 
 def test_a_dash_for_want_of_rounds_is_explained(runs):
-    (sheet,) = Answers(runs, Questions.parse(None, "100")).sheets()
+    (sheet,) = Answers(runs, Questions.parse(None, "100", held=20)).sheets()
     assert sheet.rows[1] == ("local", "–")
     assert "Fewer than 20 evaluated rounds: fedavg, local; --held asks for fewer." in sheet.notes
 

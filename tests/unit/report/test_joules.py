@@ -7,7 +7,7 @@ from math import inf, sqrt
 
 import pytest
 
-from shoal.report import at_budget, to_accuracy
+from shoal.report import Answers, Questions, at_budget, to_accuracy
 from shoal.report.joules import (
     Reached,
     Spread,
@@ -19,6 +19,7 @@ from shoal.report.joules import (
     has_joules,
     over_seeds,
     server_share,
+    usual_held,
 )
 from shoal.store.reader import read_run
 
@@ -127,3 +128,13 @@ def test_bills_without_a_common_level_are_of_whole_runs(write_course):
     level, (bill,) = bills([read_run(write_course("a", [0.5, 0.5, 0.5]))])
     assert level is None
     assert (bill.joules, bill.rounds) == (30, 3)
+
+
+@pytest.mark.parametrize(("rounds", "held"), [(1, 3), (10, 3), (20, 5), (40, 10), (90, 20)])
+def test_how_long_accuracy_is_to_be_held_follows_the_shortest_run(rounds, held, write_course):
+    short = read_run(write_course("short", [0.5] * rounds))
+    assert usual_held([short]) == held
+    assert usual_held([read_run(write_course("long", [0.5] * 100, "local")), short]) == held
+    (sheet,) = Answers([short], Questions.parse("0.4", None)).sheets()
+    assert f"for {held} evaluated rounds in a row" in sheet.notes[0]
+    assert (sheet.rows[0][1] == "–") == (rounds < held)

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from shoal.errors import UserError
-from shoal.report import Questions, beside_paper, write_page
+from shoal.report import Questions, beside_paper, summarise, write_page
+from shoal.report.summary import columns_of
 from shoal.store.reader import read_run
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -143,6 +144,7 @@ def test_what_was_chosen_and_measured_is_on_the_page(write_course, tmp_path):
         "3.5",
         "7.77 J",
         "1.234",
+        "What noise protects",
         "objectives within",
         "0.5678",
         "123 J",
@@ -182,3 +184,20 @@ def test_what_cannot_be_written_is_said(write_run, tmp_path):
     with pytest.raises(UserError, match="holds no rounds yet"):
         write_page([run, read_run(write_run("empty", done=0))], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_who_is_in_which_group_is_on_the_page(write_course, tmp_path):
+    path = write_course("a", [0.5], "fedepc")
+    result = json.loads((path / "result.json").read_text())
+    many = [f"c{i}" for i in range(15)]
+    empty = {"expert": "expert-002", "clients": []}
+    result["groups"] = [
+        {"expert": "expert-000", "clients": many}, {"expert": "expert-001", "clients": ["x", "y"]}, empty,
+    ]  # fmt: skip
+    result["groups_ari"] = 0.876
+    (path / "result.json").write_text(json.dumps(result))
+    text = page_of([path], tmp_path).text
+    assert "\nfedepc\nexpert-000\n15\nc0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 ... and 3 more\n" in text
+    assert "\nfedepc\nexpert-001\n2\nx, y\n" in text
+    assert "adjusted Rand index with the planted groups 0.88" in text
+    assert columns_of(summarise([read_run(path)]))[6].text(summarise([read_run(path)])[0]) == "2"  # one has nobody

@@ -35,6 +35,7 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "rounds": 4,
             "accuracy": {"mean": 0.75, "std": 0.1, "worst10": 0.55, "f1": 0.7, "central": 0.5},
             "loss": {"mean": 0.5, "central": None},
+            "groups": None,
             "bytes_up": 4000,
             "bytes_down": 12000,
             "joules": {"train": None, "pre": None, "comm": None, "server": None, "total": None},
