@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal import engine
 from shoal.clusterers.repulsive import objectives
@@ -51,6 +53,7 @@ OF_DATA = (
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
 SAYS_NOTHING = 100  # an ε that large, at any δ
+ANSWERING, BATCH_ROWS, TURNS = 5, 32, 9  # clients, rows and repetitions by which predictions are timed
 OnRound = Callable[[Record], None]
 
 
@@ -391,8 +394,33 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
     if measured:
         measured["measured"]["rounds"] = len(result.records) - len(before.records)
     summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)
+    summary["predict_ms"] = predict_ms(bench, result.state, store.private)
     store.finish(summary)
     return summary
+
+
+def predict_ms(bench: Bench, state: ServerState, private: Mapping[ClientId, Tree]) -> float:
+    """By the clock: what it takes to answer a batch of rows with what a client is served, on one thread. The median of
+    several turns, mean over a few clients."""
+    federation, method = bench.federation, bench.method
+    clients = list(federation)[:: max(1, len(federation) // ANSWERING)][:ANSWERING]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            return fmean(_answer_ms(method, state, federation[c]["test"].x, c, private.get(c, {})) for c in clients)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _answer_ms(method: Method, state: ServerState, x: Tensor, client: ClientId, private: Tree) -> float:
+    models, rows = method.models_for(state, client), torch.arange(BATCH_ROWS) % max(1, len(x))
+    batch, turns = x[rows.to(x.device)], []
+    for _ in range(TURNS):
+        begun = time.perf_counter()
+        method.predict(models, private, batch)
+        turns.append(time.perf_counter() - begun)
+    return 1000 * median(turns)
 
 
 @contextmanager

@@ -82,16 +82,21 @@ class Gate:
         sure = torch.logsumexp(logits / self.temperature, dim=-1)  # log of beta, line 9
         if self.calibrate:
             told = told + sure  # line 10
-        told = told.masked_fill(~self.run(scores), -torch.inf)
         if self.denoise:
             told = told.masked_fill(sure < sure[..., KEPT : KEPT + 1], -torch.inf)
-        return F.log_softmax(told.masked_fill(~self._largest(told, self.top), -torch.inf), dim=-1)  # lines 12-19
+        if self._chooses(told):
+            told = told.masked_fill(~self.run(scores), -torch.inf)
+            told = told.masked_fill(~self._largest(told, self.top), -torch.inf)  # lines 12-17
+        return F.log_softmax(told, dim=-1)  # line 19
 
     def mixed(self, log_weights: Tensor, logits: Tensor) -> Tensor:
         """[rows, classes]: what is predicted, as logits (line 20)."""
         if self.mix == "logits":
             return (log_weights.exp()[..., None] * logits).sum(-2)
         return torch.logsumexp(log_weights[..., None] + F.log_softmax(logits, dim=-1), dim=-2)
+
+    def _chooses(self, x: Tensor) -> bool:
+        return 0 < self.top < x.shape[-1] - 1
 
     def _largest(self, x: Tensor, count: int) -> Tensor:
         """The client's own model, and as many experts as are asked for."""
@@ -221,14 +226,16 @@ def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], priva
     if not _fits(private, experts):
         return gated_predict(model, gate)(models, private, x)
     scores = gate.scores(private["gate"], x)
-    run = gate.run(scores)
-    logits = x.new_zeros(len(x), 1 + len(experts), model.classes)
-    for place, m in enumerate((private["model"], *experts)):
-        rows = run[:, place]
-        if bool(rows.all()):
-            logits[:, place] = model.predict(m, x)
-        elif bool(rows.any()):
-            logits[rows, place] = model.predict(m, x[rows])
+    run, count = gate.run(scores), 1 + len(experts)
+    if bool(run.all()):
+        return gated_predict(model, gate)(models, private, x)
+    place, row = run.T.nonzero(as_tuple=True)  # by model, and within a model by row
+    ends = run.sum(0).cumsum(0).tolist()
+    parts = [row[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    pairs = zip((private["model"], *experts), parts, strict=True)
+    said = torch.cat([model.predict(m, x.index_select(0, rows)) for m, rows in pairs if len(rows)])
+    logits = x.new_zeros(len(x) * count, model.classes).index_copy_(0, row * count + place, said)
+    logits = logits.view(len(x), count, model.classes)
     return gate.mixed(gate.log_weights(scores, logits), logits)
 
 

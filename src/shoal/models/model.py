@@ -99,14 +99,14 @@ class Model:
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Logits as served: no dropout, running statistics."""
-        return functional_call(self._serving, params, (x,), strict=True)
+        return functional_call(self._serving, params, (x,), tie_weights=False, strict=True)
 
     def forward(self, params: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
         """Logits in training, and the buffers (batch norm's running statistics) after this batch."""
         buffers = {k: v.clone() for k, v in params.items() if k not in self.trainable}  # updated in place
         call = params | buffers
         options = {"key": key} if self.takes_key else {}
-        return functional_call(self._training, call, (x,), options, strict=True), buffers
+        return functional_call(self._training, call, (x,), options, tie_weights=False, strict=True), buffers
 
     def relu(self, layer: str) -> int:
         """The place of a ReLU: "last", a number from 1 in the order of calls, or the name of its module."""

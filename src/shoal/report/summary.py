@@ -97,6 +97,7 @@ COLUMNS = (
         True,
     ),
     Column("Sim time", ("sim_time_s",), min, duration, "time of the run on the clients’ devices and links", True),
+    Column("Predict", ("predict_ms",), None, "{:.2f} ms".format, "time to answer 32 rows, on one thread", True),
     Column("Time", ("wall_s",), None, duration, "wall time of the run, on a machine that may have been busy"),
 )
 
@@ -177,6 +178,7 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
         "bytes_down": result.get("bytes_down", sum(line["bytes_down"] for line in record.rounds)),
         "joules": _joules(record),
         "sim_time_s": _sim_time_s(record),
+        "predict_ms": _finite(result.get("predict_ms")),
         "wall_s": _finite(result.get("wall_s", sum(line["wall_s"] for line in record.timing))),
     }
 
@@ -215,6 +217,7 @@ def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
         "bytes_down": over_seeds("bytes_down"),
         "joules": {k: over_seeds("joules", k) for k in JOULES},
         "sim_time_s": over_seeds("sim_time_s"),
+        "predict_ms": over_seeds("predict_ms"),
         "wall_s": over_seeds("wall_s"),
     }
 

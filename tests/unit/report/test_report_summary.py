@@ -40,6 +40,7 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "bytes_down": 12000,
             "joules": {"train": None, "pre": None, "comm": None, "server": None, "total": None},
             "sim_time_s": None,
+            "predict_ms": None,
             "wall_s": 90.0,
         }
     ]
