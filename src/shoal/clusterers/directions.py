@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, table
+from shoal.clusterers.inputs import Floats, one_thread, table
 from shoal.errors import UserError
 
 _COLUMNS = 2**16  # of a wide table, turned to double precision together
@@ -34,7 +34,11 @@ def principal_directions(rows: ArrayLike, share: float = 0.95, centred: bool = F
     """
     if not 0 < share <= 1:
         raise UserError(f"share is {share}; it must be above 0 and at most 1")
-    products = _products(_checked(rows))
+    with one_thread():
+        return _components(_products(_checked(rows)), share, centred)
+
+
+def _components(products: Floats, share: float, centred: bool) -> Floats:
     rounding = len(products) * np.finfo(np.float64).eps * np.trace(products)
     if centred:
         products = products - products.mean(0) - products.mean(1)[:, None] + products.mean()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -9,6 +11,13 @@ from shoal.errors import UserError
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+
+
+def one_thread() -> Any:
+    """Products of a few rows are quick. Threads that wait for each other on a busy machine make them 200 times slower."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="blas")
 
 
 def table(X: ArrayLike, name: str = "X", least: float = 0.0, column: str = "class") -> Floats:
