@@ -156,6 +156,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         options=job.set,
     )
     built = build(method, setting)
+    _refuse_without_validation(built, federation)
     workers = job.workers or cores()
     decided = {
         "clients": len(federation),
@@ -166,6 +167,13 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     costs = costs_of(job, federation)
     _warn_of_small_devices(costs, model)
     return Bench(job.model_copy(update=decided), federation, model, built, costs)
+
+
+def _refuse_without_validation(method: Method, federation: Federation) -> None:
+    used = {phase.split for program in method.programs.values() for phase in program.phases}
+    if any(split.startswith("val") for split in used) and not int(federation.sizes("val").sum()):
+        hint = ", or --set train.judge=train" if "val/low" in used else ""
+        raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 
 
 def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:

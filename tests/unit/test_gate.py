@@ -93,6 +93,15 @@ class TestWeights:
         weights = Gate(denoise=True, calibrate=False).log_weights(torch.zeros(1, 3), logits).exp()
         assert weights[0].tolist() == pytest.approx([0.5, 0.5, 0.0])
 
+    def test_without_priors_confidence_chooses_among_all(self):
+        logits = torch.zeros(1, 6, 2)
+        logits[0, 5] = 9.0
+        assert (Gate(prior="uniform").log_weights(torch.zeros(1, 6), logits).exp() > 0)[0].tolist()[5]
+
+    def test_of_equals_the_first(self):
+        weights = Gate(calibrate=False, shortlist=0).log_weights(torch.zeros(2, 6), torch.zeros(2, 6, 2)).exp()
+        assert (weights > 0).tolist() == [[True, True, True, False, False, False]] * 2
+
     def test_large_logits(self):
         # sums of e^200 are beyond float32, their logs are not; the gap of 1 decides: 1 / (1 + e) and e / (1 + e)
         logits = torch.tensor([[[200.0, 0.0], [201.0, 0.0]]])
@@ -161,6 +170,13 @@ class TestTraining:
         alone, _ = run_one(p.own, Task({"m": experts(3)[f"expert-{best}"]}, {}, 5), data, {})
         assert tree.distance(private["model"], alone.tensors["model"]) < 1e-7
 
+    def test_without_a_network_nothing_is_trained(self, tiny):
+        p = program(gate=Gate(prior="uniform"))
+        assert len(p.phases) == 2
+        _, private = run_one(p, Task(experts(4), {}, 5), tiny["c2"], {})
+        first = p.fit.gate.init(6, 5, 5)
+        assert tree.distance(private["gate"], first) == 0
+
     def test_cold_keeps_the_own_model(self, tiny):
         mine = MODEL.init(77)
         _, private = run_one(program(start="cold"), Task(experts(2), {}, 5), tiny["c2"], {"model": mine})
@@ -223,6 +239,14 @@ class TestPrediction:
         assert torch.allclose(found, confident(logits))
         weights = logits.exp().sum(-1) / logits.exp().sum((-1, -2))[:, None]
         assert torch.allclose(found, (weights[..., None] * logits).sum(1), atol=1e-6)
+
+    def test_a_gate_for_as_many_other_experts_is_not_used(self, tiny):
+        models, private, gate = self.trained(tiny, 3)
+        other = dict(zip(models, reversed(models.values()), strict=True))
+        x = tiny.central.x
+        logits = torch.stack([MODEL.predict(m, x) for m in (private["model"], *other.values())], 1)
+        for found in (gated_predict(MODEL, gate)(other, private, x), routed_predict(MODEL, gate, other, private, x)):
+            assert torch.allclose(found, confident(logits))
 
     def test_a_gate_for_other_experts_is_not_used(self, tiny):
         models, private, gate = self.trained(tiny, 3)

@@ -83,11 +83,16 @@ class TestFold:
         state = zeros()
         assert stage().fold(state, {}, 0) is state
 
-    def test_clients_without_rows(self):
-        """Where nobody of a cluster has any, its model is what its members had."""
+    def test_clients_without_rows_are_in_no_cluster(self):
         state = stage().fold(zeros(), {"a": sent(EAST, 2), "b": sent(WEST, 0)}, 0)
-        models = [state.models[f"expert-{int(state.membership[c].argmax()):03d}"] for c in "ab"]
-        assert [m["head.weight"][0].tolist() for m in models] == [EAST, [0.0, 0.0]]
+        assert set(state.membership) == {"a"}
+        assert [m["head.weight"][0].tolist() for m in state.models.values()] == [EAST]
+        assert len(experts_for(state, "b")) == 1
+
+    def test_what_diverged_reaches_the_models(self):
+        """There the loop sees it, and says what may help."""
+        state = stage().fold(zeros(), {"a": sent(EAST), "b": sent([float("nan"), 0.0])}, 0)
+        assert not all(m["head.weight"].isfinite().all() for m in state.models.values())
 
     @pytest.mark.parametrize("by", ["kmeans", "hierarchical"])
     def test_partitions_to_compare(self, by):

@@ -46,7 +46,8 @@ class Choose:
     def best(self, s: Tree) -> Tensor:
         losses: Tensor = s["losses"]
         if self.by == "hits":
-            losses = torch.where(s["hits"] == s["hits"].amax(), losses, torch.inf)
+            finite = losses.clamp(max=torch.finfo(losses.dtype).max)
+            losses = torch.where(s["hits"] == s["hits"].amax(), finite, torch.inf)
         return losses.argmin()
 
     def chosen(self, s: Tree) -> Params:

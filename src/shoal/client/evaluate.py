@@ -49,4 +49,4 @@ class Evaluate:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         hits, _, rows = s["counts"].sum(1).tolist()
         metrics = {"accuracy": (hits, rows), "loss": (float(s["loss"][0]), rows)}
-        return Report({"classes": {"counts": s["counts"]}}, metrics, counts), None
+        return Report({"classes": {"counts": s["counts"]}}, metrics, {self.split: counts[self.split]}), None

@@ -74,6 +74,8 @@ class Gate:
         """Which models are run for a row: [rows, models], by priors only, which decide alone where confidence does not
         matter."""
         spare = self.top and self.shortlist and max(self.top, self.shortlist)
+        if self.prior == "uniform":
+            spare = 0  # there is nothing to choose by
         return self._largest(scores, spare if self.calibrate or self.denoise else self.top)
 
     def log_weights(self, scores: Tensor, logits: Tensor) -> Tensor:
@@ -102,14 +104,15 @@ class Gate:
         """The client's own model, and as many experts as are asked for."""
         if not count or x.shape[-1] - 1 <= count:
             return torch.ones_like(x, dtype=torch.bool)
-        places = x[..., KEPT + 1 :].topk(count, dim=-1).indices + KEPT + 1
+        order = 1e-6 * torch.arange(x.shape[-1] - 1, device=x.device)  # of equals the first, on every fleet
+        places = (x[..., KEPT + 1 :].detach() - order).topk(count, dim=-1).indices + KEPT + 1
         own = torch.full_like(places[..., :1], KEPT)
         return torch.zeros_like(x).scatter(-1, torch.cat([own, places], dim=-1), 1.0) > 0
 
 
-def confident(logits: Tensor) -> Tensor:
+def confident(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Models [rows, models, classes] weighed by their confidence alone: for whoever has no gate."""
-    weights = torch.logsumexp(logits, dim=-1).softmax(-1)
+    weights = torch.logsumexp(logits / temperature, dim=-1).softmax(-1)
     return (weights[..., None] * logits).sum(-2)
 
 
@@ -140,14 +143,17 @@ class FitGate:
         gate = self.gate.init(inputs, models, seed, self.model.device)
         return {"gate": gate, "adam": self.optimiser.init(gate)}
 
-    def phase(self, say: Callable[[Tree, Tensor], Tensor]) -> Phase:
-        """`say`: logits of all models, [rows, models, classes], computed of each row once."""
+    def phases(self, say: Callable[[Tree, Tensor], Tensor]) -> tuple[Phase, ...]:
+        """`say`: logits of all models, [rows, models, classes], computed of each row once. Without a network there is
+        nothing to train."""
+        if self.gate.prior == "uniform":
+            return ()
 
         def inputs(s: Tree, x: Tensor) -> Tensor:
             """What the gate sees and what every model says, side by side."""
             return torch.cat([x.flatten(1), say(s, x).flatten(1)], dim=1)
 
-        return Phase(self.split, self.epochs, self.batch_size, self.step, inputs=inputs)
+        return (Phase(self.split, self.epochs, self.batch_size, self.step, inputs=inputs),)
 
     def objective(self, gate: Params, b: Batch) -> Tensor:
         models = gate["bias2"].shape[0]
@@ -168,13 +174,14 @@ class TrainGate:
     """The client's own model from the best of the received experts, then the gate over it and all of them.
 
     The own model is trained on some rows that no shared model sees (`own.rows`), or is the one that the client has
-    trained from round to round (`start="cold"`). Experts and own model are frozen while the gate is trained. Model and
-    gate stay with the client, and the report says nothing that follows from them.
+    trained from round to round (`start="cold"`). Without `choice` there is one expert to start from. Experts and own
+    model are frozen while the gate is trained. Model and gate stay with the client, and the report says nothing that
+    follows from them.
     """
 
     fit: FitGate
     own: LocalTraining
-    choice: Choose
+    choice: Choose | None
     start: Literal["warm", "cold"] = "warm"
     name: str = "personalise"
 
@@ -184,16 +191,21 @@ class TrainGate:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        (compare,), (train,) = self.choice.phases, self.own.phases
-        warm = (replace(compare, finish=self.take), train) if self.start == "warm" else ()
-        return (*warm, self.fit.phase(self.say))
+        warm = self.own.phases if self.start == "warm" else ()
+        if warm and self.choice is not None:
+            (compare,) = self.choice.phases
+            warm = (replace(compare, finish=self.take), *warm)
+        return (*warm, *self.fit.phases(self.say))
 
     def begin(self, task: Task, private: Tree) -> Tree:
         own = private["model"] if self.start == "cold" and "model" in private else next(iter(task.models.values()))
-        s = self.own.begin(replace(task, models={"own": own}), {}) | self.choice.begin(task, private)
+        s = self.own.begin(replace(task, models={"own": own}), {}) | {"models": dict(sorted(task.models.items()))}
+        if self.choice is not None:
+            s |= self.choice.begin(task, private)
         return s | self.fit.begin(1 + len(task.models), task.seed)
 
     def take(self, s: Tree) -> Tree:
+        assert self.choice is not None
         chosen = self.choice.chosen(s)
         return s | self.own.start_at(chosen, towards=chosen)
 
@@ -202,7 +214,13 @@ class TrainGate:
         return torch.stack([self.fit.model.predict(m, x) for m in models], dim=1)
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report(), {"model": self.own.whole(s), "gate": s["gate"]}
+        marks = torch.stack([_mark(self.fit.model, m) for m in s["models"].values()])
+        return Report(), {"model": self.own.whole(s), "gate": s["gate"], "experts": {"marks": marks}}
+
+
+def _mark(model: Model, params: Params) -> Tensor:
+    """What tells one expert from another: the last of its parameters, which every step changes."""
+    return params[model.trainable[-1]].flatten()
 
 
 def gated_predict(model: Model, gate: Gate) -> Predict:
@@ -212,9 +230,11 @@ def gated_predict(model: Model, gate: Gate) -> Predict:
         experts = [models[k] for k in sorted(models)]
         own = [private["model"]] if "model" in private else []
         logits = torch.stack([model.predict(m, x) for m in (*own, *experts)], dim=1)
+        sure = confident(logits, gate.temperature)
         if not _fits(private, experts):
-            return confident(logits)
-        return gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
+            return sure
+        mixed = gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
+        return torch.where(_same(model, private, experts), mixed, sure)
 
     return predict
 
@@ -223,7 +243,7 @@ def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], priva
     """The same prediction, with every model run for those rows only for which its prior allows it to count. Which these
     are depends on the rows, so clients cannot be stacked: for serving."""
     experts = [models[k] for k in sorted(models)]
-    if not _fits(private, experts):
+    if not _fits(private, experts) or not bool(_same(model, private, experts)):
         return gated_predict(model, gate)(models, private, x)
     scores = gate.scores(private["gate"], x)
     run, count = gate.run(scores), 1 + len(experts)
@@ -237,6 +257,11 @@ def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], priva
     logits = x.new_zeros(len(x) * count, model.classes).index_copy_(0, row * count + place, said)
     logits = logits.view(len(x), count, model.classes)
     return gate.mixed(gate.log_weights(scores, logits), logits)
+
+
+def _same(model: Model, private: Tree, experts: Sequence[Params]) -> Tensor:
+    """Whether a gate was trained for just these: clusters are renumbered, and a client may have been away."""
+    return (torch.stack([_mark(model, m) for m in experts]) == private["experts"]["marks"]).all()
 
 
 def _fits(private: Tree, experts: Sequence[Params]) -> bool:

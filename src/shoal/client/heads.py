@@ -51,7 +51,7 @@ class MixHeads:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (self.fit.phase(lambda s, x: say(self.fit.model, s["base"], s["heads"], x)),)
+        return self.fit.phases(lambda s, x: say(self.fit.model, s["base"], s["heads"], x))
 
     def begin(self, task: Task, private: Tree) -> Tree:
         own = private.get("head", task.models["head"])

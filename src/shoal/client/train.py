@@ -121,6 +121,7 @@ class LocalTraining:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         model = self.whole(s)
         total, rows = s["loss"].tolist()
-        held = {k: n for k, n in counts.items() if "/" not in k} | {"train": counts[self.split]}
+        whole = {k: n for k, n in counts.items() if "/" not in k} if self.rows == "all" else {}
+        held = whole | {"train": counts[self.split]}
         report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, held)
         return report, {"model": model} if self.keep else None

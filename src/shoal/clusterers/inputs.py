@@ -14,7 +14,7 @@ Labels = NDArray[np.int64]
 
 
 def one_thread() -> Any:
-    """Products of a few rows are quick. Threads that wait for each other on a busy machine make them 200 times slower."""
+    """Products of a few rows are quick; threads that wait for each other on a busy machine make them far slower."""
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(1, user_api="blas")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, Labels, table, whole
+from shoal.clusterers.inputs import Floats, Labels, one_thread, table, whole
 from shoal.clusterers.overlapping import Members, cosines, nearest_own, rescaled
 from shoal.errors import UserError
 
@@ -50,21 +50,24 @@ def hard_quality(z: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None
 
 
 def compared(z: ArrayLike, clusters: int, seed: int, truth: ArrayLike | None = None) -> dict[str, dict[str, float]]:
-    """What partitions of the same rows into as many clusters are worth: `kmeans` (Euclidean, the best of ten starts)
-    and `hierarchical` (average linkage of cosine distances). There are no more clusters than distinct rows."""
+    """What `partitions` of the same rows into as many clusters are worth."""
+    return {name: hard_quality(z, labels, truth) for name, labels in partitions(z, clusters, seed).items()}
+
+
+def partitions(z: ArrayLike, clusters: int, seed: int) -> dict[str, Labels]:
+    """Labels by `kmeans` (Euclidean, the best of ten starts) and `hierarchical` (average linkage of cosine distances).
+    There are no more clusters than distinct rows."""
     from sklearn.cluster import AgglomerativeClustering, KMeans
 
     rows = _rows(z)
     count = min(whole("clusters", clusters, 1), len(np.unique(rows.round(9), axis=0)))
     chance = whole("seed", seed, 0) % 2**32
     if count == 1:
-        return dict.fromkeys(("kmeans", "hierarchical"), hard_quality(rows, np.zeros(len(rows)), truth))
-    means = KMeans(count, n_init=10, random_state=chance).fit(rows)
-    tree = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit(cosine_distances(rows))
-    return {
-        "kmeans": hard_quality(rows, means.labels_, truth),
-        "hierarchical": hard_quality(rows, tree.labels_, truth),
-    }
+        return dict.fromkeys(("kmeans", "hierarchical"), np.zeros(len(rows), dtype=np.int64))
+    with one_thread():
+        means = KMeans(count, n_init=10, random_state=chance).fit(rows).labels_
+    tree = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit(cosine_distances(rows)).labels_
+    return {"kmeans": means.astype(np.int64), "hierarchical": tree.astype(np.int64)}
 
 
 def cosine_distances(rows: Floats) -> Floats:

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from shoal import tree
 from shoal.client.personal import KeepHead
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
@@ -63,7 +64,8 @@ def base_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params
 
 
 def base_and_first_head_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    return {"base": state.models["base"], "head": state.memory["train"]["head"]}
+    base, head = state.models["base"], state.memory["train"]["head"]
+    return {"base": base, "head": tree.to(head, next(iter(base.values())).device)}  # a resumed run has it on the CPU
 
 
 def own_head_predict(model: Model) -> Predict:

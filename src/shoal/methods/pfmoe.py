@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.client.choose import Choose
 from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import fedavg
@@ -36,7 +35,7 @@ from shoal.types import Method
 def pfmoe(s: Setting) -> Method:
     base = fedavg(s)
     own = s.training("personal", LocalTraining, epochs=5, part="head", send=False, keep=True, name="personal")
-    gate = s.make("gate", Gate, calibrate=False)
-    program = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate, split="val"), own, Choose(s.model))
+    gate = s.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # of one expert there is no choice
+    program = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate, split="val"), own, choice=None)
     stage = Personalise(program, one_model_for, rounds=s.rounds, every=s.eval_every)
     return replace(base, name="pfmoe", stages=(*base.stages, stage), predict=gated_predict(s.model, gate))

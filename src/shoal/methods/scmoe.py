@@ -19,14 +19,17 @@ In the paper every client takes part in every round: `--cohort 1.0`. A client is
 does not have yet.
 
 Deviation: "gradients" are what several local steps changed, for there is no other; there is no number m in the paper,
-so components are those that hold 95 % of the variance. Seeds of clusters are guarded: one that would be a member of an
-earlier seed's cluster is passed over, for without that two seeds often fall into one group (`cluster.guarded=false` is
-the letter). What happens after a failed validation is open: the threshold rises by 0.1 up to 0.6, then there is a
-cluster less. The private model starts from the client's best expert and is trained when it is needed (cold, by
-`private.start`: from the first model, on from round to round); logits are mixed, not probabilities (`gate.mix`): both
-were better. Of more than `gate.shortlist` experts the gate runs only those with the largest priors, so that a
+so components are those that hold 95 % of the variance, and of an update with more than 2^18 numbers a random sketch is
+kept, which changes cosines by about 0.002. Seeds of clusters are guarded: one that would be a member of an earlier
+seed's cluster is passed over, for without that two seeds often fall into one group; a low threshold then makes fewer
+clusters, not more overlap (`cluster.guarded=false` is the letter). What happens after a failed validation is open: the
+threshold rises by 0.1 up to 0.6, then there is a cluster less. The paper does not say on which rows experts are
+compared: here on validation rows, which nothing trains on. The private model starts from the client's best expert and
+is trained when it is needed (with `private.start=cold` from the first model that the client was sent, on in every round
+in which it takes part); logits are mixed, not probabilities (`gate.mix`): both were better. Adam's epsilon is 1e-4, so
+that fleets agree. Of more than `gate.shortlist` experts the gate runs only those with the largest priors, so that a
 prediction does not cost as many models as there are clusters (`gate.shortlist=0` runs all, as Alg. 2 does). Who has no
-gate, such as a client that never trained, is served all experts, weighed by their confidence.
+gate for the experts that it is served, such as a client that never trained, weighs them by their confidence.
 
 Ablations: `cluster.by=kmeans` (without MCTC), `cluster.by=one` (one global expert), `gate.use=false` (the mean of a
 client's experts, without private model and gate), `gate.calibrate=false`, `gate.prior=uniform`, `gate.top`.

@@ -37,13 +37,13 @@ class Setting:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
     known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
 
-    def make(self, name: str, piece: type[Piece], /, **defaults: Any) -> Piece:
-        """`piece(**defaults)` with the user's options for `name` on top."""
+    def make(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:
+        """`piece(**defaults)` with the user's options for `name` on top, but for those that the method has `fixed`."""
         wanted = self.options.get(name, {})
         hints = typing.get_type_hints(piece)
         values = dict(defaults)
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
-            if f.metadata.get("fixed") or f.name == "name" or not _is_simple(hints[f.name]):
+            if f.metadata.get("fixed") or f.name in ("name", *fixed) or not _is_simple(hints[f.name]):
                 continue  # part of the composition, not a number to play with
             self.known.setdefault(name, {})[f.name] = defaults.get(f.name, f.default)
             if f.name in wanted:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shoal import tree
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
 from shoal.stages.represent import restored, vector
@@ -37,8 +38,9 @@ class GatherHeads(OneProgram, WhenEvaluated):
 def heads_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
     """The base, the first head, and the heads of all others, stacked. A client without a head of its own has no use for
     them."""
-    first = state.memory["train"]["head"]
-    models = {"base": state.models["base"], "head": first}
+    base = state.models["base"]
+    first = tree.to(state.memory["train"]["head"], next(iter(base.values())).device)
+    models = {"base": base, "head": first}
     known = Table.load(state, HEADS)
     rows = [row for row, c in zip(known["head"], known.clients, strict=True) if c != client] if len(known) else []
     if client not in known.clients or not rows:

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.clusterers.directions import principal_directions
 from shoal.clusterers.overlapping import OverlappingClusters
-from shoal.clusterers.quality import compared, overlap_quality
+from shoal.clusterers.quality import compared, overlap_quality, partitions
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import EveryRound
+from shoal.stages.base import EveryRound, with_rows
 from shoal.stages.experts import numbered
 from shoal.stages.represent import vector
 from shoal.stages.train import Federate
@@ -79,18 +79,8 @@ class Overlap:
             return rule.fit(z).membership_
         if self.by == "one":
             return np.ones((len(z), 1), dtype=bool)
-        labels = _partition(z, self.by, min(self.clusters, len(np.unique(z, axis=0))), seed)
+        labels = partitions(z, self.clusters, seed)[self.by]
         return labels[:, None] == np.arange(labels.max() + 1)
-
-
-def _partition(z: Floats, by: str, clusters: int, seed: int) -> NDArray[np.int64]:
-    from sklearn.cluster import AgglomerativeClustering, KMeans
-
-    if clusters < 2:
-        return np.zeros(len(z), dtype=np.int64)
-    if by == "kmeans":
-        return np.asarray(KMeans(clusters, n_init=10, random_state=seed % 2**32).fit_predict(z), dtype=np.int64)
-    return np.asarray(AgglomerativeClustering(clusters, linkage="average").fit_predict(z), dtype=np.int64)
 
 
 @lru_cache(maxsize=1)
@@ -134,9 +124,13 @@ class Overlapping(EveryRound):
         return replace(self.train.plan(state, seed), reuse=True)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        if not reports:
+        reports = with_rows(reports)
+        updates = {c: self._update(state, c, r) for c, r in reports.items()}
+        if not all(bool(x.isfinite().all()) for x in updates.values()):
+            return self.train.fold(state, reports, seed)  # where it is seen that training diverged
+        if not updates:
             return state
-        told = {c: {"direction": direction(self._update(state, c, r))} for c, r in reports.items()}
+        told = {c: {"direction": direction(x)} for c, x in updates.items()}
         known = Table.load(state, self.name).merged(Table.of(told))
         state = replace(state, memory={**state.memory, self.name: known.tree()})
         again = self.rule.every > 0 and state.round % self.rule.every == 0
@@ -153,7 +147,7 @@ class Overlapping(EveryRound):
         self, state: ServerState, known: Table, reports: Mapping[ClientId, Report], seed: int
     ) -> ServerState:
         member, figures = self.rule(known["direction"].numpy(), seed)
-        took_part = np.array([c in reports and reports[c].counts["train"] > 0 for c in known.clients])
+        took_part = np.array([c in reports for c in known.clients])
         models = [
             next(iter(state.models.values())) if member[took_part, k].any() else _carried(state, known, member[:, k])
             for k in range(member.shape[1])
