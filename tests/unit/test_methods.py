@@ -117,8 +117,8 @@ def test_unknown_method():
 
 def test_methods_that_compare_on_validation_rows_refuse_to_do_without():
     fleet = shoal.partition(shoal.load("digits"), "iid", clients=4, seed=0, val_share=0.0)
-    with pytest.raises(UserError, match="scmoe needs validation rows, but val_share is 0; .* --set train.judge=train"):
+    with pytest.raises(UserError, match=r"scmoe needs validation rows, but val_share is 0; .* --set train.judge=train"):
         shoal.run("scmoe", fleet, rounds=1)
-    with pytest.raises(UserError, match="pfmoe needs validation rows, but val_share is 0; it must be above 0$"):
+    with pytest.raises(UserError, match=r"pfmoe needs validation rows, but val_share is 0; it must be above 0$"):
         shoal.run("pfmoe", fleet, rounds=1)
     assert shoal.run("scmoe", fleet, rounds=1, set={"train": {"judge": "train"}}).accuracy["mean"] > 0
