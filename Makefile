@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	$(BIN)/shoal demo
 
 test: check
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks
