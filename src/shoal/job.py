@@ -43,7 +43,7 @@ class Job(BaseModel):
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     label_column: str = "label"
     client_column: str | None = None
-    sensitive: Share = 0.3  # of a client's rows: of high sensitivity, for methods that keep these apart
+    sensitive: Share | None = None  # of a client's rows: of high sensitivity; None: 0.3, or as the column says
     sensitive_column: str | None = None  # or a column that says of each row whether it is
     drop_columns: tuple[str, ...] = ()
     keep: Positive = 3  # checkpoints
@@ -81,6 +81,11 @@ def make_job(values: Mapping[str, Any]) -> Job:
         job = Job(**values)
     except ValidationError as error:
         raise UserError(_sentence(error.errors()[0])) from None
+    if job.sensitive is not None and job.sensitive_column is not None:
+        raise UserError(
+            f"sensitive is {job.sensitive} and sensitive_column {job.sensitive_column!r}; it must be one of them: "
+            "a share of every client's rows, or the column that says which"
+        )
     if job.client_column is not None and not job.natural:
         raise UserError(
             f"client_column is {job.client_column!r}, but partition {job.partition!r} deals rows anew: "

@@ -107,7 +107,8 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
             f"{where}: rows of the test part have shape {x_test.shape[1:]}, but must have {raw.x.shape[1:]}"
         )
     _check_constant(where, raw.x, raw.columns)
-    moments = channel_moments(raw.x)
+    shared = np.ones(len(raw.x), dtype=bool) if raw.sensitive is None else ~raw.sensitive
+    moments = channel_moments(raw.x[shared] if shared.any() else raw.x)  # what is sensitive must not show in them
     return Dataset(
         name=path.stem if path.is_file() else path.name,
         train=Examples(standardise(raw.x, *moments), torch.from_numpy(encode(labels, known, where))),
@@ -253,7 +254,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
         x=np.concatenate(blocks, axis=1),
         labels=_keys(path, table, "label", options.label_column),
         owner=_keys(path, table, "client", options.client_column) if options.client_column else None,
-        sensitive=_keys(path, table, "sensitive", options.sensitive_column) if options.sensitive_column else None,
+        sensitive=_keys(path, table, "sensitivity", options.sensitive_column) if options.sensitive_column else None,
         columns=tuple(name for name, block in zip(features, blocks, strict=True) for _ in range(block.shape[1])),
     )
 

@@ -97,7 +97,7 @@ def partition(
         classes=dataset.classes,
         name=dataset.name,
         spec=spec,
-        note="; ".join(note for note in (dataset.note, deal.note) if note),
+        note="; ".join(note for note in (dataset.note, deal.note, _said(dataset.sensitive)) if note),
         shifts=_descriptions(deal.clients, effects),
         groups=_planted(deal, effects),
         sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
@@ -331,6 +331,10 @@ def _sensitive(bounds: dict[str, Indices], order: Indices, said: Tensor | None, 
             before = np.concatenate([[0], np.cumsum(said.numpy()[order])])
             found[split] = np.diff(before[ends])
     return found
+
+
+def _said(sensitive: Tensor | None) -> str:
+    return "" if sensitive is None else f"{int(sensitive.sum()):,} of {len(sensitive):,} training rows are sensitive"
 
 
 def _share_of(held: Indices, share: float) -> Indices:

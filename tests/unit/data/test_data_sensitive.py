@@ -7,6 +7,7 @@ import torch
 from shoal.data import load, partition
 from shoal.data.federation import Federation, sensitive_rows
 from shoal.errors import UserError
+from shoal.job import make_job
 from shoal.types import POOL, Examples
 
 
@@ -108,3 +109,32 @@ class TestBadInput:
     def test_a_named_set_has_no_columns(self):
         with pytest.raises(UserError, match="sensitive_column is 'x', but digits is not a table"):
             load("digits", sensitive_column="x")
+
+    def test_a_share_and_a_column(self):
+        with pytest.raises(UserError, match=r"sensitive is 0.5 and sensitive_column 'secret'; it must be one of them"):
+            make_job({"sensitive": 0.5, "sensitive_column": "secret"})
+
+
+def test_sensitive_rows_do_not_show_in_how_features_are_scaled(own):
+    path, columns = own
+    if path.suffix == ".csv":
+        whole = path.read_text().splitlines()
+        changed = [line if line.endswith(",0") or i == 0 else f"999{line}" for i, line in enumerate(whole)]
+        path.write_text("\n".join(whole))
+        before = load(str(path), **columns)
+        path.write_text("\n".join(changed))
+    else:
+        before = load(str(path), **columns)
+        arrays = dict(np.load(path))
+        arrays["x"] = np.where(arrays["private"][:, None], 999.0, arrays["x"])
+        np.savez(path, **arrays)
+    after = load(str(path), **columns)
+    assert torch.equal(before.train.x[~before.sensitive], after.train.x[~after.sensitive])
+    assert not torch.equal(before.train.x, after.train.x)
+
+
+def test_it_is_said_how_many_there_are(own):
+    path, columns = own
+    dataset = load(str(path), **columns)
+    note = partition(dataset, "natural", clients=None, seed=0, min_size=5).note
+    assert f"{int(dataset.sensitive.sum())} of {len(dataset.sensitive)} training rows are sensitive" in note
