@@ -76,7 +76,7 @@ class LocalAggregation:
 
 
 def between(own: Params, received: Params, weights: Params) -> Params:
-    return {k: own[k] + (received[k] - own[k]) * w for k, w in weights.items()}
+    return {k: torch.lerp(own[k], received[k], w) for k, w in weights.items()}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ what clients send has imitated their private models.
 
 Deviation: the authors' program has two ways of transfer, distillation and the maximum mean discrepancy of features;
 here only the first, for a network of one's own need not say what its features are. As there, the private model's logits
-are softened and the trained one's are not. A client that takes part for the first time imitates the model that it is sent,
-in that program the very first one. Q R is that of the round at hand, rounded down and at least 1, since the fleet may
-change. Values of λ, T and μ are those of their program; the paper's text was not at hand.
+are softened and the trained one's are not. A client that takes part for the first time imitates the model that it is
+sent, in that program the very first one. Q R is that of the round at hand, rounded down and at least 1, since the fleet
+may change. Values of λ, T and μ are those of their program; the paper's text was not at hand.
 """
 
 from __future__ import annotations
