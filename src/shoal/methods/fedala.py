@@ -26,9 +26,9 @@ Deviation: the authors repeat passes until the last ten losses hardly differ, wh
 run many clients at once make a fixed number, 10 and the usual 1. There every client aggregates in every round, drawn or
 not, and before evaluation with weights learned for the newest model; here only who takes part does. They take rows that
 lie together and leave out an incomplete batch; here the share is any rows, all of them. In a client's first round the
-pass is made, and charged, but changes nothing. Buffers (batch norm's statistics) are the global model's. η = 1, s = 80
-% and the last layer (their count is of tensors, two a layer) are the defaults of their program; equations are as there,
-the paper's text was not at hand.
+pass is made, and charged, but changes nothing. Buffers (batch norm's statistics) are the global model's. Values of
+η, s and p are the defaults of their program, which counts tensors, two to a layer; equations are as there, the paper's
+text was not at hand.
 """
 
 from __future__ import annotations
