@@ -73,6 +73,11 @@ class Phase:
     finish: Callable[[Tree], Tree] = unchanged  # after the passes: decide, merge, normalise
     shuffle: bool = True
     inputs: Callable[[Tree, Tensor], Tensor] | None = None  # computed of each row once, and what batches hold as x
+    share: float = 1.0  # of the rows: drawn once, for all passes
+
+    def taken(self, rows: int) -> int:
+        """How many of so many rows a pass goes over: at least one where there is any."""
+        return min(rows, max(1, round(self.share * rows)))
 
 
 class ClientProgram(Protocol):

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import torch
 
 from shoal.fleet.batches import row_order, step_keys, taker
 from shoal.fleet.plain import true_batches
 from shoal.fleet.vector import batches, joined
+from shoal.fleet.work import Work
 from shoal.types import Examples, Phase
 
 
@@ -23,6 +26,26 @@ def test_order_follows_from_the_seed():
     assert torch.equal(row_order(50, phase(), 1), row_order(50, phase(), 1))
     assert not torch.equal(row_order(50, phase(), 1), row_order(50, phase(), 2))
     assert row_order(5, phase(shuffle=False), 1).tolist() == [[0, 1, 2, 3], [4, -1, -1, -1]]
+
+
+def test_a_share_of_the_rows_is_drawn_once_for_all_epochs():
+    half = replace(phase(epochs=3), share=0.5)
+    order = row_order(10, half, seed=1)
+    assert order.shape == (6, 4)  # five rows an epoch: a batch of four and one of one
+    first, second, third = (sorted(epoch[epoch >= 0].tolist()) for epoch in order.view(3, -1))
+    assert len(set(first)) == 5
+    assert first == second == third
+    others = row_order(10, half, seed=2).view(3, -1)[0]
+    assert sorted(others[others >= 0].tolist()) != first
+    still = row_order(10, replace(half, shuffle=False), seed=1)[:2].flatten()
+    assert still[still >= 0].tolist() == first
+    held = Examples(torch.zeros(10, 1), torch.arange(10))
+    plain = [b.y.tolist() for b in true_batches(held, half, 1, single_rows=True)]
+    assert plain == [rows[rows >= 0].tolist() for rows in order]
+    stacked = [b.y[0][b.w[0] > 0].tolist() for b, _ in batches([held], half, [1])]
+    assert stacked == plain
+    assert [replace(half, share=0.1).taken(n) for n in (0, 1, 4, 10, 100)] == [0, 1, 1, 1, 10]
+    assert Work(per_step=1, per_row=10, at_end=0, inputs=0).flops(10, half) == 3 * (2 * 1 + 5 * 10)
 
 
 def test_no_rows_no_steps():

@@ -102,10 +102,13 @@ class LocalTraining:
     def objective(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
         logits, buffers = self.model.forward(params | s["rest"], b.x, b.key)
         total = cross_entropy(logits, b)
-        loss = total / b.w.sum().clamp(min=1)
+        return self.penalised(total / b.w.sum().clamp(min=1), logits, params, s, b), (total, buffers)
+
+    def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
+        """The mean loss of a batch, and what else is made small."""
         if self.mu:
             loss = loss + self.mu / 2 * squared_norm({k: p - s["anchor"][k] for k, p in params.items()})
-        return loss, (total, buffers)
+        return loss
 
     def step(self, s: Tree, b: Batch) -> Tree:
         slopes, (total, buffers) = grad(self.objective, has_aux=True)(s["params"], s, b)

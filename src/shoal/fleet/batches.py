@@ -13,17 +13,19 @@ from shoal.types import Phase
 
 def passes(rows: int, phase: Phase, seed: int) -> Iterator[Tensor]:
     """Row numbers, epoch after epoch."""
-    g = generator(seed)
+    g, taken = generator(seed), phase.taken(rows)
+    drawn = torch.randperm(rows, generator=g)[:taken].sort().values if taken < rows else torch.arange(rows)
     for _ in range(phase.epochs if rows else 0):
-        yield torch.randperm(rows, generator=g) if phase.shuffle else torch.arange(rows)
+        yield drawn[torch.randperm(taken, generator=g)] if phase.shuffle else drawn
 
 
 def row_order(rows: int, phase: Phase, seed: int) -> Tensor:
     """[steps, batch_size] row numbers; -1 where the last batch of an epoch is short."""
-    per_epoch = -(-rows // phase.batch_size)
+    taken = phase.taken(rows)
+    per_epoch = -(-taken // phase.batch_size)
     order = torch.full((phase.epochs if rows else 0, per_epoch * phase.batch_size), -1)
     for epoch, numbers in enumerate(passes(rows, phase, seed)):
-        order[epoch, :rows] = numbers
+        order[epoch, :taken] = numbers
     return order.view(-1, phase.batch_size)
 
 

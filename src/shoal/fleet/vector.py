@@ -190,7 +190,7 @@ def batches(held: Sequence[Examples], phase: Phase, seeds: Sequence[int]) -> Ite
     steps = max(len(order) for order in orders)
     if not steps:
         return
-    width = min(phase.batch_size, max(len(e.y) for e in held))
+    width = min(phase.batch_size, max(phase.taken(len(e.y)) for e in held))
     rows = torch.full((len(held), steps, phase.batch_size), -1)
     for i, order in enumerate(orders):
         rows[i, : len(order)] = order

@@ -22,8 +22,9 @@ class Work(NamedTuple):
     inputs: int  # of a row, once
 
     def flops(self, rows: int, phase: Phase) -> int:
-        steps = -(-rows // phase.batch_size)
-        return phase.epochs * (steps * self.per_step + rows * self.per_row) + self.at_end + rows * self.inputs
+        taken = phase.taken(rows)
+        steps = -(-taken // phase.batch_size)
+        return phase.epochs * (steps * self.per_step + taken * self.per_row) + self.at_end + rows * self.inputs
 
 
 def work_of(phase: Phase, s: Tree, x: Tensor) -> Work:

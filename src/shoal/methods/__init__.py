@@ -12,12 +12,15 @@ from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
+from shoal.methods.fedala import fedala
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
 from shoal.methods.fedcor import fedcor
+from shoal.methods.fedcos import fedcos
 from shoal.methods.fedepc import fedepc
 from shoal.methods.fedgroup import fedgroup
 from shoal.methods.fedper import fedper
+from shoal.methods.fedphp import fedphp
 from shoal.methods.fedprox import fedprox
 from shoal.methods.fedrep import fedrep
 from shoal.methods.flacc import flacc
@@ -38,8 +41,11 @@ from shoal.types import Method
 METHODS: dict[str, Callable[[Setting], Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "fedcos": fedcos,
     "fedavg-ft": fedavg_ft,
     "ditto": ditto,
+    "fedala": fedala,
+    "fedphp": fedphp,
     "fedper": fedper,
     "fedrep": fedrep,
     "simclust": simclust,

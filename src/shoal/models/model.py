@@ -134,8 +134,15 @@ class Model:
     @property
     def head(self) -> tuple[str, ...]:
         """Names of the last layer's parameters: the personal part where a method splits base and head."""
-        last = self.trainable[-1].rpartition(".")[0]
-        return tuple(k for k in self.trainable if k.rpartition(".")[0] == last)
+        return self.layers[-1]
+
+    @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of parameters, layer by layer: those of one module together, in the order in which it has them."""
+        found: dict[str, list[str]] = {}
+        for name in self.trainable:
+            found.setdefault(name.rpartition(".")[0], []).append(name)
+        return tuple(map(tuple, found.values()))
 
     def parts(self, params: Params) -> tuple[Params, Params]:
         """Base and head. Buffers (batch norm's running statistics) are the base's."""

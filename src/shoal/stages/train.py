@@ -122,6 +122,26 @@ class FederatePart(Federate):
 
 
 @dataclass(frozen=True)
+class FederatePlanned(Federate):
+    """Clients are told how often one is expected to take part in the whole run."""
+
+    def config(self, state: ServerState) -> dict[str, float]:
+        planned = len(state.cohort) * self.rate.rounds // max(1, len(state.roster))
+        return super().config(state) | {"planned": float(max(1, planned))}
+
+
+@dataclass(frozen=True)
+class FederateDirected(Federate):
+    """What a round changed in the one model is kept, to be sent beside the model in the next."""
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        after = super().fold(state, reports, seed)
+        (before,), (now,) = state.models.values(), after.models.values()
+        direction = {k: now[k] - before[k] for k in self.trainable}
+        return replace(after, memory={**after.memory, self.name: {"direction": direction}})
+
+
+@dataclass(frozen=True)
 class TrainAlone(OneProgram, EveryRound):
     """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
     that init put into this stage's memory, so that all clients start alike without a model being sent."""

@@ -1,0 +1,142 @@
+"""Between a client's own model and the received one, number by number: where training starts (FedALA)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from shoal.client.train import LocalTraining, cross_entropy
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.types import FIXED, Batch, Params, Phase, Predict, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class LocalAggregation:
+    """A weight from 0 (own) to 1 (received) for every number of the last `layers` layers, learned on a share of the
+    client's rows; all below is as received. Weights are at first 1, and go on from task to task."""
+
+    model: Model
+    layers: int = 1
+    share: float = 0.8
+    lr: float = 1.0
+    epochs: int = 1
+    first_epochs: int = 10
+    batch_size: int = 32
+    split: str = field(default="train", metadata=FIXED)
+
+    def __post_init__(self) -> None:
+        for key, least in (("epochs", 0), ("first_epochs", 0), ("batch_size", 1)):
+            if getattr(self, key) < least:
+                raise UserError(f"ala.{key} is {getattr(self, key)}; it must be {least} or more")
+        if not 1 <= self.layers <= len(self.model.layers):
+            most = len(self.model.layers)
+            raise UserError(
+                f"ala.layers is {self.layers}; it must be from 1 to {most}, the layers of {self.model.name}"
+            )
+        if not 0 < self.share <= 1:
+            raise UserError(f"ala.share is {self.share}; it must be above 0 and at most 1")
+        if self.lr <= 0:
+            raise UserError(f"ala.lr is {self.lr}; it must be above 0")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(k for layer in self.model.layers[-self.layers :] for k in layer)
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self.split, self.epochs, self.batch_size, self.step, share=self.share)
+
+    def begin(self, received: Params, private: Tree) -> Tree:
+        """Who has no model of its own has the received one: then weights change nothing, and are not changed."""
+        own = private.get("model", received)
+        weights = private.get("weights") or {k: torch.ones_like(received[k]) for k in self.names}
+        return {
+            "own": {k: own[k] for k in self.names},
+            "received": {k: received[k] for k in self.names},
+            "below": {k: v for k, v in received.items() if k not in weights},
+            "weights": weights,
+        }
+
+    def objective(self, weights: Params, s: Tree, b: Batch) -> Tensor:
+        model = s["below"] | between(s["own"], s["received"], weights)
+        logits, _ = self.model.forward(model, b.x, b.key)
+        return cross_entropy(logits, b) / b.w.sum().clamp(min=1)
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        slopes = grad(self.objective)(s["weights"], s, b)
+        return s | {"weights": {k: (w - self.lr * slopes[k]).clamp(0, 1) for k, w in s["weights"].items()}}
+
+    def start(self, s: Tree) -> Params:
+        return dict(sorted((s["below"] | between(s["own"], s["received"], s["weights"])).items()))
+
+
+def between(own: Params, received: Params, weights: Params) -> Params:
+    return {k: torch.lerp(own[k], received[k], w) for k, w in weights.items()}
+
+
+@dataclass(frozen=True)
+class LearnWeights:
+    """The weights alone, of a client that has a model of its own; the report says whether it has."""
+
+    aggregation: LocalAggregation
+    name: str = "ala"
+
+    @property
+    def batchable(self) -> bool:
+        return self.aggregation.model.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (self.aggregation.phase,)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        (received,) = task.models.values()
+        return self.aggregation.begin(received, private) | {"model": private.get("model", {})}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report = Report(metrics={"done": (float(bool(s["model"])), 1.0)})
+        return report, {"model": s["model"], "weights": s["weights"]} if s["model"] else None
+
+
+@dataclass(frozen=True)
+class AggregateAndTrain:
+    """The received model enters the client's own, which is trained from there, sent, and kept with the weights."""
+
+    aggregation: LocalAggregation
+    training: LocalTraining
+    name: str = "train"
+
+    @property
+    def batchable(self) -> bool:
+        return self.training.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (replace(self.aggregation.phase, finish=self.take), *self.training.phases)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        (received,) = task.models.values()
+        return self.training.begin(task, private) | self.aggregation.begin(received, private)
+
+    def take(self, s: Tree) -> Tree:
+        kept = {k: s[k] for k in ("lr", "loss", "weights")}
+        return kept | self.training.start_at(self.aggregation.start(s), towards=s["below"] | s["received"])
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.training.end(task, s, counts)
+        return report, {"model": self.training.whole(s), "weights": s["weights"]}
+
+
+def aggregated_predict(aggregation: LocalAggregation) -> Predict:
+    """The newest global model in the client's own, by the weights that it learned last."""
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        s = aggregation.begin(models["global"], private)
+        return aggregation.model.predict(aggregation.start(s), x)
+
+    return predict

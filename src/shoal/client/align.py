@@ -1,0 +1,48 @@
+"""Training that is asked to go the way that the global model went last (FedCos)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.client.sgd import squared_norm
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.types import Batch, Params, Task, Tree
+
+EPS = 1e-4  # of the squared lengths' product, as in the authors' program: at the start there is no way gone yet
+
+
+@dataclass(frozen=True)
+class AlignedTraining(LocalTraining):
+    """Adds `cosine` times 1 - cos(w - w_received, direction) to the loss of each batch, where the task has such a
+    direction beside the model."""
+
+    cosine: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cosine < 0:
+            raise UserError(f"{self.name}.cosine is {self.cosine}; it must not be negative")
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        received = task.models["global"]
+        s = super().begin(replace(task, models={"global": received}), private)
+        if "direction" not in task.models or not self.cosine:
+            return s
+        way = {k: task.models["direction"][k] for k in s["params"]}
+        return s | {"direction": way, "anchor": {k: received[k] for k in s["params"]}}
+
+    def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
+        loss = super().penalised(loss, logits, params, s, b)
+        if "direction" not in s:
+            return loss
+        gone = {k: p - s["anchor"][k] for k, p in params.items()}
+        return loss + self.cosine * (1 - cosine(gone, s["direction"]))
+
+
+def cosine(a: Params, b: Params) -> Tensor:
+    inner = torch.stack([(x * b[k]).sum() for k, x in a.items()]).sum()
+    return inner / (squared_norm(a) * squared_norm(b) + EPS).sqrt()

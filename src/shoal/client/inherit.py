@@ -1,0 +1,58 @@
+"""A model that a client inherits from its own past, and learns from (FedPHP)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.types import Batch, Params, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class InheritedTraining(LocalTraining):
+    """Training that also imitates the client's private model, into which the result is then mixed.
+
+    `transfer` is the share of imitation in the loss, `temperature` softens what the private model says. Of the private
+    model up to `inherit` is kept: all of that after as many tasks as the config's "planned", proportionally less
+    before. Whoever has none yet imitates the received one.
+    """
+
+    transfer: float = 0.1
+    temperature: float = 4.0
+    inherit: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("transfer", "inherit"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be from 0 to 1")
+        if self.temperature <= 0:
+            raise UserError(f"{self.name}.temperature is {self.temperature}; it must be above 0")
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        (received,) = task.models.values()
+        times = private.get("times", torch.zeros((), device=self.model.device))
+        return super().begin(task, private) | {"private": private.get("model", received), "times": times}
+
+    def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
+        if self.transfer:
+            told = (self.model.predict(s["private"], b.x) / self.temperature).softmax(-1)
+            unlike = -((told * F.log_softmax(logits, dim=-1)).sum(-1) * b.w).sum() / b.w.sum().clamp(min=1)
+            loss = (1 - self.transfer) * loss + self.transfer * unlike
+        return super().penalised(loss, logits, params, s, b)
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = super().end(task, s, counts)
+        mu = self.inherit * min(1.0, float(s["times"]) / task.config["planned"])
+        return report, {"model": mixed(s["private"], self.whole(s), mu), "times": s["times"] + 1}
+
+
+def mixed(old: Params, new: Params, mu: float) -> Params:
+    """`mu` of the old and the rest of the new. Whole numbers (batch counters) are the new ones."""
+    return {k: mu * old[k] + (1 - mu) * x if x.is_floating_point() else x for k, x in new.items()}

@@ -1,0 +1,41 @@
+"""What clients do once, when they take part for the second time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from shoal.rng import derive_seed
+from shoal.stages.base import EveryRound, OneProgram
+from shoal.table import Table
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
+
+
+@dataclass(frozen=True)
+class OnceWhenBack(OneProgram, EveryRound):
+    """Clients of the cohort who have been in one before run `program`, until one has reported that it is done."""
+
+    program: ClientProgram
+    models_for: ModelsFor
+    name: str
+    purpose: ClassVar[Purpose] = "train"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        done = self._done(state)
+        asked = [c for c in state.cohort if done.get(c) == 0]
+        if not asked:
+            return Plan()
+        return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        done = dict.fromkeys(state.cohort, 0.0) | self._done(state)
+        done |= {c: report.metrics["done"][0] for c, report in reports.items()}
+        table = Table.of({c: {"done": torch.tensor(x)} for c, x in done.items()})
+        return replace(state, memory={**state.memory, self.name: table.tree()})
+
+    def _done(self, state: ServerState) -> dict[ClientId, float]:
+        table = Table.load(state, self.name)
+        return dict(zip(table.clients, table["done"].tolist(), strict=True)) if len(table) else {}

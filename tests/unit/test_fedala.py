@@ -1,0 +1,177 @@
+"""FedALA: weights between a client's own model and the received one, worked out by hand where the numbers are small."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from federations import tiny_federation
+
+from shoal import engine, tree
+from shoal.client.aggregate import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet, run_one
+from shoal.methods import Setting, build
+from shoal.methods.single import one_model_for
+from shoal.models import load_model
+from shoal.stages.again import OnceWhenBack
+from shoal.types import Examples, Report, ServerState, Task
+
+LINEAR = load_model("linear", (1,), 2)
+MLP = load_model("mlp", (6,), 4)
+DATA = tiny_federation()["c3"]
+
+
+def line(slope):
+    return {"head.bias": torch.zeros(2), "head.weight": torch.tensor([[slope], [-slope]])}
+
+
+def kept(slope, weight):
+    return {"model": line(slope), "weights": {k: torch.full_like(v, weight) for k, v in line(0.0).items()}}
+
+
+def row(label):
+    return dict.fromkeys(("train", "val", "test"), Examples(torch.ones(1, 1), torch.tensor([label])))
+
+
+@pytest.mark.parametrize(
+    ("label", "lr", "weight"),
+    [
+        (0, 1.0, 0.5 + 1 / (1 + math.e)),
+        (0, 10.0, 1.0),  # past 1, and cut
+        (1, 0.5, 0.5 - 0.5 * math.e / (1 + math.e)),
+        (1, 1.0, 0.0),
+    ],
+)
+def test_weights_go_down_the_slope_and_stay_within_0_and_1(label, lr, weight):
+    """Own slope 0, received 1, weights 1/2: logits of x = 1 are (1/2, -1/2), so P(class 0) = e / (1 + e). Of class 0
+    the slope of the loss in the model's numbers is -+1/(1+e), times the gaps of 1 and -1: -1/(1+e) in both weights; of
+    class 1 it is e/(1+e). Biases are equal in both models: their weights have no slope."""
+    program = LearnWeights(LocalAggregation(LINEAR, lr=lr))
+    report, private = run_one(program, Task({"global": line(1.0)}), row(label), kept(0.0, 0.5))
+    assert private["weights"]["head.weight"].flatten().tolist() == pytest.approx([weight, weight], abs=1e-6)
+    assert private["weights"]["head.bias"].tolist() == [0.5, 0.5]
+    assert tree.distance(private["model"], line(0.0)) == 0
+    assert (report.tensors, report.metrics) == ({}, {"done": (1.0, 1.0)})
+
+
+def test_training_starts_between_the_models():
+    """Without epochs of either kind: slope 1 + (5 - 1) / 4 = 2 is sent and kept."""
+    program = AggregateAndTrain(LocalAggregation(LINEAR, epochs=0), LocalTraining(LINEAR, epochs=0))
+    report, private = run_one(program, Task({"global": line(5.0)}), row(0), kept(1.0, 0.25))
+    assert tree.distance(report.tensors["model"], line(2.0)) < 1e-6
+    assert tree.distance(private, kept(2.0, 0.25)) < 1e-6
+
+
+@pytest.mark.parametrize(("layers", "below"), [(1, {"fc1", "fc2"}), (2, {"fc1"}), (3, set())])
+def test_lower_layers_are_as_received(layers, below):
+    ala = LocalAggregation(MLP, layers=layers)
+    own, received = MLP.init(1), MLP.init(0)
+    weights = {k: torch.zeros_like(own[k]) for k in ala.names}
+    start = ala.start(ala.begin(received, {"model": own, "weights": weights}))
+    assert {k.split(".")[0] for k in start if torch.equal(start[k], received[k])} == below
+    assert all(torch.equal(start[k], own[k]) for k in ala.names)
+    assert list(start) == list(received)
+
+
+def test_who_has_no_model_yet_trains_the_received_one():
+    task = Task({"global": MLP.init(0)}, {"lr": 0.1}, seed=3)
+    training = LocalTraining(MLP, batch_size=1000)
+    report, private = run_one(AggregateAndTrain(LocalAggregation(MLP), training), task, DATA, {})
+    expected, _ = run_one(training, task, DATA, {})
+    assert tree.distance(report.tensors["model"], expected.tensors["model"]) < 1e-6
+    assert tree.distance(private["model"], report.tensors["model"]) == 0
+    assert all(bool((w == 1).all()) for w in private["weights"].values())
+    nothing, none = run_one(LearnWeights(LocalAggregation(MLP)), task, DATA, {})
+    assert (nothing.metrics, none) == ({"done": (0.0, 1.0)}, None)
+
+
+def test_a_pull_is_towards_the_received_model():
+    """Rows at x = 0, one of each class, give no gradient: a step with lr mu = 1/2 halves the way from where training
+    starts, slope 2, to the received one, 5."""
+    rows = dict.fromkeys(("train", "val", "test"), Examples(torch.zeros(2, 1), torch.tensor([0, 1])))
+    program = AggregateAndTrain(LocalAggregation(LINEAR, epochs=0), LocalTraining(LINEAR, mu=5.0, lr=0.1))
+    report, _ = run_one(program, Task({"global": line(5.0)}), rows, kept(1.0, 0.25))
+    assert tree.distance(report.tensors["model"], line(3.5)) < 1e-6
+
+
+def test_learned_weights_fit_the_client_better():
+    own, received = MLP.init(1), MLP.init(0)
+    ala = LocalAggregation(MLP, layers=3, epochs=10, batch_size=1000, share=1.0)
+    _, private = run_one(LearnWeights(ala), Task({"global": received}), DATA, {"model": own})
+
+    def loss(private):
+        logits = aggregated_predict(ala)({"global": received}, private, DATA["train"].x)
+        return float(torch.nn.functional.cross_entropy(logits, DATA["train"].y))
+
+    assert loss(private) < loss({}) - 0.05
+
+
+def test_the_newest_model_is_served_by_the_last_weights():
+    x = torch.tensor([[2.0]])
+    predict = aggregated_predict(LocalAggregation(LINEAR))
+    assert predict({"global": line(5.0)}, kept(1.0, 0.25), x).tolist() == [[4.0, -4.0]]
+    assert predict({"global": line(5.0)}, {}, x).tolist() == [[10.0, -10.0]]
+    setting = Setting(LINEAR, rounds=3, cohort=1, options={"serve": {"model": "trained"}})
+    assert build("fedala", setting).predict({"global": line(5.0)}, kept(1.0, 0.25), x).tolist() == [[2.0, -2.0]]
+
+
+def test_who_is_back_is_asked_until_done():
+    stage = OnceWhenBack(LearnWeights(LocalAggregation(LINEAR)), one_model_for, name="ala")
+    state = ServerState(0, {"global": line(1.0)}, cohort=("a", "b", "c"))
+
+    def asked(state):
+        return set(stage.plan(state, 0).tasks)
+
+    assert asked(state) == set()
+    state = stage.fold(state, {}, 0)
+    assert asked(state) == {"a", "b", "c"}
+    done, not_yet = (Report(metrics={"done": (x, 1.0)}) for x in (1.0, 0.0))
+    state = stage.fold(replace(state, cohort=("a", "b", "c", "d")), {"a": done, "c": not_yet}, 0)  # b is silent
+    assert asked(state) == {"b", "c", "d"}
+    assert asked(replace(state, cohort=("a", "d", "e"))) == {"d"}
+
+
+def run(data, name, **options):
+    setting = Setting(MLP, rounds=3, cohort=6, batch_size=1000, epochs=2, lr=0.1, options=options)
+    fleet = PlainFleet(data)
+    return engine.run(build(name, setting), fleet, rounds=3, seed=0, central=data.central), fleet
+
+
+def test_without_learning_it_is_fedavg(tiny):
+    """Weights stay at 1: what is served is the global model. Batches hold all rows, so their order does not matter."""
+    base, _ = run(tiny, "fedavg")
+    found, _ = run(tiny, "fedala", ala={"epochs": 0, "first_epochs": 0})
+    learned, _ = run(tiny, "fedala")
+    assert tree.distance(base.state.models, found.state.models) < 1e-5
+    assert base.accuracy == pytest.approx(found.accuracy, abs=1e-6)
+    assert tree.distance(base.state.models, learned.state.models) > 1e-3
+
+
+def test_first_passes_are_made_once_and_charged(tiny):
+    """Everybody is in every round, so everybody is back in the second. A pass is over round(0.8 n) rows: forward 4848
+    operations and 240 for slopes of the last layer (see test_personal)."""
+    found, fleet = run(tiny, "fedala", ala={"first_epochs": 7})
+    pages = [p for p in found.ledger.pages if p.stage == "ala"]
+    assert [p.round for p in pages] == [2]
+    rows = {c: len(tiny[c]["train"].y) for c in tiny}
+    assert sorted(pages[0].flops.tolist()) == sorted(7 * round(0.8 * n) * (4848 + 240) for n in rows.values())
+    assert all(set(p) == {"model", "weights"} for p in fleet.private.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 0}, r"ala\.layers is 0; it must be from 1 to 3, the layers of mlp"),
+        ({"layers": 4}, r"ala\.layers is 4; it must be from 1 to 3"),
+        ({"share": 0}, r"ala\.share is 0\.0; it must be above 0 and at most 1"),
+        ({"lr": 0}, r"ala\.lr is 0\.0; it must be above 0"),
+        ({"epochs": -1}, r"ala\.epochs is -1; it must be 0 or more"),
+        ({"first_epochs": -1}, r"ala\.first_epochs is -1; it must be 0 or more"),
+        ({"batch_size": 0}, r"ala\.batch_size is 0; it must be 1 or more"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(UserError, match=message):
+        build("fedala", Setting(MLP, rounds=3, cohort=1, options={"ala": options}))
