@@ -15,6 +15,7 @@ from shoal.errors import UserError
 from shoal.types import POOL, ClientData, ClientId, Examples
 
 SPLITS = ("train", "val", "test")
+DIVIDED = ("train", "val")  # into rows of low and of high sensitivity
 SENSITIVE = 0.3  # the share of a client's rows that are of high sensitivity, where nothing else is said
 
 
@@ -84,8 +85,9 @@ class Federation(Mapping[ClientId, ClientData]):
         note: str = "",
         sensitive: float = SENSITIVE,
     ) -> Self:
-        """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. The last rows of
-        "train" and "val" are the sensitive ones, a share of `sensitive`: shuffle them first if they are sorted."""
+        """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. Sensitive rows are
+        given apart, as "train/high" and "val/high"; if nobody has any, they are the last ones of "train" and "val", a
+        share of `sensitive`: shuffle rows first if they are sorted."""
         if not clients:
             raise UserError("clients is empty; a federation needs at least one client")
         if len(central.y) and not 0 <= int(central.y.min()) <= int(central.y.max()) < len(classes):
@@ -93,12 +95,14 @@ class Federation(Mapping[ClientId, ClientData]):
         for client, splits in clients.items():
             _check_client(client, splits, central, len(classes))
         none = Examples(central.x[:0], central.y[:0])
-        parts = [data.get(split, none) for split in SPLITS for data in clients.values()]
+        parts = [_whole(data, split, none) for split in SPLITS for data in clients.values()]
         ends = [0, *accumulate(len(part.y) for part in parts)]
         rows = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
         n = len(clients)
         bounds = {split: np.array(ends[s * n : (s + 1) * n + 1]) for s, split in enumerate(SPLITS)}
-        high = {split: sensitive_rows(np.diff(bounds[split]), sensitive) for split in ("train", "val")}
+        high = {split: sensitive_rows(np.diff(bounds[split]), sensitive) for split in DIVIDED}
+        if any(f"{split}/high" in data for data in clients.values() for split in DIVIDED):
+            high = {s: np.array([len(d.get(f"{s}/high", none).y) for d in clients.values()]) for s in DIVIDED}
         return cls(rows, bounds, tuple(clients), central=central, classes=classes, name=name, note=note, sensitive=high)
 
     @property
@@ -155,6 +159,12 @@ class Federation(Mapping[ClientId, ClientData]):
         )
 
 
+def _whole(data: Mapping[str, Examples], split: str, none: Examples) -> Examples:
+    """The sensitive rows of a split last."""
+    low, high = data.get(split, none), data.get(f"{split}/high", none)
+    return Examples(torch.cat([low.x, high.x]), torch.cat([low.y, high.y]))
+
+
 def sensitive_rows(held: NDArray[np.int64], share: float) -> NDArray[np.int64]:
     """How many of each client's rows are sensitive. One row at least is not, so that everybody can take part."""
     return np.minimum(np.rint(share * held), np.maximum(held - 1, 0)).astype(np.int64)
@@ -168,10 +178,11 @@ def _laid_out(rows: Examples) -> Examples:
 
 
 def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Examples, classes: int) -> None:
-    unknown = set(splits) - set(SPLITS)
+    known = (*SPLITS, *(f"{split}/high" for split in DIVIDED))
+    unknown = set(splits) - set(known)
     if unknown:
-        raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(SPLITS)}")
-    if "train" not in splits or len(splits["train"].y) == 0:
+        raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(known)}")
+    if not any(len(splits[split].y) for split in ("train", "train/high") if split in splits):
         raise UserError(f"client {client}: the split 'train' must hold at least one row")
     for split, (x, y) in splits.items():
         where = f"client {client}: the split {split!r}"

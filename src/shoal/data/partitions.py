@@ -57,7 +57,7 @@ def partition(
     dataset: Dataset,
     spec: str,
     *,
-    clients: int | None,
+    clients: int | None = None,
     seed: int,
     min_size: int = 10,
     val_share: float = 0.1,

@@ -48,6 +48,20 @@ def test_tensors_of_ones_own():
     assert len(federation["a"]["val/low"].y) == 0
 
 
+def test_sensitive_tensors_of_ones_own():
+    low, high = (
+        Examples(torch.arange(a, b)[:, None].float(), torch.zeros(b - a, dtype=torch.int64))
+        for a, b in ((0, 3), (3, 5))
+    )
+    clients = {"a": {"train": low, "train/high": high}, "b": {"train": high}, "c": {"train/high": low}}
+    federation = Federation.from_clients(clients, low, ("x", "y"))
+    parts = {c: (len(federation[c]["train/low"].y), len(federation[c]["train/high"].y)) for c in clients}
+    assert parts == {"a": (3, 2), "b": (2, 0), "c": (0, 3)}
+    assert federation["a"]["train"].x.flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(UserError, match="client a: split 'test/high' must be one of"):
+        Federation.from_clients({"a": {"train": low, "test/high": high}}, low, ("x", "y"))
+
+
 COLUMN = {"csv": "sensitive", "npz": "private"}
 
 
