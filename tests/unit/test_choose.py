@@ -15,7 +15,7 @@ from shoal.client.choose import Choose, ChooseAndTrain
 from shoal.client.train import LocalTraining
 from shoal.codec import task_bytes
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet
+from shoal.fleet.plain import PlainFleet, run_one
 from shoal.fleet.tracing import Recorder
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
@@ -352,3 +352,16 @@ class TestMethod:
         found = [int(result.state.membership[c].argmax()) for c in fleet]
         assert adjusted_rand_score([fleet.groups[c] for c in fleet], found) == 1
         assert result.accuracy["mean"] > 0.9
+
+
+def test_a_single_row_is_enough_to_compare_models_with_batch_norm():
+    """Compared as served, so that no statistics of a batch are needed."""
+    model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
+    row = Examples(torch.randn(1, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([2]))
+    models = {str(k): model.init(k) for k in range(5)}
+    losses = [float(torch.nn.functional.cross_entropy(model.predict(m, row.x), row.y)) for m in models.values()]
+    training = LocalTraining(model, batch_size=8)
+    report, _ = run_one(ChooseAndTrain(training), Task(models, {}, 0), {"train": row}, {})
+    best = min(range(5), key=losses.__getitem__)
+    assert best > 0
+    assert int(report.tensors["choice"]["place"]) == best

@@ -33,7 +33,8 @@ def run_one(
             seed, held = phase_seed(task.seed, program.phases, number), data[phase.split]
             flops += step.work(state, held.x).flops(len(held.y), phase)
             held = with_inputs(phase, s, held)
-            for i, batch in enumerate(true_batches(held, phase, seed, program.batchable)):
+            single_rows = program.batchable or not phase.shuffle  # passes in order look at rows as served
+            for i, batch in enumerate(true_batches(held, phase, seed, single_rows)):
                 state = step(step.ready(state, batch) if i == 0 else state, batch)
             s = phase.finish(state.tree())
         report, kept = program.end(task, s, counts_of(data))
