@@ -37,7 +37,9 @@ def ratios(model: Model, rows: int, count: int) -> tuple[float, float, float]:
     gate, x = Gate(), torch.randn(rows, *model.input_shape)
     experts = {f"expert-{k:03d}": model.init(k) for k in range(count)}
     weights = gate.init(x[0].numel(), 1 + count, 0)
-    private = {"model": model.init(99), "gate": {k: v + 0.1 * torch.randn(v.shape) for k, v in weights.items()}}
+    trained = {k: v + 0.1 * torch.randn(v.shape) for k, v in weights.items()}
+    marks = torch.stack([m[model.trainable[-1]] for m in experts.values()])  # the gate is for just these
+    private = {"model": model.init(99), "gate": trained, "experts": {"marks": marks}}
     dense, three = gated_predict(model, gate), [private["model"], *experts.values()][:3]
     with torch.no_grad():
         took = seconds(
