@@ -54,7 +54,14 @@ OF_DATA = (
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
 SAYS_NOTHING = 100  # an ε that large, at any δ
-WITHOUT_LIBRARIES = ("heads", "personalise", "represent", "select", "train")  # stages that need nothing slow to load
+WITHOUT_LIBRARIES = (
+    "again",
+    "heads",
+    "personalise",
+    "represent",
+    "select",
+    "train",
+)  # stages that need nothing slow to load
 ANSWERING, BATCH_ROWS, TURNS = 5, 32, 9  # clients, rows and repetitions by which predictions are timed
 OnRound = Callable[[Record], None]
 

@@ -11,6 +11,7 @@ from shoal import engine, tree
 from shoal.clusterers import OverlappingClusters
 from shoal.clusterers.directions import principal_directions
 from shoal.codec import encode_report, encode_task
+from shoal.cost.ledger import Ledger
 from shoal.data import load, partition
 from shoal.data.federation import Federation
 from shoal.fleet.plain import PlainFleet
@@ -136,3 +137,24 @@ def test_partial_rounds_and_newcomers():
     result = engine.run(m, VectorFleet(federation), rounds=4, seed=0, central=federation.central)
     assert set(result.evaluation.clients) == set(federation)
     assert len(result.state.membership) < 8
+
+
+def test_what_personalising_brought_is_not_sent_for_training():
+    """After an evaluated round everybody has its experts: the next round's tasks carry none."""
+    federation = tiny_federation(6)
+    ledger = Ledger()
+    engine.run(method("scmoe"), VectorFleet(federation), rounds=2, seed=0, ledger=ledger)
+    down = {(page.round, page.stage): int(page.bytes_down.sum()) for page in ledger.pages}
+    size = sum(x.numel() * 4 for x in MODEL.init(0).values())
+    assert down[1, "train"] > 6 * size
+    assert down[2, "train"] < size
+
+
+def test_a_gate_outlives_the_rounds_in_which_it_is_not_trained(tiny):
+    """With a private model that is trained every round, which replaces what the client keeps."""
+    m = build(
+        "scmoe", Setting(MODEL, rounds=4, cohort=6, batch_size=8, eval_every=2, options={"private": {"start": "cold"}})
+    )
+    fleet = PlainFleet(tiny)
+    engine.run(m, fleet, rounds=3, seed=0, eval_every=2)
+    assert all({"model", "gate", "experts"} <= private.keys() for private in fleet.private.values())

@@ -243,6 +243,10 @@ def _read_table(path: Path, options: Options) -> _Raw:
             raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {', '.join(names)}{hint}")
     if table.num_rows == 0:
         raise UserError(f"{path}: the file has columns but no rows")
+    if options.label_column == options.sensitive_column:
+        raise UserError(
+            f"{path}: column {options.label_column!r} is the label, so it cannot say which rows are sensitive"
+        )
     if options.label_column in options.drop_columns:
         raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped")
     aside = {options.label_column, options.client_column, options.sensitive_column, *options.drop_columns}

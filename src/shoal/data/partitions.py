@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.data.dataset import Dataset
-from shoal.data.federation import SENSITIVE, SPLITS, Federation, sensitive_rows
+from shoal.data.federation import DIVIDED, SENSITIVE, SPLITS, Federation, sensitive_rows
 from shoal.data.grammar import Term, parse
 from shoal.data.shifts import SHIFTS, Effect, Target
 from shoal.errors import UserError
@@ -323,7 +323,7 @@ def _sensitive(bounds: dict[str, Indices], order: Indices, said: Tensor | None, 
     """Sensitive rows of each client. They come last where the data set says which they are; else the last ones are
     taken, for rows are in random order."""
     found = {}
-    for split in ("train", "val"):
+    for split in DIVIDED:
         ends = bounds[split]
         if said is None:
             found[split] = sensitive_rows(np.diff(ends), share)

@@ -34,7 +34,7 @@ from shoal.types import Method
 
 def pfmoe(s: Setting) -> Method:
     base = fedavg(s)
-    own = s.training("personal", LocalTraining, epochs=5, part="head", send=False, keep=True, name="personal")
+    own = s.training("personal", LocalTraining, epochs=5, part="head", name="personal")
     gate = s.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # of one expert there is no choice
     program = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate, split="val"), own, choice=None)
     stage = Personalise(program, one_model_for, rounds=s.rounds, every=s.eval_every)

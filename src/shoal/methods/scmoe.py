@@ -80,8 +80,8 @@ def scmoe(s: Setting) -> Method:
     rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
     start, use = s.make("private", Private).start, s.make("gate", Mixing).use
     warm = start == "warm"
-    kept = {"rows": "high", "start": "own", "send": False, "keep": True, "name": "private"}
-    own = s.training("private", LocalTraining, epochs=5 if warm else s.epochs, **kept)
+    epochs = 5 if warm else s.epochs
+    own = s.training("private", LocalTraining, epochs=epochs, rows="high", start="own", name="private")
     gate = s.make("gate", Gate)
     choice, program = Choose(s.model, "hits", judged), ChooseAndTrain(training, "hits", judged)
     personal = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate), own, choice, start)

@@ -120,6 +120,12 @@ class TestBadInput:
         ):
             load(str(path), sensitive_column="sensitive")
 
+    def test_the_label_is_no_sensitivity(self, tmp_path):
+        path = tmp_path / "own.csv"
+        path.write_text("v,label\n1,0\n2,1\n3,0\n4,1\n")
+        with pytest.raises(UserError, match="'label' is the label, so it cannot say which rows are sensitive"):
+            load(str(path), sensitive_column="label")
+
     def test_a_named_set_has_no_columns(self):
         with pytest.raises(UserError, match="sensitive_column is 'x', but digits is not a table"):
             load("digits", sensitive_column="x")
