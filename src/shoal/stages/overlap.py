@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from shoal.clusterers.overlapping import OverlappingClusters
 from shoal.clusterers.quality import compared, overlap_quality, partitions
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import EveryRound, with_rows
+from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
 from shoal.stages.represent import vector
-from shoal.stages.train import Federate
+from shoal.stages.train import AroundTraining, Federate
 from shoal.table import Table
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState
+from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState
 
 Floats = NDArray[np.float64]
 SKETCH = 2**18  # numbers of an update that are kept
@@ -100,7 +100,7 @@ def direction(update: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Overlapping(EveryRound):
+class Overlapping(AroundTraining):
     """Trains as `train` does; before that averages, clients are clustered by what their training changed.
 
     A client is known by the last update that it sent. A cluster none of whose members took part has the mean of the
@@ -110,18 +110,9 @@ class Overlapping(EveryRound):
     train: Federate
     rule: Overlap
     trainable: tuple[str, ...] = field(metadata=FIXED)
-    purpose: ClassVar[Purpose] = "train"
-
-    @property
-    def name(self) -> str:
-        return self.train.name
-
-    @property
-    def programs(self) -> tuple[ClientProgram, ...]:
-        return self.train.programs
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        return replace(self.train.plan(state, seed), reuse=True)
+        return replace(super().plan(state, seed), reuse=True)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         reports = with_rows(reports)

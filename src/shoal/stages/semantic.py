@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,12 +15,12 @@ from shoal import tree
 from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.errors import UserError
 from shoal.models import Model
-from shoal.stages.base import EveryRound, with_rows
+from shoal.stages.base import with_rows
 from shoal.stages.cluster import Floats
 from shoal.stages.infer import shared_rows
-from shoal.stages.train import Federate
+from shoal.stages.train import AroundTraining, Federate
 from shoal.table import Table
-from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState
+from shoal.types import ClientId, Params, Report, ServerState
 
 
 def capability(model: Model, params: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -62,7 +61,7 @@ def _matched(before: Floats, centres: Floats) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Semantic(EveryRound):
+class Semantic(AroundTraining):
     """Trains as `train` does; before that averages, the models received are clustered by what they can do, and
     memberships follow from it.
 
@@ -75,18 +74,6 @@ class Semantic(EveryRound):
     train: Federate
     rule: Soft
     model: Model
-    purpose: ClassVar[Purpose] = "train"
-
-    @property
-    def name(self) -> str:
-        return self.train.name
-
-    @property
-    def programs(self) -> tuple[ClientProgram, ...]:
-        return self.train.programs
-
-    def plan(self, state: ServerState, seed: int) -> Plan:
-        return self.train.plan(state, seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         x, y = shared_rows(state, self.model)

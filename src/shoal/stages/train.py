@@ -112,6 +112,24 @@ class Federate(OneProgram, EveryRound):
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 
+class AroundTraining(EveryRound):
+    """A step that trains as `train` does and has a word of its own on what returns."""
+
+    train: Federate
+    purpose: ClassVar[Purpose] = "train"
+
+    @property
+    def name(self) -> str:
+        return self.train.name
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return self.train.programs
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return self.train.plan(state, seed)
+
+
 @dataclass(frozen=True)
 class FederatePart(Federate):
     """Of each model a part is sent and averaged; the rest stays with the clients. Its first weights follow from a seed
