@@ -73,23 +73,22 @@ class Gate:
     def run(self, scores: Tensor) -> Tensor:
         """Which models are run for a row: [rows, models], by priors only, which decide alone where confidence does not
         matter."""
-        spare = self.top and self.shortlist and max(self.top, self.shortlist)
-        if self.prior == "uniform":
-            spare = 0  # there is nothing to choose by
-        return self._largest(scores, spare if self.calibrate or self.denoise else self.top)
+        return F.pad(self._largest(scores[..., KEPT + 1 :], self._runs), (1, 0), value=True)
 
     def log_weights(self, scores: Tensor, logits: Tensor) -> Tensor:
         """[rows, models] from logits [rows, models, classes]; -inf for a model that does not count (Alg. 2, 4-19)."""
-        told = F.log_softmax(scores, dim=-1)  # the prior, line 5
-        sure = torch.logsumexp(logits / self.temperature, dim=-1)  # log of beta, line 9
-        if self.calibrate:
-            told = told + sure  # line 10
+        told = scores  # log of the prior, line 5, but for what all have in common and line 19 takes away
+        if self.calibrate or self.denoise:
+            sure = torch.logsumexp(logits / self.temperature, dim=-1)  # log of beta, line 9
+            told = told + sure if self.calibrate else told  # line 10
+        own, experts = told[..., : KEPT + 1], told[..., KEPT + 1 :]
         if self.denoise:
-            told = told.masked_fill(sure < sure[..., KEPT : KEPT + 1], -torch.inf)
-        if self._chooses(told):
-            told = told.masked_fill(~self.run(scores), -torch.inf)
-            told = told.masked_fill(~self._largest(told, self.top), -torch.inf)  # lines 12-17
-        return F.log_softmax(told, dim=-1)  # line 19
+            experts = experts.masked_fill(sure[..., KEPT + 1 :] < sure[..., : KEPT + 1], -torch.inf)
+        if 0 < self._runs < experts.shape[-1]:
+            experts = experts.masked_fill(~self._largest(scores[..., KEPT + 1 :], self._runs), -torch.inf)
+        if 0 < self.top < min(experts.shape[-1], self._runs or experts.shape[-1]):
+            experts = experts.masked_fill(~self._largest(experts, self.top), -torch.inf)  # lines 12-17
+        return F.log_softmax(torch.cat([own, experts], dim=-1), dim=-1)  # line 19
 
     def mixed(self, log_weights: Tensor, logits: Tensor) -> Tensor:
         """[rows, classes]: what is predicted, as logits (line 20)."""
@@ -97,17 +96,24 @@ class Gate:
             return (log_weights.exp()[..., None] * logits).sum(-2)
         return torch.logsumexp(log_weights[..., None] + F.log_softmax(logits, dim=-1), dim=-2)
 
-    def _chooses(self, x: Tensor) -> bool:
-        return 0 < self.top < x.shape[-1] - 1
+    @property
+    def _runs(self) -> int:
+        """How many experts are run for a row; 0: all."""
+        if self.prior == "uniform":
+            return 0  # there is nothing to choose by
+        return self.top and self.shortlist and max(self.top, self.shortlist) if self._confident else self.top
 
-    def _largest(self, x: Tensor, count: int) -> Tensor:
-        """The client's own model, and as many experts as are asked for."""
-        if not count or x.shape[-1] - 1 <= count:
-            return torch.ones_like(x, dtype=torch.bool)
-        order = 1e-6 * torch.arange(x.shape[-1] - 1, device=x.device)  # of equals the first, on every fleet
-        places = (x[..., KEPT + 1 :].detach() - order).topk(count, dim=-1).indices + KEPT + 1
-        own = torch.full_like(places[..., :1], KEPT)
-        return torch.zeros_like(x).scatter(-1, torch.cat([own, places], dim=-1), 1.0) > 0
+    @property
+    def _confident(self) -> bool:
+        return self.calibrate or self.denoise
+
+    def _largest(self, experts: Tensor, count: int) -> Tensor:
+        """As many as are asked for, of equals the first, on every fleet."""
+        if not 0 < count < experts.shape[-1]:
+            return torch.ones_like(experts, dtype=torch.bool)
+        order = 1e-6 * torch.arange(experts.shape[-1], device=experts.device)
+        places = (experts.detach() - order).topk(count, dim=-1).indices
+        return torch.zeros_like(experts, dtype=torch.bool).scatter(-1, places, True)
 
 
 def confident(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -245,18 +251,22 @@ def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], priva
     experts = [models[k] for k in sorted(models)]
     if not _fits(private, experts) or not bool(_same(model, private, experts)):
         return gated_predict(model, gate)(models, private, x)
-    scores = gate.scores(private["gate"], x)
-    run, count = gate.run(scores), 1 + len(experts)
+    every, scores = (private["model"], *experts), gate.scores(private["gate"], x)
+    run = gate.run(scores)
     if bool(run.all()):
-        return gated_predict(model, gate)(models, private, x)
+        logits = torch.stack([model.predict(m, x) for m in every], dim=1)
+        return gate.mixed(gate.log_weights(scores, logits), logits)
     place, row = run.T.nonzero(as_tuple=True)  # by model, and within a model by row
     ends = run.sum(0).cumsum(0).tolist()
     parts = [row[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    pairs = zip((private["model"], *experts), parts, strict=True)
-    said = torch.cat([model.predict(m, x.index_select(0, rows)) for m, rows in pairs if len(rows)])
-    logits = x.new_zeros(len(x) * count, model.classes).index_copy_(0, row * count + place, said)
-    logits = logits.view(len(x), count, model.classes)
+    said = torch.cat([model.predict(m, _rows(x, rows)) for m, rows in zip(every, parts, strict=True) if len(rows)])
+    logits = x.new_zeros(len(x) * len(every), model.classes).index_copy_(0, row * len(every) + place, said)
+    logits = logits.view(len(x), len(every), model.classes)
     return gate.mixed(gate.log_weights(scores, logits), logits)
+
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    return x if len(rows) == len(x) else x.index_select(0, rows)
 
 
 def _same(model: Model, private: Tree, experts: Sequence[Params]) -> Tensor:
