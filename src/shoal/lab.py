@@ -590,6 +590,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
             "watts": server.active_w,
             "kind": "measured seconds x assumed watts",
         },
+        **({"notes": list(bench.method.notes)} if bench.method.notes else {}),
         **_groups(bench, result),
         **_by_group(result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),

@@ -185,6 +185,7 @@ class Method:
     models_for: ModelsFor  # what a client is sent; None: an inference-only client
     predict: Predict  # (models, private, x) -> logits
     classes: int
+    notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 
     @property
     def programs(self) -> dict[str, ClientProgram]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import imported, look_up
+from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "ditto": ditto,
     "fedala": fedala,
     "fedphp": fedphp,
+    "apcsma": apcsma,
     "fedper": fedper,
     "fedrep": fedrep,
     "simclust": simclust,

@@ -16,6 +16,8 @@ there are predictions to compare.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.client.probe import ShareRows
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import averaging
@@ -30,8 +32,10 @@ from shoal.types import Method
 
 
 def flis(s: Setting) -> Method:
-    share = AskOnce(s.make(SHARE, ShareRows, shape=s.model.input_shape), newcomers=False, name=SHARE)
+    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape)
+    share = AskOnce(rows, newcomers=False, name=SHARE)
     trial = s.training("represent", LocalTraining, epochs=1, name="represent")
     infer = Infer(trial, one_model_for, s.model)
     group = Group(s.make("cluster", Alike), column="predicted", once=False)
-    return averaging(s, "flis", share, infer, group, FromGroups(one_of_each, size=s.cohort), remember="model")
+    method = averaging(s, "flis", share, infer, group, FromGroups(one_of_each, size=s.cohort), remember="model")
+    return replace(method, notes=(f"{rows.rows} rows of every client leave it, for the server to try models on",))

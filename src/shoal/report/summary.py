@@ -141,8 +141,9 @@ def caution(records: Sequence[RunRecord]) -> str:
 
 
 def remarks(records: Sequence[RunRecord]) -> list[str]:
-    """What a number of the table does not say: a run that ended early, reports and clients that were missing."""
-    told = []
+    """What a number of the table does not say: a run that ended early, reports and clients that were missing, what the
+    method says of itself."""
+    told, notes = [], dict[str, list[str]]()
     for name, run in zip(labels(records), records, strict=True):
         late = sum(line.get("late", 0) for line in run.rounds)
         left = sum(len(line.get("left", ())) for line in run.rounds)
@@ -151,7 +152,13 @@ def remarks(records: Sequence[RunRecord]) -> list[str]:
         who = [f"{', '.join(missing)} (rounds.jsonl says who and when)"] if missing else []
         status = [run.status] if run.status != "finished" else []
         told += [f"{name}: {'; '.join((*status, *who))}."] if status or who else []
-    return told
+        for note in (run.result or {}).get("notes", ()):
+            notes.setdefault(note, []).append(name)
+    return told + [f"{_first(names)}: {note}." for note, names in notes.items()]
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {_count(len(names) - 1, 'other')}"
 
 
 def _count(n: int, what: str) -> str:

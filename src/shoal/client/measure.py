@@ -1,0 +1,69 @@
+"""How good a model is on a client's own training rows: asked for, or told with what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from shoal.client.train import LocalTraining, cross_entropy
+from shoal.models import Model
+from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+
+ROWS = 1024
+
+
+def seen(model: Model, params: Params, b: Batch) -> Tensor:
+    """Hits and loss of a batch, summed, and its rows."""
+    logits = model.predict(params, b.x)
+    hits = ((logits.argmax(-1) == b.y) * b.w).sum()
+    return torch.stack([hits, cross_entropy(logits, b), b.w.sum()])
+
+
+def told(total: Tensor) -> dict[str, tuple[float, float]]:
+    hits, loss, rows = total.tolist()
+    return {"accuracy": (hits, rows), "loss_after": (loss, rows)}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Accuracy and loss of the client's own model, or of the received one where it has none."""
+
+    model: Model
+    name: str = "measure"
+    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, ROWS, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        (received,) = task.models.values()
+        return {"model": private.get("model", received), "seen": torch.zeros(3, device=self.model.device)}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        return s | {"seen": s["seen"] + seen(self.model, s["model"], b)}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report({}, told(s["seen"]), {"train": counts["train"]}), None
+
+
+@dataclass(frozen=True)
+class MeasuredTraining(LocalTraining):
+    """Training after which the client tells how good the result is on the rows that it was trained on."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (*super().phases, Phase(self.split, 1, ROWS, self.look, shuffle=False))
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return super().begin(task, private) | {"seen": torch.zeros(3, device=self.model.device)}
+
+    def look(self, s: Tree, b: Batch) -> Tree:
+        return s | {"seen": s["seen"] + seen(self.model, s["params"] | s["rest"], b)}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, private = super().end(task, s, counts)
+        return replace(report, metrics={**report.metrics, **told(s["seen"])}), private

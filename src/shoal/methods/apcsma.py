@@ -1,0 +1,130 @@
+"""APCSMA: clients are chosen and weighed by what they contribute; each keeps some of its own model where it is better.
+
+Ma, Ma, Liu, Qi, APCSMA: adaptive personalized client-selection and model-aggregation algorithm for federated learning
+in edge computing scenarios, Entropy 26, 2024.
+
+| paper | here |
+|---|---|
+| num, epoch, acc, loss of a client (Eq. 1 to 3) | told after training, of its training rows: `client.measure` |
+| log normalisation (Eq. 5 to 8), W_num (Eq. 9) | `selectors.contribution` |
+| selection F1 (Eq. 10, Alg. 1), nc · jr clients | `stages.contribution.ByContribution`; `--cohort` |
+| coefficients α, β, γ, η (Eq. 11) | `stages.contribution.Coefficients`: `learn.steps`, `learn.lr` |
+| D_share | `share.rows_of`: public (`--public`), clients (`share.rows` of each, as in the paper) or nobody |
+| aggregation F2 (Eq. 12, 13, Alg. 2) | `stages.contribution.FederateByContribution` |
+| cosines of base and head (Eq. 14, 15) | `parts.aggregate=cosine`; the head is the last layer |
+| conditional update (Eq. 16, Alg. 3), κ | `client.update.ConditionalUpdate`; `update.kappa`, `update.schedule` |
+| terminal, edge, cloud (Fig. 1) | any method has it: `--edges`, each of which then chooses and weighs by itself |
+| F1, F1_F2, F1_F2_cos (Table 1) | `parts.aggregate=size`, `contribution`, `cosine`, all with `parts.update=false` |
+
+Every metric is taken over those who are compared, so that each column of metrics, and with coefficients on the simplex
+the contributions too, sum to 1. Coefficients start from 1/4 (1/6) in every round. Selected clients train from their own
+models, which nobody else sees but as what they send; what a client is served is its own model, an unseen client is
+served the global one. The server keeps what everybody sent last: clients × parameters × 4 bytes.
+
+Deviation: the paper's D_share is made of clients' rows, with labels, which gives away what federated learning is there
+to keep; here rows that nobody holds are the default (50 of them, taken out of the data before they are dealt), and
+clients' rows are used only where `share.rows_of=clients` says so. Without any, coefficients stay equal. The result says
+which it was.
+
+Deviation: in the first round everybody takes part (`select.start=warm`). To the letter (`cold`) clients that never took
+part are represented by the first model; then coefficients that avoid them are learned, and most clients are never
+asked. A newcomer takes part in the round in which it comes.
+
+Deviation: coefficients are the softmax of numbers found by 10 steps of Adam at 0.1, for 10 steps of SGD at the rate of
+the paper's training change nothing. Where the steps end above the loss they began with, coefficients stay equal. For
+the cosine of a negative sign, or all alike, see `selectors.contribution.lognorm`.
+
+Deviation: accuracies for Eq. 16 are compared on the client's validation rows, which it does not train on
+(`update.judge=train`: on its training rows). Metrics are those of training rows; the paper's are of test rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shoal.client.measure import Measure, MeasuredTraining
+from shoal.client.probe import ShareRows
+from shoal.client.update import ConditionalUpdate
+from shoal.methods.fedavg import by_chance
+from shoal.methods.setting import Setting
+from shoal.methods.single import one_model_for, one_model_init, one_model_predict, own_model_predict
+from shoal.stages.contribution import MEASURE, ByContribution, Coefficients, FederateByContribution, Update
+from shoal.stages.infer import SHARE
+from shoal.stages.represent import AskOnce
+from shoal.stages.train import Rate
+from shoal.types import Method, Stage
+
+PUBLIC_ROWS = 50
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of the method is used; the rest is FedAvg."""
+
+    select: Literal["contribution", "chance"] = "contribution"
+    aggregate: Literal["cosine", "contribution", "size"] = "cosine"
+    update: bool = True
+
+
+@dataclass(frozen=True)
+class Shared:
+    rows_of: Literal["public", "clients", "nobody"] = "public"
+
+
+def apcsma(s: Setting) -> Method:
+    parts = s.make("parts", Parts)
+    share, coefficients, note = shared_set(s)
+    kept = {"start": "own", "keep": True} if parts.update else {}
+    program = s.training("train", MeasuredTraining, **kept)
+    train = s.make(
+        "train",
+        FederateByContribution,
+        ("weighting",) if parts.aggregate != "size" else (),
+        program=program,
+        models_for=one_model_for,
+        rate=s.make("train", Rate, lr=program.lr, rounds=s.rounds),
+        trainable=s.model.trainable,
+        coefficients=coefficients,
+        by=parts.aggregate,
+        reuse=parts.update,
+    )
+    return Method(
+        name="apcsma",
+        init=one_model_init(s.model),
+        stages=(*share, *chosen(s, parts, coefficients), train, *updated(s, parts)),
+        models_for=one_model_for,
+        predict=own_model_predict(s.model) if parts.update else one_model_predict(s.model),
+        classes=s.model.classes,
+        notes=(note,),
+    )
+
+
+def shared_set(s: Setting) -> tuple[tuple[Stage, ...], Coefficients, str]:
+    """Where the rows come from on which coefficients are learned, and what is said of it."""
+    of = s.make(SHARE, Shared).rows_of
+    learn = s.make("learn", Coefficients, model=s.model)
+    if of == "clients" and learn.steps:
+        give = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True, rows=4)
+        note = f"coefficients are learned on up to {give.rows} labelled rows of every client, which leave it"
+        return (AskOnce(give, newcomers=False, name=SHARE),), learn, note
+    public = s.want_public(PUBLIC_ROWS) if of == "public" and learn.steps else None
+    if public is None or not len(public.y):
+        return (), replace(learn, steps=0), "coefficients are equal: no rows were used to learn them"
+    return (), replace(learn, public=public), f"coefficients are learned on {len(public.y)} public rows"
+
+
+def chosen(s: Setting, parts: Parts, coefficients: Coefficients) -> tuple[Stage, ...]:
+    if parts.select == "chance":
+        return by_chance(s)
+    select = s.make("select", ByContribution, size=s.cohort, coefficients=coefficients)
+    every = 1 if select.metrics == "fresh" else 0
+    ask = AskOnce(Measure(s.model), one_model_for, every=every, name=MEASURE)
+    return (ask, select) if select.asks else (select,)
+
+
+def updated(s: Setting, parts: Parts) -> tuple[Stage, ...]:
+    if not parts.update:
+        return ()
+    program = s.make("update", ConditionalUpdate, model=s.model)
+    return (s.make("update", Update, program=program, models_for=one_model_for, rounds=s.rounds),)

@@ -1,0 +1,252 @@
+"""Clients chosen and weighed by how much they contribute, with coefficients learned on rows that the server holds
+(APCSMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn import functional as F
+
+from shoal import tree
+from shoal.client.adam import Adam
+from shoal.client.sgd import SCHEDULES, learning_rate
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.rng import derive_seed
+from shoal.selectors import contribution
+from shoal.selectors.choice import Floats, largest
+from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
+from shoal.stages.infer import shared_rows
+from shoal.stages.represent import restored, vector
+from shoal.stages.train import Federate
+from shoal.table import Table
+from shoal.types import (
+    FIXED,
+    ClientId,
+    ClientProgram,
+    Examples,
+    ModelsFor,
+    Params,
+    Plan,
+    Purpose,
+    Report,
+    ServerState,
+    Task,
+)
+
+TRAIN, MEASURE = "train", "measure"
+NAMES = ("num", "epoch", "acc", "loss", "base", "head")  # columns of metrics, as the paper calls them
+EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """How much each metric counts: the point of the simplex that makes the loss of the mixed model on the server's rows
+    small, from the centre in a few steps of Adam (Eq. 11). Without rows or steps it is the centre."""
+
+    model: Model
+    public: Examples | None = None  # else what clients shared, if they did
+    steps: int = 10
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise UserError(f"learn.steps is {self.steps}; it must be 0 or more")
+        if self.lr <= 0:
+            raise UserError(f"learn.lr is {self.lr}; it must be above 0")
+
+    def rows(self, state: ServerState) -> tuple[Tensor, Tensor]:
+        return shared_rows(state, self.model) if self.public is None else (self.public.x, self.public.y)
+
+    def learned(self, metrics: Floats, models: Tensor, like: Params, state: ServerState) -> Floats:
+        """Of metrics [clients, columns] and the clients' models, a row each."""
+        centre = torch.zeros(metrics.shape[1], device=self.model.device)
+        x, y = self.rows(state)
+        if not self.steps or not len(y):
+            return np.full(metrics.shape[1], 1 / metrics.shape[1])
+        corners = _corners(metrics, models, like)
+
+        def loss(theta: Params) -> Tensor:
+            """Of one model, the mean of the corners: sum over clients of ContriFunc_i W_i is a V with V = M' W."""
+            a = theta["theta"].softmax(-1)
+            mixed = {k: torch.tensordot(a, v, dims=1) if v.is_floating_point() else v for k, v in corners.items()}
+            return F.cross_entropy(self.model.predict(mixed, x), y)
+
+        theta, adam = {"theta": centre}, Adam(self.lr, eps=EPS)
+        s, first = adam.init(theta), torch.inf
+        for step in range(self.steps):
+            slopes, value = grad_and_value(loss)(theta)
+            first = float(value) if step == 0 else first
+            theta, s = adam.update(theta, slopes, s)
+        with torch.no_grad():
+            better = float(loss(theta)) <= first  # false where it is no number
+        return (theta["theta"] if better else centre).double().softmax(-1).cpu().numpy()
+
+
+def _corners(metrics: Floats, models: Tensor, like: Params) -> Params:
+    """For every metric the model that clients' models have in the mean by it alone: V = M' W, one product."""
+    rows = torch.from_numpy(metrics.T.copy()).float() @ models
+    found = [restored(row, like) for row in rows]
+    return {k: torch.stack([m[k] for m in found]) if x.is_floating_point() else x for k, x in like.items()}
+
+
+def _figures(stage: str, coefficients: Floats) -> dict[str, float]:
+    return {f"{stage}.coefficient_{name}": float(a) for name, a in zip(NAMES, coefficients, strict=False)}
+
+
+@dataclass(frozen=True)
+class ByContribution(ServerOnly):
+    """The `size` clients that contribute most (Eq. 10, Alg. 1). Metrics and models are those with which clients last
+    took part.
+
+    With `start="warm"` whoever has not taken part yet does so, beside the others: in the first round everybody. With
+    "cold" these clients count with what they tell of the very first model, which then stands for theirs. With
+    `metrics="fresh"` everybody tells anew in every round.
+    """
+
+    size: int = field(metadata=FIXED)
+    coefficients: Coefficients
+    start: Literal["warm", "cold"] = "warm"
+    metrics: Literal["last", "fresh"] = "last"
+    name: str = "select"
+
+    @property
+    def asks(self) -> bool:
+        """Whether clients must be measured beforehand."""
+        return self.start == "cold" or self.metrics == "fresh"
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        (like,) = state.models.values()
+        first = state.memory.get(self.name, {}).get("first", vector(like))
+        state = replace(state, memory={**state.memory, self.name: {"first": first}} if self.asks else state.memory)
+        known = self._known(state, first)
+        new = [c for c in state.roster if c not in set(known.clients)] if self.start == "warm" else []
+        if not len(known):
+            return replace(state, cohort=tuple(new))
+        table = contribution.metrics(*(known[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
+        a = self.coefficients.learned(table, known["model"], like, state)  # Eq. 11
+        chosen = largest(table @ a, known["size"].numpy() > 0, self.size)
+        cohort = tuple(sorted({*known.named(chosen), *new}))
+        return replace(state, cohort=cohort, figures={**state.figures, **_figures(self.name, a)})
+
+    def _known(self, state: ServerState, first: Tensor) -> Table:
+        """Of those who are there: rows, participations, accuracy, loss, model."""
+        known, told = (t.where(t.present(state.roster)) for t in (Table.load(state, s) for s in (TRAIN, MEASURE)))
+        new = told.where(~told.present(known.clients))
+        if self.start == "cold" and len(new):
+            of = {"size": new["size"], "accuracy": new["accuracy"], "loss": new["loss_after"]}
+            of |= {"count": torch.zeros(len(new)), "model": first.expand(len(new), -1)}
+            known = known.merged(Table(new.clients, of))
+        if self.metrics == "last" or not len(known):
+            return known
+        now = {"accuracy": told.column("accuracy", known.clients), "loss": told.column("loss_after", known.clients)}
+        fresh = {k: torch.where(torch.isnan(t := torch.from_numpy(v)), known[k], t) for k, v in now.items()}
+        return Table(known.clients, {**known.columns, **fresh})
+
+
+@dataclass(frozen=True)
+class FederateByContribution(Federate):
+    """The cohort trains; each model becomes the mean of its members' results, weighed by their contribution (Eq. 12 and
+    13), for which their models' directions may count too (Eq. 15), or by their rows alone. What everybody who ever took
+    part told and sent last is kept."""
+
+    coefficients: Coefficients | None = None
+    by: Literal["size", "contribution", "cosine"] = field(default="cosine", metadata=FIXED)
+    reuse: bool = field(default=False, metadata=FIXED)
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return replace(super().plan(state, seed), reuse=self.reuse)
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        known = Table.load(state, self.name).merged(self._told(state, reports))
+        after = super().fold(state, reports, seed)
+        if self.by != "size":
+            weighed = {k: self._weighed(state, i, k, known, reports) for i, k in enumerate(sorted(state.models))}
+            figures = {k: v for _, told in weighed.values() for k, v in told.items()}
+            models = {k: model for k, (model, _) in weighed.items()}
+            after = replace(after, models=models, figures={**after.figures, **figures})
+        return replace(after, memory={**after.memory, self.name: known.tree()})
+
+    def _told(self, state: ServerState, reports: Mapping[ClientId, Report]) -> Table:
+        before = Table.load(state, self.name)
+        times = dict(zip(before.clients, before["count"].tolist(), strict=True)) if len(before) else {}
+
+        def row(client: ClientId, report: Report) -> dict[str, Tensor]:
+            told = {k: report.metrics[k][0] / max(1.0, report.metrics[k][1]) for k in ("accuracy", "loss_after")}
+            return {
+                "size": torch.tensor(report.counts["train"]),
+                "count": torch.tensor(times.get(client, 0.0) + 1),
+                "accuracy": torch.tensor(told["accuracy"]),
+                "loss": torch.tensor(told["loss_after"]),
+                "model": vector(report.tensors["model"]),
+            }
+
+        return Table.of({c: row(c, r) for c, r in reports.items()})
+
+    def _weighed(
+        self, state: ServerState, place: int, name: str, known: Table, reports: Mapping[ClientId, Report]
+    ) -> tuple[Params, dict[str, float]]:
+        assert self.coefficients is not None
+        before = state.models[name]
+        inside = {c: r for c, r in with_rows(reports).items() if self._weight(state, place, c, r) > 0}
+        if not inside:
+            return before, {}
+        told = known.where(known.present(tuple(inside)))
+        table = contribution.metrics(*(told[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
+        if self.by == "cosine":
+            table = contribution.with_directions(table, self._alike(before, [inside[c] for c in told.clients]))
+        a = self.coefficients.learned(table, told["model"], before, state)
+        weights = dict(zip(told.clients, (table @ a).tolist(), strict=True))
+        member = {c: self._weight(state, place, c, r) / r.counts["train"] for c, r in inside.items()}
+        mean = tree.weighted_mean(  # Eq. 13
+            [r.tensors["model"] for r in inside.values()], [weights[c] * member[c] for c in inside]
+        )
+        label = self.name if len(state.models) == 1 else f"{self.name} {name}"
+        return mean, _figures(label, a)
+
+    def _alike(self, before: Params, reports: list[Report]) -> list[Floats]:
+        """How much base and head point where the global model's do, as trainable parameters in one row (Eq. 14)."""
+        assert self.coefficients is not None
+        head = set(self.coefficients.model.head)
+        found = []
+        for part in ([k for k in self.trainable if k not in head], [k for k in self.trainable if k in head]):
+            rows = [vector({k: r.tensors["model"][k] for k in part}).numpy() for r in reports] if part else []
+            to = vector({k: before[k] for k in part}).numpy() if part else np.empty(0)
+            found.append(contribution.cosines(np.stack(rows), to) if part else np.ones(len(reports)))
+        return found
+
+
+@dataclass(frozen=True)
+class Update(OneProgram, EveryRound):
+    """Everybody, not only the cohort, is sent the new model and makes of it what `program` does, with a `kappa` that is
+    the same for all and may change from round to round."""
+
+    program: ClientProgram
+    models_for: ModelsFor
+    rounds: int = field(metadata=FIXED)
+    kappa: float = 0.2
+    schedule: str = "constant"
+    decay: float = 0.1
+    name: str = "update"
+    purpose: ClassVar[Purpose] = "train"
+
+    def __post_init__(self) -> None:
+        for key in ("kappa", "decay"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise UserError(f"update.{key} is {getattr(self, key)}; it must be from 0 to 1")
+        if self.schedule not in SCHEDULES:
+            raise UserError(f"update.schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        config = {"kappa": learning_rate(self.schedule, self.kappa, state.round, self.rounds, self.decay)}
+        tasks = {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.roster}
+        return Plan(self.program, tasks, reuse=True)
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        return state
