@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.errors import UnknownOption, UserError, did_you_mean
 from shoal.models import Model
+from shoal.types import Examples
 
 Piece = TypeVar("Piece")
 _SIMPLE = (int, float, bool, str)
@@ -36,6 +37,8 @@ class Setting:
     eval_every: int = 1
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
     known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
+    public: Examples | None = None  # rows that no client holds
+    public_wanted: int = 0  # of them, as methods ask
 
     def make(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:
         """`piece(**defaults)` with the user's options for `name` on top, but for those that the method has `fixed`."""
@@ -60,6 +63,12 @@ class Setting:
             "momentum": self.momentum,
         }
         return self.make(name, piece, **common | defaults)
+
+    def want_public(self, rows: int) -> Examples | None:
+        """The rows that no client holds, and that the method would have as many. None where there are none: the user
+        may have asked for none, and a method is also built before there are any data."""
+        self.public_wanted = max(self.public_wanted, rows)
+        return self.public
 
     def refuse_unused(self, method: str) -> None:
         for name, keys in self.options.items():
