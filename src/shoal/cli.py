@@ -108,13 +108,16 @@ FLAGS: dict[str, Any] = {
     ],
     "sensitive_column": Annotated[str | None, typer.Option(help="Column of 0 and 1 that says which rows these are.")],
     "drop_column": Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")],
+    "public": Annotated[
+        int | None, typer.Option(help="Rows that no client holds, for the server (default: as the method wants).")
+    ],
     "set": Annotated[
         list[str] | None, typer.Option(help="An option of a stage, such as train.mu=0.1; may be repeated.")
     ],
 }
 OF_DATA = (
     *("partition", "clients", "seed", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_column"),
+    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_column", "public"),
 )
 
 

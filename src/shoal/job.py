@@ -46,6 +46,7 @@ class Job(BaseModel):
     sensitive: Share | None = None  # of a client's rows: of high sensitivity; None: 0.3, or as the column says
     sensitive_column: str | None = None  # or a column that says of each row whether it is
     drop_columns: tuple[str, ...] = ()
+    public: Annotated[int, Field(ge=0)] | None = None  # rows that no client holds; None: as many as the method wants
     keep: Positive = 3  # checkpoints
     devices: str = "pi"  # what clients are: a profile, or a mix such as pi:0.5,phone:0.5
     link: str = "wifi"

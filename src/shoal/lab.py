@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 OF_DATA = (
     *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_columns"),
+    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_columns", "public"),
 )
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
@@ -121,6 +121,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         rows=job.rows,
         progress=progress,
     )
+    wanted = rehearsed(job.method, job.set, _least_cohort(job)).public_wanted if job.public is None else job.public
     return partition(
         dataset,
         job.partition,
@@ -130,6 +131,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         val_share=job.val_share,
         test_share=job.test_share,
         sensitive=SENSITIVE if job.sensitive is None else job.sensitive,
+        public=wanted,
         device=_device(job.device),
     )
 
@@ -163,6 +165,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         momentum=job.momentum,
         eval_every=job.eval_every,
         options=job.set,
+        public=federation.public,
     )
     built = build(method, setting)
     _refuse_without_validation(built, federation)
@@ -172,6 +175,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         "cohort": cohort,
         "workers": workers,
         "fleet": choose_fleet(job.fleet, model, workers),
+        "public": _public_rows(federation) or job.public,
     }
     costs = costs_of(job, federation)
     _warn_of_small_devices(costs, model)
@@ -298,6 +302,10 @@ def at_work(fleet: Fleet) -> Iterator[None]:
             fleet.close()
 
 
+def _public_rows(federation: Federation) -> int:
+    return 0 if federation.public is None else len(federation.public.y)
+
+
 def describe(federation: Federation) -> dict[str, Any]:
     """partition.json: who holds what."""
     counts = federation.counts()
@@ -311,6 +319,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         "groups": federation.groups,
         "spec": federation.spec,
         "note": federation.note,
+        "public": _public_rows(federation),
     }
 
 
@@ -339,7 +348,8 @@ def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: An
     """Go on from the last complete round; the end is the same bytes as without the stop."""
     with RunStore.open(path) as store:
         bench = setup(make_job(store.config), kw.pop("progress", None))
-        if describe(bench.federation) != json.loads((path / "partition.json").read_text()):
+        before = {"public": 0} | json.loads((path / "partition.json").read_text())  # older runs do not say it
+        if describe(bench.federation) != before:
             raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
         check_devices(path, bench.job)
         store.checkpoints.keep = bench.job.keep
@@ -365,7 +375,8 @@ def check_same(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for."""
     found = make_job(json.loads((path / "config.json").read_text()))
     asked = job.model_dump() | {"cohort": job.cohort_size(found.clients or 1)}
-    open_choices = {k for k, v in (("clients", None), ("workers", None), ("fleet", "auto")) if asked[k] == v}
+    undecided = {"clients": None, "workers": None, "fleet": "auto", "public": None}
+    open_choices = {k for k, v in undecided.items() if asked[k] == v}
     for key, value in asked.items():
         if key not in open_choices and getattr(found, key) != value:
             raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
@@ -573,6 +584,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         "data": job.data,
         "partition": job.partition,
         "clients": job.clients,
+        "public": _public_rows(bench.federation),
         "cohort": bench.cohort,
         "model": job.model,
         "parameters": bench.model.parameters,

@@ -42,6 +42,7 @@ class Federation(Mapping[ClientId, ClientData]):
     `bounds[split]` has one entry more than there are clients: client i holds rows bounds[i] to bounds[i + 1]. The last
     of these are its sensitive ones in "train" and "val": as many as `sensitive[split]` says.
     `POOL` is a key too, the union of all clients, but is neither counted nor iterated; it has no sensitive part.
+    `public` are labelled rows that no client holds and the server may use, if there are any.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Federation(Mapping[ClientId, ClientData]):
         shifts: Mapping[ClientId, str] | None = None,
         groups: Mapping[ClientId, int] | None = None,
         sensitive: Mapping[str, NDArray[np.int64]] | None = None,
+        public: Examples | None = None,
     ) -> None:
         self.central = _laid_out(central)
+        self.public = _laid_out(public) if public is not None and len(public.y) else None
         self.classes = classes
         self.name = name
         self.spec = spec
@@ -84,6 +87,7 @@ class Federation(Mapping[ClientId, ClientData]):
         name: str = "own",
         note: str = "",
         sensitive: float = SENSITIVE,
+        public: tuple[Tensor, Tensor] | None = None,
     ) -> Self:
         """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. Sensitive rows are
         given apart, as "train/high" and "val/high"; if nobody has any, they are the last ones of "train" and "val", a
@@ -94,6 +98,9 @@ class Federation(Mapping[ClientId, ClientData]):
             raise UserError(f"central: labels must lie between 0 and {len(classes) - 1}, one for each class")
         for client, splits in clients.items():
             _check_client(client, splits, central, len(classes))
+        held_by_none = None if public is None else Examples(*public)
+        if held_by_none is not None:
+            _check_rows("public", held_by_none, central, len(classes))
         none = Examples(central.x[:0], central.y[:0])
         parts = [_whole(data, split, none) for split in SPLITS for data in clients.values()]
         ends = [0, *accumulate(len(part.y) for part in parts)]
@@ -103,7 +110,17 @@ class Federation(Mapping[ClientId, ClientData]):
         high = {split: sensitive_rows(np.diff(bounds[split]), sensitive) for split in DIVIDED}
         if any(f"{split}/high" in data for data in clients.values() for split in DIVIDED):
             high = {s: np.array([len(d.get(f"{s}/high", none).y) for d in clients.values()]) for s in DIVIDED}
-        return cls(rows, bounds, tuple(clients), central=central, classes=classes, name=name, note=note, sensitive=high)
+        return cls(
+            rows,
+            bounds,
+            tuple(clients),
+            central=central,
+            classes=classes,
+            name=name,
+            note=note,
+            sensitive=high,
+            public=held_by_none,
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -156,6 +173,7 @@ class Federation(Mapping[ClientId, ClientData]):
             shifts=self.shifts,
             groups=self.groups,
             sensitive={split: np.array(rows) for split, rows in self._sensitive.items()},
+            public=None if self.public is None else Examples(*(part.to(device) for part in self.public)),
         )
 
 
@@ -184,14 +202,18 @@ def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Exa
         raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(known)}")
     if not any(len(splits[split].y) for split in ("train", "train/high") if split in splits):
         raise UserError(f"client {client}: the split 'train' must hold at least one row")
-    for split, (x, y) in splits.items():
-        where = f"client {client}: the split {split!r}"
-        if len(x) != len(y):
-            raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")
-        if x.shape[1:] != central.x.shape[1:] or x.dtype != central.x.dtype:
-            raise UserError(
-                f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, "
-                f"but the central test part has {tuple(central.x.shape[1:])} and {central.x.dtype}"
-            )
-        if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= classes)):
-            raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{classes - 1}")
+    for split, rows in splits.items():
+        _check_rows(f"client {client}: the split {split!r}", rows, central, classes)
+
+
+def _check_rows(where: str, rows: Examples, central: Examples, classes: int) -> None:
+    x, y = rows
+    if len(x) != len(y):
+        raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")
+    if x.shape[1:] != central.x.shape[1:] or x.dtype != central.x.dtype:
+        raise UserError(
+            f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, "
+            f"but the central test part has {tuple(central.x.shape[1:])} and {central.x.dtype}"
+        )
+    if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= classes)):
+        raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{classes - 1}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from shoal.data.dataset import Dataset
 from shoal.data.federation import DIVIDED, SENSITIVE, SPLITS, Federation, sensitive_rows
 from shoal.data.grammar import Term, parse
+from shoal.data.prepare import set_aside
 from shoal.data.shifts import SHIFTS, Effect, Target
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -28,26 +29,36 @@ Indices = NDArray[np.int64]
 @dataclass(frozen=True)
 class _Request:
     dataset: Dataset
-    y: Indices
+    rows: Indices  # of the training part, those that are dealt
     asked: int | None
     min_size: int
     rng: np.random.Generator
+
+    @property
+    def y(self) -> Indices:
+        return self.dataset.train.y.numpy()[self.rows]
+
+    @property
+    def smaller(self) -> str:
+        """What may be lowered so that every client has rows enough."""
+        public = len(self.dataset.train.y) - len(self.rows)
+        return "a smaller --min-size" + (f" or --public, now {public}" if public else "")
 
     def clients(self, term: Term) -> int:
         """The number asked for, once it is known to be possible."""
         if self.asked is None:
             raise UserError(f"partition {term.name!r} needs the number of clients, as in --clients 100")
-        if self.asked * self.min_size > len(self.y):
+        if self.asked * self.min_size > len(self.rows):
             raise UserError(
-                f"clients is {self.asked}, but {len(self.y)} training rows are enough for "
-                f"{len(self.y) // self.min_size} with at least {self.min_size} each: "
-                "ask for fewer clients or a smaller --min-size"
+                f"clients is {self.asked}, but {len(self.rows)} training rows are enough for "
+                f"{len(self.rows) // self.min_size} with at least {self.min_size} each: "
+                f"ask for fewer clients or {self.smaller}"
             )
         return self.asked
 
 
 class _Deal(NamedTuple):
-    client: Indices  # of each training row, or _LEFT_OUT
+    client: Indices  # of each row that is dealt, or _LEFT_OUT
     clients: tuple[ClientId, ...]
     groups: Indices | None = None
     note: str = ""
@@ -63,12 +74,13 @@ def partition(
     val_share: float = 0.1,
     test_share: float = 0.2,
     sensitive: float = SENSITIVE,
+    public: int = 0,
     device: torch.device | str = "cpu",
 ) -> Federation:
     """`spec` is one base and any number of shifts: `iid`, `dirichlet:0.3`, `groups:5,1+rotate:0,90`.
 
     Of each client's rows to train and to validate on, a share of `sensitive` is so, unless the data set says it of
-    every row.
+    every row. As many training rows as `public` says are held by no client and not shifted: the server may use them.
     """
     base, shifts = parse(
         spec,
@@ -76,7 +88,8 @@ def partition(
         {name: entry.example for name, entry in SHIFTS.items()},
     )
     _check_shares(val_share, test_share, min_size)
-    deal = _dealt(dataset, base, clients, seed, min_size)
+    apart = _set_apart(dataset, public, seed)
+    deal = _dealt(dataset, base, clients, seed, min_size, np.setdiff1d(np.arange(len(dataset.train.y)), apart))
     order, bounds = _lay_out(deal, val_share, test_share, seed, dataset.sensitive)
     index = torch.from_numpy(order)
     rows = Examples(dataset.train.x[index], dataset.train.y[index])
@@ -97,10 +110,11 @@ def partition(
         classes=dataset.classes,
         name=dataset.name,
         spec=spec,
-        note="; ".join(note for note in (dataset.note, deal.note, _said(dataset.sensitive)) if note),
+        note="; ".join(note for note in (dataset.note, deal.note, _said(dataset.sensitive), _told(public)) if note),
         shifts=_descriptions(deal.clients, effects),
         groups=_planted(deal, effects),
         sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
+        public=Examples(dataset.train.x[apart], dataset.train.y[apart]),
     )
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 
@@ -121,19 +135,36 @@ def _check_shares(val_share: float, test_share: float, min_size: int) -> None:
         raise UserError(f"min_size is {min_size}, but a client needs at least {least} rows, one for each split")
 
 
-def _dealt(dataset: Dataset, base: Term, clients: int | None, seed: int, min_size: int) -> _Deal:
+def _set_apart(dataset: Dataset, public: int, seed: int) -> Indices:
+    """The rows that no client will hold, by chance; none of them is known to be sensitive."""
+    rows = len(dataset.train.y)
+    free = np.arange(rows) if dataset.sensitive is None else np.flatnonzero(~dataset.sensitive.numpy())
+    most = min(len(free), rows - 1)
+    if not 0 <= public <= most:
+        raise UserError(f"public is {public}, but of the training rows of {dataset.name} 0 to {most} can be public")
+    return free[set_aside(dataset.train.y.numpy()[free], public, derive_seed(seed, "public"))]
+
+
+def _told(public: int) -> str:
+    return f"{public:,} training rows are public" if public else ""
+
+
+def _dealt(dataset: Dataset, base: Term, clients: int | None, seed: int, min_size: int, rows: Indices) -> _Deal:
     if clients is not None and clients < 1:
         raise UserError(f"clients is {clients}, but must be at least 1")
     rng = np.random.default_rng(derive_seed(seed, "partition", base.name))
-    deal = BASES[base.name].deal(_Request(dataset, dataset.train.y.numpy(), clients, min_size, rng), base)
+    request = _Request(dataset, rows, clients, min_size, rng)
+    deal = BASES[base.name].deal(request, base)
     held = deal.client[deal.client != _LEFT_OUT]
     smallest = int(np.bincount(held, minlength=len(deal.clients)).min())
     if smallest < min_size:
         raise UserError(
             f"partition {base.name!r} leaves a client with {smallest} rows, fewer than {min_size}: "
-            "ask for fewer clients or a smaller --min-size"
+            f"ask for fewer clients or {request.smaller}"
         )
-    return deal
+    client = np.full(len(dataset.train.y), _LEFT_OUT)
+    client[rows] = deal.client
+    return deal._replace(client=client)
 
 
 def _iid(request: _Request, term: Term) -> _Deal:
@@ -224,12 +255,13 @@ def _natural(request: _Request, term: Term) -> _Deal:
     if term.argument not in ("", "drop"):
         raise term.wrong("nothing but drop may follow the colon")
     owner, owners = _owners(request.dataset)
-    large = np.bincount(owner) >= request.min_size
+    owner = owner[request.rows]
+    large = np.bincount(owner, minlength=len(owners)) >= request.min_size
     small = int((~large).sum())
     if small == len(owners) or (small and term.argument != "drop"):
         raise UserError(
             f"partition 'natural': {small} of {len(owners)} clients have fewer than {request.min_size} rows: "
-            "ask for a smaller --min-size, or leave them out with natural:drop"
+            f"ask for {request.smaller}, or leave them out with natural:drop"
         )
     chosen = _choice(np.flatnonzero(large), request.asked, request.rng)
     renumbered = np.full(len(owners), _LEFT_OUT)
@@ -291,7 +323,7 @@ def _dirichlet_counts(sizes: Indices, clients: int, alpha: float, request: _Requ
             return counts
     raise UserError(
         f"partition '{term.name}:{term.argument}': in {_DRAWS} draws there was always a client with fewer "
-        f"than {request.min_size} rows: ask for fewer clients, a larger ALPHA or a smaller --min-size"
+        f"than {request.min_size} rows: ask for fewer clients, a larger ALPHA or {request.smaller}"
     )
 
 

@@ -30,6 +30,22 @@ def stratified(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]
     return mask
 
 
+def set_aside(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
+    """A mask over `count` rows with every class in its share, by largest remainders; where there are fewer rows than
+    classes, no class has two."""
+    rng = np.random.default_rng(seed)
+    sizes = np.bincount(y)
+    weights = sizes if count >= np.count_nonzero(sizes) else np.minimum(sizes, 1)
+    counts, remainders = np.divmod(count * weights, weights.sum())
+    largest = np.lexsort((rng.random(len(sizes)), -remainders))
+    counts[largest[: count - counts.sum()]] += 1
+    order = np.lexsort((rng.random(len(y)), y))
+    rank = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    mask = np.zeros(len(y), dtype=bool)
+    mask[order[rank < np.repeat(counts, sizes)]] = True
+    return mask
+
+
 def held_out(y: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
     """A mask over the rows to test on: at least one, and at least one is left to train on."""
     if not 0 < share < 1:

@@ -1,0 +1,239 @@
+"""Rows that no client holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from shoal import lab
+from shoal.data import SPLITS, Dataset, Federation, load, partition
+from shoal.data.prepare import set_aside
+from shoal.errors import UserError
+from shoal.job import make_job
+from shoal.methods import METHODS, rehearsed
+from shoal.store.reader import read_run
+from shoal.types import Examples
+
+BASES = ["iid", "dirichlet:0.5", "groups:5,1.0", "labels:0-2/3-5/6-9", "shards:2", "quantity:1", "natural"]
+
+
+def numbered(rows: int = 1000, classes: int = 10, owners: int = 20) -> Dataset:
+    """The feature of row i is i; its label i mod classes, its owner i mod owners."""
+    i = torch.arange(rows)
+    train, names = Examples(i.float()[:, None], i % classes), tuple(str(c) for c in range(classes))
+    return Dataset("numbered", train, Examples(train.x[:5], train.y[:5]), names, tuple(f"o{k % owners}" for k in i))
+
+
+def held(federation: Federation) -> list[int]:
+    return [int(v) for data in federation.values() for split in SPLITS for v in data[split].x.flatten()]
+
+
+def digest(federation: Federation) -> str:
+    bytes_ = b"".join(t.numpy().tobytes() for data in federation.values() for s in SPLITS for t in data[s])
+    return hashlib.sha256(bytes_).hexdigest()[:12]
+
+
+def counts_of(y: list[int], count: int, seed: int = 0) -> list[int]:
+    labels = np.array(y)
+    return np.bincount(labels[set_aside(labels, count, seed)], minlength=max(y) + 1).tolist()
+
+
+class TestSetAside:
+    def test_largest_remainders_by_hand(self):
+        # 5 of 9 rows in classes of 5, 3 and 1: quotas 25/9, 15/9, 5/9, so 2, 1, 0 and remainders 7, 6, 5 of 9:
+        # the two rows that are left go to the first two classes.
+        assert counts_of([0] * 5 + [1] * 3 + [2], 5) == [3, 2, 0]
+
+    def test_shares_that_come_out_even(self):
+        assert counts_of([0, 1] * 10 + [2] * 20, 8) == [2, 2, 4]
+
+    def test_fewer_than_classes(self):
+        """No class has two, however large it is, and chance says which have one."""
+        y = [0] * 90 + [1] * 5 + [3] * 5
+        found = {tuple(counts_of(y, 2, seed)) for seed in range(30)}
+        assert found == {(1, 1, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1)}
+
+    def test_all_and_none(self):
+        assert counts_of([0, 1, 1, 2], 4) == [1, 2, 1]
+        assert counts_of([0, 1, 1, 2], 0) == [0, 0, 0]
+        assert set_aside(np.array([], dtype=np.int64), 0, 0).tolist() == []
+
+
+@pytest.mark.parametrize("spec", BASES)
+def test_every_row_is_a_clients_or_public(spec):
+    federation = partition(numbered(), spec, clients=20, seed=1, public=200, min_size=5)
+    public = federation.public.x.flatten().int().tolist()
+    assert sorted(held(federation) + public) == list(range(1000))
+    assert torch.bincount(federation.public.y).tolist() == [20] * 10
+    assert [i % 10 for i in public] == federation.public.y.tolist()
+    assert int(federation.counts().sum()) == 800
+
+
+def test_chance_is_the_seeds():
+    taken = [partition(numbered(), "iid", clients=20, seed=s, public=30).public.x.flatten().tolist() for s in (0, 0, 1)]
+    assert taken[0] == taken[1] != taken[2]
+
+
+# As they were before there were public rows.
+WITHOUT = {
+    "iid": "ccb59878e62f",
+    "dirichlet:0.5": "0324ce8c12ce",
+    "groups:5,1.0": "d4b989c2f6f6",
+    "labels:0-2/3-5/6-9": "51560a41a5ce",
+    "shards:2": "9503de6fd466",
+    "quantity:1": "4febb3030759",
+    "natural": "e59d97d8f9d3",
+}
+
+
+@pytest.mark.parametrize("spec", BASES)
+def test_without_them_nothing_has_changed(spec):
+    federation = partition(numbered(), spec, clients=20, seed=1, min_size=5)
+    assert digest(federation) == WITHOUT[spec]
+    assert federation.public is None
+
+
+def test_a_natural_partition_keeps_its_owners():
+    federation = partition(numbered(), "natural", seed=0, public=100)
+    assert len(federation) == 20
+    for client, data in federation.items():
+        assert {int(v) % 20 for split in SPLITS for v in data[split].x.flatten()} == {int(client[1:])}
+
+
+def test_a_natural_client_without_rows_is_not_lost_in_silence():
+    """50 clients of one row each beside one of 950: of 960 public rows some must be of theirs."""
+    d = numbered()
+    owned = Dataset(d.name, d.train, d.test, d.classes, tuple(f"o{i}" if i < 50 else "big" for i in range(1000)))
+    shares = {"min_size": 1, "val_share": 0, "test_share": 0}
+    assert len(partition(owned, "natural", seed=0, **shares)) == 51
+    with pytest.raises(UserError, match="a smaller --min-size or --public, now 960, or leave them out"):
+        partition(owned, "natural", seed=0, public=960, **shares)
+
+
+def test_shifts_leave_them_as_they_are():
+    federation = partition(numbered(), "iid+invert:1.0+permute:1.0", clients=5, seed=0, public=50)
+    assert all((data["train"].x <= 0).all() for data in federation.values())
+    assert (federation.public.x >= 0).all()
+    assert torch.equal(federation.public.y, federation.public.x.flatten().long() % 10)
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        (-1, "public is -1, but of the training rows of numbered 0 to 999 can be public"),
+        (1000, "public is 1000, but of the training rows of numbered 0 to 999 can be public"),
+        (900, "100 training rows are enough for 10 .* a smaller --min-size or --public, now 900"),
+    ],
+)
+def test_refused(public, message):
+    with pytest.raises(UserError, match=message):
+        partition(numbered(), "iid", clients=20, seed=0, public=public)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Every third of 60 rows is sensitive; rows of label 2 are all so."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "own.csv"
+    rows = [f"{i},{rng.normal()},{2 if i % 6 == 0 else i % 2},h{i % 4},{int(i % 3 == 0)}" for i in range(60)]
+    path.write_text("\n".join(["v,w,label,site,secret", *rows]))
+    return str(path), {"client_column": "site", "sensitive_column": "secret"}
+
+
+@pytest.mark.parametrize("spec", ["natural", "iid"])
+def test_sensitive_rows_are_never_public(own, spec):
+    path, columns = own
+    dataset = load(path, **columns)
+    free = int((~dataset.sensitive).sum())
+    shares = {"min_size": 1, "val_share": 0, "test_share": 0}
+    federation = partition(dataset, spec, clients=4, seed=3, public=free - 4, **shares)
+    which = (dataset.train.x[:, None] == federation.public.x[None]).all(-1).float().argmax(0)
+    assert len(which.unique()) == free - 4
+    assert not dataset.sensitive[which].any()
+    assert sum(len(data["train/high"].y) for data in federation.values()) == int(dataset.sensitive.sum())
+    with pytest.raises(UserError, match=f"public is {free + 1}, .* 0 to {free} can be public"):
+        partition(dataset, spec, clients=4, seed=3, public=free + 1, **shares)
+
+
+class TestOwnTensors:
+    rows = Examples(torch.arange(6.0)[:, None], torch.arange(6) % 2)
+
+    def federation(self, public) -> Federation:
+        return Federation.from_clients({"a": {"train": self.rows}}, self.rows, ("x", "y"), public=public)
+
+    def test_given_apart(self):
+        federation = self.federation((self.rows.x[:3], self.rows.y[:3]))
+        assert federation.public.y.tolist() == [0, 1, 0]
+        assert federation.to("cpu").public.x.flatten().tolist() == [0, 1, 2]
+        assert self.federation(None).public is None
+        assert self.federation((self.rows.x[:0], self.rows.y[:0])).public is None
+
+    def test_refused(self):
+        with pytest.raises(UserError, match=r"public has rows of shape \(2,\)"):
+            self.federation((torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)))
+        with pytest.raises(UserError, match=r"public has labels .* not all int64 in 0\.\.1"):
+            self.federation((torch.zeros(1, 1), torch.tensor([2])))
+
+
+SEEN: list[Examples | None] = []
+
+
+def curious(setting):
+    """A method that would have 12 rows."""
+    SEEN.append(setting.want_public(12))
+    return METHODS["fedavg"](setting)
+
+
+BASE = {"data": "digits", "clients": 5, "rounds": 1, "fleet": "plain"}
+
+
+class TestJobs:
+    def job(self, **keys):
+        return make_job({**BASE, "method": f"{__name__}:curious", **keys})
+
+    def test_a_method_says_how_many(self):
+        assert rehearsed(f"{__name__}:curious", {}).public_wanted == 12
+        assert rehearsed("fedavg", {}).public_wanted == 0
+        bench = lab.setup(self.job())
+        assert len(SEEN[-1].y) == 12 == bench.job.public
+        assert SEEN[-1] is bench.federation.public
+
+    def test_the_user_says_how_many(self):
+        assert len(lab.setup(self.job(public=40)).federation.public.y) == 40
+        assert lab.setup(self.job(public=0)).federation.public is None
+        assert SEEN[-1] is None
+
+    def test_they_are_told(self, tmp_path):
+        result = lab.start(make_job(BASE | {"public": 30}), tmp_path / "run")
+        assert result["public"] == 30
+        record = read_run(tmp_path / "run")
+        assert record.partition["public"] == 30
+        assert record.partition["note"] == "30 training rows are public"
+        assert record.config["public"] == 30
+
+    def test_a_recipe_goes_on_with_what_the_method_wanted(self, tmp_path):
+        lab.start(self.job(), tmp_path / "run")
+        lab.check_same(tmp_path / "run", self.job())
+        with pytest.raises(UserError, match="was run with public 12, not 7"):
+            lab.check_same(tmp_path / "run", self.job(public=7))
+
+    def test_older_runs_can_be_resumed(self, tmp_path):
+        lab.start(make_job(BASE), tmp_path / "run")
+        (tmp_path / "run/result.json").unlink()
+        for name in ("config.json", "partition.json"):
+            path = tmp_path / "run" / name
+            content = json.loads(path.read_text())
+            del content["public"]
+            path.write_text(json.dumps(content))
+        assert lab.resume(tmp_path / "run")["public"] == 0
+
+    def test_refused(self):
+        with pytest.raises(UserError, match="public is -1: input should be greater than or equal to 0"):
+            self.job(public=-1)
+        federation = partition(load("digits"), "iid", clients=5, seed=0)
+        with pytest.raises(UserError, match=r"public is 3, but .* is given a federation"):
+            lab.run("fedavg", federation, public=3)
