@@ -74,7 +74,7 @@ class Shared:
 
 def apcsma(s: Setting) -> Method:
     parts = s.make("parts", Parts)
-    share, coefficients, note = shared_set(s)
+    share, coefficients, notes = shared_set(s, parts)
     kept = {"start": "own", "keep": True} if parts.update else {}
     program = s.training("train", MeasuredTraining, **kept)
     train = s.make(
@@ -96,22 +96,24 @@ def apcsma(s: Setting) -> Method:
         models_for=one_model_for,
         predict=own_model_predict(s.model) if parts.update else one_model_predict(s.model),
         classes=s.model.classes,
-        notes=(note,),
+        notes=notes,
     )
 
 
-def shared_set(s: Setting) -> tuple[tuple[Stage, ...], Coefficients, str]:
+def shared_set(s: Setting, parts: Parts) -> tuple[tuple[Stage, ...], Coefficients, tuple[str, ...]]:
     """Where the rows come from on which coefficients are learned, and what is said of it."""
     of = s.make(SHARE, Shared).rows_of
     learn = s.make("learn", Coefficients, model=s.model)
+    if (parts.select, parts.aggregate) == ("chance", "size"):
+        return (), learn, ()  # there are no coefficients
     if of == "clients" and learn.steps:
         give = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True, rows=4)
         note = f"coefficients are learned on up to {give.rows} labelled rows of every client, which leave it"
-        return (AskOnce(give, newcomers=False, name=SHARE),), learn, note
+        return (AskOnce(give, newcomers=False, name=SHARE),), learn, (note,)
     public = s.want_public(PUBLIC_ROWS) if of == "public" and learn.steps else None
     if public is None or not len(public.y):
-        return (), replace(learn, steps=0), "coefficients are equal: no rows were used to learn them"
-    return (), replace(learn, public=public), f"coefficients are learned on {len(public.y)} public rows"
+        return (), replace(learn, steps=0), ("coefficients are equal: no rows were used to learn them",)
+    return (), replace(learn, public=public), (f"coefficients are learned on {len(public.y)} public rows",)
 
 
 def chosen(s: Setting, parts: Parts, coefficients: Coefficients) -> tuple[Stage, ...]:
