@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from shoal import lab
+from shoal.bench import arrange
 from shoal.cost.timer import Timer
 from shoal.data import Federation
 from shoal.job import Job
@@ -87,7 +88,7 @@ def played(method: str, fed: Federation, **keys: Any) -> tuple[dict[str, float],
         if record.round == WARM:
             cold.update(timer.seconds)
 
-    bench = lab.arrange(Job(method=method, model="mlp", **keys), method, fed)
+    bench = arrange(Job(method=method, model="mlp", **keys), method, fed)
     with tempfile.TemporaryDirectory() as folder, Memory() as memory:
         lab.play(bench, Path(folder) / "run", timer=timer, on_round=on_round)
     spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}

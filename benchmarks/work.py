@@ -73,8 +73,8 @@ def order(bench: Any, round: int) -> Any:
 
 
 def arranged(work: Work, folder: Path) -> Any:
+    from shoal.bench import arrange
     from shoal.job import Job
-    from shoal.lab import arrange
 
     return arrange(Job(**keys(work)), "fedavg", federation(folder))
 

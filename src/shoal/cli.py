@@ -327,6 +327,7 @@ def run(
 def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     """All jobs of a recipe, each in its own run directory; what is finished is not run again."""
     from shoal import lab
+    from shoal.bench import check_names
     from shoal.methods import METHODS
     from shoal.report import beside_paper, check_paper, paper_view, summarise
     from shoal.store.reader import planned, read_run
@@ -337,7 +338,7 @@ def _run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
         check_paper(recipe.paper, plans, METHODS)
     with _pointing_to_only(len({job.method for job in recipe.jobs.values()})):
         for job in recipe.jobs.values():
-            lab.check_names(job)  # better now than after hours
+            check_names(job)  # better now than after hours
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
         title = f"[{i + 1}/{len(places)}] {label}"
         if (place / "result.json").exists():
@@ -482,7 +483,7 @@ def compare(
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
     with _told(as_json):
-        from shoal import lab
+        from shoal.bench import check_names
         from shoal.job import make_job
         from shoal.methods import METHODS
         from shoal.report import Questions, parse_accuracy, parse_counted
@@ -499,7 +500,7 @@ def compare(
         for name in what:
             if name in jobs:
                 with _pointing_to_only(len(jobs)):
-                    lab.check_names(jobs[name])
+                    check_names(jobs[name])
             elif Path(name).exists():
                 read_run(Path(name))
             else:
@@ -633,13 +634,13 @@ def data_show(
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
     with _told(as_json):
-        from shoal import lab
+        from shoal.bench import describe, federation_of
         from shoal.console import DownloadProgress
         from shoal.job import make_job
         from shoal.report import partition_view, write_partition_page
 
         with DownloadProgress(err) as progress:
-            facts = lab.describe(lab.federation_of(make_job(_overrides(flags | {"data": data})), progress))
+            facts = describe(federation_of(make_job(_overrides(flags | {"data": data})), progress))
         page = write_partition_page(facts, out_path) if out_path else None
         if as_json:
             _print_json(facts | {"page": str(page) if page else None})

@@ -173,8 +173,17 @@ class Fleet(Protocol):
         """The silent are absent."""
 
 
+class Answer(NamedTuple):
+    """What one of several models says to each row."""
+
+    logits: Tensor  # rows x classes
+    expert: Tensor  # of each row: which model answered, by its place in the sorted names
+    score: Tensor  # of each row: how sure that model is, by the rule that chose it
+
+
 ModelsFor = Callable[[ServerState, ClientId | None], Mapping[str, Params]]
 Predict = Callable[[Mapping[str, Params], Tree, Tensor], Tensor]
+Route = Callable[[Mapping[str, Params], Tree, Tensor], Answer]
 
 
 @dataclass(frozen=True)
@@ -185,6 +194,7 @@ class Method:
     models_for: ModelsFor  # what a client is sent; None: an inference-only client
     predict: Predict  # (models, private, x) -> logits
     classes: int
+    route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
     notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 
     @property

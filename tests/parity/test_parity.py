@@ -8,8 +8,8 @@ import pytest
 from federations import tiny_federation
 
 from shoal import delivery, engine, lab, tree
+from shoal.bench import arrange, make_fleet
 from shoal.job import Job
-from shoal.lab import arrange, make_fleet
 from shoal.methods import METHODS
 from shoal.store.run import RunStore
 

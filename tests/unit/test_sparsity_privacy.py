@@ -9,6 +9,7 @@ from federations import tiny_federation
 from torch import nn
 
 from shoal import engine
+from shoal.bench import arrange, make_fleet
 from shoal.client.probe import LossProbe
 from shoal.client.sparsity import Sparsity, halves_sensitivity, range_sensitivity
 from shoal.client.train import LocalTraining
@@ -16,11 +17,11 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.job import Job
-from shoal.lab import arrange, make_fleet, promised, protection
 from shoal.methods.fedavg import averaging
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.models.model import Model
+from shoal.outcome import promised, protection
 from shoal.privacy import epsilon
 from shoal.stages.represent import AskOnce
 from shoal.stages.select import Random

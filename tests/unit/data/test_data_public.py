@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import lab
+from shoal import bench, lab
 from shoal.data import SPLITS, Dataset, Federation, load, partition
 from shoal.data.prepare import set_aside
 from shoal.errors import UserError
@@ -198,13 +198,13 @@ class TestJobs:
     def test_a_method_says_how_many(self):
         assert rehearsed(f"{__name__}:curious", {}).public_wanted == 12
         assert rehearsed("fedavg", {}).public_wanted == 0
-        bench = lab.setup(self.job())
-        assert len(SEEN[-1].y) == 12 == bench.job.public
-        assert SEEN[-1] is bench.federation.public
+        made = bench.setup(self.job())
+        assert len(SEEN[-1].y) == 12 == made.job.public
+        assert SEEN[-1] is made.federation.public
 
     def test_the_user_says_how_many(self):
-        assert len(lab.setup(self.job(public=40)).federation.public.y) == 40
-        assert lab.setup(self.job(public=0)).federation.public is None
+        assert len(bench.setup(self.job(public=40)).federation.public.y) == 40
+        assert bench.setup(self.job(public=0)).federation.public is None
         assert SEEN[-1] is None
 
     def test_they_are_told(self, tmp_path):

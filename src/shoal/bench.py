@@ -1,0 +1,262 @@
+"""From a job to what can be run: data, partition, model, method, costs and fleet put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.cost.carbon import Carbon
+from shoal.cost.devices import assign
+from shoal.cost.links import link
+from shoal.cost.model import Costs
+from shoal.data import load, partition
+from shoal.data.federation import SENSITIVE, Federation
+from shoal.data.heterogeneity import figures
+from shoal.errors import UserError
+from shoal.fleet.memory import keep_freed_memory
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.pool import PoolFleet, cores
+from shoal.fleet.vector import VectorFleet
+from shoal.job import Job
+from shoal.methods import Setting, build, rehearsed
+from shoal.models import Model, check_model, load_model
+from shoal.store.run import RunStore
+from shoal.types import ClientId, Fleet, Method, Tree
+
+log = logging.getLogger(__name__)
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a job stands for, ready to run."""
+
+    job: Job  # with nothing left to be decided
+    federation: Federation
+    model: Model
+    method: Method
+    costs: Costs
+
+    @property
+    def cohort(self) -> int | float | None:
+        """Clients per round; None where the method chooses by something else, such as time."""
+        sized = all(hasattr(stage, "size") for stage in self.method.stages if stage.name == "select")
+        return self.job.cohort if sized else None
+
+
+def check_names(job: Job, out: Path | None = None) -> None:
+    """What can be refused before any data are loaded."""
+    rehearsed(job.method, job.set, _least_cohort(job))
+    check_model(job.model)
+    costs_of(job, ())
+    if job.measure == "codecarbon":
+        Carbon(job.country)
+    elif job.country is not None:
+        raise UserError(f"country is {job.country!r}, but nothing is measured: add --measure codecarbon")
+    _device(job.device)
+    if job.clients is not None:
+        job.cohort_size(job.clients)
+    if job.fleet == "flower":
+        _flower()
+    if out is not None:
+        RunStore.check_free(out)
+
+
+def _least_cohort(job: Job) -> int:
+    """Clients per round, as far as it can be said before the data are there."""
+    if job.clients is not None:
+        return job.cohort_size(job.clients)
+    return job.cohort if isinstance(job.cohort, int) and job.cohort > 0 else 1
+
+
+def federation_of(job: Job, progress: Any = None) -> Federation:
+    clients = job.clients if job.clients is not None or job.natural else 20
+    dataset = load(
+        job.data,
+        seed=job.seed,
+        clients=clients,
+        label_column=job.label_column,
+        client_column=job.client_column,
+        sensitive_column=job.sensitive_column,
+        drop_columns=job.drop_columns,
+        rows=job.rows,
+        progress=progress,
+    )
+    wanted = rehearsed(job.method, job.set, _least_cohort(job)).public_wanted if job.public is None else job.public
+    return partition(
+        dataset,
+        job.partition,
+        clients=clients,
+        seed=job.seed,
+        min_size=job.min_size,
+        val_share=job.val_share,
+        test_share=job.test_share,
+        sensitive=SENSITIVE if job.sensitive is None else job.sensitive,
+        public=wanted,
+        device=_device(job.device),
+    )
+
+
+def _device(name: str) -> torch.device:
+    kind = name.split(":")[0]
+    if kind not in DEVICES:
+        raise UserError(f"device is {name!r}; it must be one of {', '.join(DEVICES)}, such as cuda:0")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return torch.device(name)
+
+
+def setup(job: Job, progress: Any = None) -> Bench:
+    return arrange(job, job.method, federation_of(job, progress))
+
+
+def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Federation) -> Bench:
+    """The model and the method for this federation, and the job with its open choices made."""
+    model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
+    cohort = job.cohort_size(len(federation))
+    setting = Setting(
+        model=model,
+        rounds=job.rounds,
+        cohort=cohort,
+        epochs=job.epochs,
+        batch_size=job.batch_size,
+        lr=job.lr,
+        momentum=job.momentum,
+        eval_every=job.eval_every,
+        options=job.set,
+        public=federation.public,
+    )
+    built = build(method, setting)
+    _refuse_without_validation(built, federation)
+    workers = job.workers or cores()
+    decided = {
+        "clients": len(federation),
+        "cohort": cohort,
+        "workers": workers,
+        "fleet": choose_fleet(job.fleet, model, workers),
+        "public": public_rows(federation) or job.public,
+    }
+    costs = costs_of(job, federation)
+    _warn_of_small_devices(costs, model)
+    return Bench(job.model_copy(update=decided), federation, model, built, costs)
+
+
+def _refuse_without_validation(method: Method, federation: Federation) -> None:
+    used = {phase.split for program in method.programs.values() for phase in program.phases}
+    if any(split.startswith("val") for split in used) and not int(federation.sizes("val").sum()):
+        hint = ", or --set train.judge=train" if "val/low" in used else ""
+        raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
+
+
+def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:
+    return Costs(
+        profiles=assign(job.devices, list(clients), job.seed),
+        link=link(job.link, job.radio_w),
+        count_idle=job.count_idle,
+        battery_joules=job.battery,
+        budget_joules=job.budget_joules,
+        deadline_s=job.deadline_s,
+    )
+
+
+def _warn_of_small_devices(costs: Costs, model: Model) -> None:
+    """Training holds at least the weights, their gradients and what was received."""
+    least_bytes = 3 * 4 * model.parameters
+    for profile in sorted({p.name: p for p in costs.profiles.values()}.values(), key=lambda p: p.memory_bytes):
+        if profile.memory_bytes < least_bytes:
+            log.warning(
+                "device %r has %s bytes of memory, but training this model needs at least %s: it is simulated all the "
+                "same",
+                *(profile.name, f"{profile.memory_bytes:,}", f"{least_bytes:,}"),
+            )
+
+
+def choose_fleet(asked: str, model: Model, workers: int) -> str:
+    """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one."""
+    on_cpu = torch.device(model.device).type == "cpu"
+    if asked == "pool" and not on_cpu:
+        raise UserError(f"fleet 'pool' needs --device cpu, not {model.device!r}: a GPU cannot be shared by forking")
+    if asked != "auto":
+        return asked
+    if workers > 1 and on_cpu:
+        return "pool"
+    return "vector" if stacks_well(model) else "plain"
+
+
+def stacks_well(model: Model) -> bool:
+    """Dense layers gain from stacked clients; stacked convolutions become grouped ones, slow on a CPU."""
+    return model.batchable and not model.uses(nn.modules.conv._ConvNd)
+
+
+def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = None) -> Fleet:
+    method, federation = bench.method, bench.federation
+    keep_freed_memory()
+    match bench.job.fleet:
+        case "plain":
+            return PlainFleet(federation, private)
+        case "vector":
+            return VectorFleet(federation, private)
+        case "pool":
+            inside = VectorFleet if stacks_well(bench.model) else PlainFleet
+            return PoolFleet(method, federation, private, inside, bench.job.workers)
+        case "flower":
+            fleet: Fleet = _flower()(method, federation, private)
+            return fleet
+        case unknown:
+            raise UserError(f"fleet {unknown!r} is not known; choose auto, plain, vector, pool or flower")
+
+
+def _flower() -> Callable[..., Fleet]:
+    try:
+        from shoal.fleet.flower import loop_fleet
+    except ImportError as error:
+        raise UserError(
+            f"fleet 'flower' needs the extra of that name: pip install -c constraints.txt -e '.[flower]' ({error})"
+        ) from None
+    return loop_fleet
+
+
+@contextmanager
+def at_work(fleet: Fleet) -> Iterator[None]:
+    """Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers, who
+    go when the work is done."""
+    before = torch.get_num_threads()
+    if isinstance(fleet, PoolFleet):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if isinstance(fleet, PoolFleet):
+            fleet.close()
+
+
+def public_rows(federation: Federation) -> int:
+    return 0 if federation.public is None else len(federation.public.y)
+
+
+def describe(federation: Federation) -> dict[str, Any]:
+    """partition.json: who holds what."""
+    counts = federation.counts()
+    return {
+        "clients": list(federation),
+        "classes": list(federation.classes),
+        "counts": counts.tolist(),
+        "sizes": {split: federation.sizes(split).tolist() for split in ("train", "val", "test")},
+        "figures": {k: int(v) if float(v).is_integer() else v for k, v in figures(counts).items()},
+        "shifts": federation.shifts,
+        "groups": federation.groups,
+        "spec": federation.spec,
+        "note": federation.note,
+        "public": public_rows(federation),
+    }

@@ -1,0 +1,186 @@
+"""What is said of a run when it is done: result.json."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.bench import Bench, public_rows
+from shoal.clusterers.repulsive import objectives
+from shoal.cost.ledger import PARTS, totals
+from shoal.engine import Clock, Result
+from shoal.rng import derive_seed
+from shoal.stages.cluster import GROUPS, Group, Repulsive
+from shoal.stages.experts import Experts
+from shoal.table import Table
+from shoal.types import ClientId, Guaranteed, Method, ServerState, Tree
+
+log = logging.getLogger(__name__)
+
+REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
+SAYS_NOTHING = 100  # an ε that large, at any δ
+ANSWERING, BATCH_ROWS, TURNS = 5, 32, 9  # clients, rows and repetitions by which predictions are timed
+
+
+def predict_ms(bench: Bench, state: ServerState, private: Mapping[ClientId, Tree]) -> float:
+    """By the clock: what it takes to answer a batch of rows with what a client is served, on one thread. The median of
+    several turns, mean over a few clients."""
+    federation, method = bench.federation, bench.method
+    clients = list(federation)[:: max(1, len(federation) // ANSWERING)][:ANSWERING]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            return fmean(_answer_ms(method, state, federation[c]["test"].x, c, private.get(c, {})) for c in clients)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _answer_ms(method: Method, state: ServerState, x: Tensor, client: ClientId, private: Tree) -> float:
+    models, rows = method.models_for(state, client), torch.arange(BATCH_ROWS) % max(1, len(x))
+    batch, turns = x[rows.to(x.device)], []
+    for _ in range(TURNS):
+        begun = time.perf_counter()
+        method.predict(models, private, batch)
+        turns.append(time.perf_counter() - begun)
+    return 1000 * median(turns)
+
+
+def promised(bench: Bench) -> dict[str, Any]:
+    """What noise protects, as the program that adds it says, and what it is on: what clients are grouped by. A method
+    has one such program at most: guarantees are not added up."""
+    sizes = bench.federation.sizes("train").tolist()
+    found: dict[str, Any] = {}
+    for program in bench.method.programs.values():
+        if isinstance(program, Guaranteed):
+            found |= program.guarantee(sizes)
+    for stage in bench.method.stages if found else ():
+        if isinstance(stage, Group | Experts):
+            found["noise_on"] = REPRESENTATIONS.get(stage.column, stage.column)
+    return found
+
+
+def warn_of_little_noise(promise: Mapping[str, Any]) -> None:
+    if promise.get("record_epsilon", 0.0) > SAYS_NOTHING:
+        log.warning(
+            "noise: ε of one row is %s; above %d it says nothing (docs/privacy.md)",
+            *(f"{promise['record_epsilon']:,.0f}", SAYS_NOTHING),
+        )
+
+
+def protection(bench: Bench, state: ServerState, promise: Mapping[str, Any]) -> dict[str, Any]:
+    """What was promised, and what the noise does to groups formed of label distributions."""
+    if not promise:
+        return {}
+    found = dict(promise)
+    for stage in (s for s in bench.method.stages if isinstance(s, Group) and s.column == "labels"):
+        grouped = Table.load(state, stage.name)
+        if len(grouped):
+            found |= _blur(bench, stage, grouped)
+    return {"privacy": found}
+
+
+def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
+    """Groups with noise beside those without. Mixed groups have no one right answer, so they are judged by what they
+    are formed for (Eq. 3, on the true distributions), not by agreement."""
+    from sklearn.metrics import adjusted_rand_score
+
+    classes = len(bench.federation.classes)
+    counts = [torch.bincount(bench.federation[c]["train"].y.cpu(), minlength=classes) for c in grouped.clients]
+    true = np.stack([(n / n.sum().clamp(min=1)).double().numpy() for n in counts])
+    seed = derive_seed(bench.job.seed, int(grouped["round"][0]), stage.name)
+    with_noise, without = grouped["group"].numpy(), stage.rule(true, seed)
+    if not isinstance(stage.rule, Repulsive):
+        return {"ari": float(adjusted_rand_score(without, with_noise))}
+    names = ("within", "between")
+    noisy, clear = (dict(zip(names, objectives(true, labels), strict=True)) for labels in (with_noise, without))
+    return {"objectives": noisy, "objectives_without_noise": clear}
+
+
+def _by_group(result: Result) -> dict[str, Any]:
+    """Joules of the groups that a method formed, if it did: to choose from, or to share a model in (the one they belong
+    to most)."""
+    grouped = Table.load(result.state, GROUPS)
+    if "group" in grouped.columns:
+        groups = dict(zip(grouped.clients, grouped["group"].tolist(), strict=True))
+    else:
+        groups = {c: int(weights.argmax()) for c, weights in result.state.membership.items()}
+    if not groups:
+        return {}
+    spent = result.ledger.by_client()
+    found: dict[str, dict[str, float]] = {}
+    for client, group in sorted(groups.items()):  # one order of adding, whether resumed or not
+        total = found.setdefault(str(group), {"clients": 0, **dict.fromkeys(PARTS, 0.0)})
+        total["clients"] += 1
+        for part, joules in spent.get(client, {}).items():
+            total[part] += joules
+    return {"joules_of_groups": dict(sorted(found.items(), key=lambda item: int(item[0])))}
+
+
+def _groups(bench: Bench, result: Result) -> dict[str, Any]:
+    """Who is in the group of which model, and how well that agrees with groups that were planted."""
+    of = result.groups
+    if not of:
+        return {}
+    members = [
+        {"expert": name, "clients": [c for c in bench.federation if name in of.get(c, ())]}
+        for name in sorted(result.state.models)
+    ]
+    planted = bench.federation.groups
+    if planted is None:
+        return {"groups": members}
+    from sklearn.metrics import adjusted_rand_score
+
+    nearest = {c: int(result.state.membership[c].argmax()) for c in of}
+    agreement = adjusted_rand_score([planted[c] for c in nearest], list(nearest.values()))
+    return {"groups": members, "groups_ari": float(agreement)}
+
+
+def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
+    job, server = bench.job, bench.costs.server
+    joules = totals(result.ledger.pages)
+    server_joules = clock.server_s * server.active_w
+    return {
+        "method": job.method,
+        "seed": job.seed,
+        "rounds": job.rounds,
+        "data": job.data,
+        "partition": job.partition,
+        "clients": job.clients,
+        "public": public_rows(bench.federation),
+        "cohort": bench.cohort,
+        "model": job.model,
+        "parameters": bench.model.parameters,
+        "fleet": job.fleet,
+        **result.evaluation.figures(),
+        "train_loss": result.records[-1].metrics.get("train.loss"),
+        "bytes_up": sum(r.bytes_up for r in result.records),
+        "bytes_down": sum(r.bytes_down for r in result.records),
+        "flops": sum(r.flops for r in result.records),
+        "joules": joules | {"server": server_joules, "total": sum(joules.values()) + server_joules},
+        "joules_of_clients": joules | {"kind": "modelled", "devices": job.devices, "link": job.link},
+        "joules_of_server": {
+            "total": server_joules,
+            "seconds": clock.server_s,
+            "watts": server.active_w,
+            "kind": "measured seconds x assumed watts",
+        },
+        **({"notes": list(bench.method.notes)} if bench.method.notes else {}),
+        **_groups(bench, result),
+        **_by_group(result),
+        "sim_time_s": sum(r.sim_time_s for r in result.records),
+        "rounds_done": len(result.records),
+        "stopped": result.stopped,
+        "late": sum(r.late for r in result.records),
+        "left": sum(len(r.left) for r in result.records),
+        "wall_s": round(clock.wall_s, 3),
+        "run_dir": str(path),
+    }
