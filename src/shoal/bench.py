@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,13 @@ from shoal.fleet.vector import VectorFleet
 from shoal.job import Job
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
+from shoal.stages.edges import Topology, parse_edges
 from shoal.store.run import RunStore
 from shoal.types import ClientId, Fleet, Method, Tree
 
 log = logging.getLogger(__name__)
 
+LONG_LINK = "ethernet"
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -54,7 +56,7 @@ class Bench:
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
-    rehearsed(job.method, job.set, _least_cohort(job))
+    _refuse_cloud_without_edges(job, rehearsed(job.method, job.set, _least_cohort(job), topology(job)).edges)
     check_model(job.model)
     costs_of(job, ())
     if job.measure == "codecarbon":
@@ -68,6 +70,20 @@ def check_names(job: Job, out: Path | None = None) -> None:
         _flower()
     if out is not None:
         RunStore.check_free(out)
+
+
+def topology(job: Job, places: Mapping[ClientId, str] | None = None) -> Topology | None:
+    """The edges that the job asks for; a method may want some where it asks for none."""
+    asked, places = "place" if job.edge_column is not None else job.edges, places or {}
+    if asked is None:
+        return None
+    return Topology(*parse_edges(asked, places), every=job.cloud_every or Topology.every, places=places)
+
+
+def _refuse_cloud_without_edges(job: Job, edges: Topology | None) -> None:
+    for key in ("cloud_every", "long_link"):
+        if edges is None and getattr(job, key) is not None:
+            raise UserError(f"{key} is {getattr(job, key)!r}, but there are no edges: add --edges or --edge-column")
 
 
 def _least_cohort(job: Job) -> int:
@@ -86,6 +102,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         label_column=job.label_column,
         client_column=job.client_column,
         sensitive_column=job.sensitive_column,
+        edge_column=job.edge_column,
         drop_columns=job.drop_columns,
         rows=job.rows,
         progress=progress,
@@ -135,8 +152,11 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         eval_every=job.eval_every,
         options=job.set,
         public=federation.public,
+        edges=topology(job, federation.edges),
     )
     built = build(method, setting)
+    _refuse_cloud_without_edges(job, setting.edges)
+    _refuse_edges(setting.edges, federation)
     _refuse_without_validation(built, federation)
     workers = job.workers or cores()
     decided = {
@@ -146,9 +166,22 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         "fleet": choose_fleet(job.fleet, model, workers),
         "public": public_rows(federation) or job.public,
     }
+    if setting.edges is not None:
+        decided |= {"cloud_every": setting.edges.every, "long_link": job.long_link or LONG_LINK}
+        decided["edges"] = job.edges if setting.edges.places else f"{setting.edges.by}:{setting.edges.count}"
+    job = job.model_copy(update=decided)
     costs = costs_of(job, federation)
     _warn_of_small_devices(costs, model)
-    return Bench(job.model_copy(update=decided), federation, model, built, costs)
+    return Bench(job, federation, model, built, costs)
+
+
+def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
+    if edges is None:
+        return
+    if edges.by == "place" and not federation.edges:
+        raise UserError("edges is 'place', but the data do not say where clients are: name a column with --edge-column")
+    if edges.count > len(federation):
+        raise UserError(f"edges is {edges.count}, but there are only {len(federation)} clients to divide")
 
 
 def _refuse_without_validation(method: Method, federation: Federation) -> None:
@@ -162,6 +195,7 @@ def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:
     return Costs(
         profiles=assign(job.devices, list(clients), job.seed),
         link=link(job.link, job.radio_w),
+        long_link=None if job.long_link is None else link(job.long_link),
         count_idle=job.count_idle,
         battery_joules=job.battery,
         budget_joules=job.budget_joules,
@@ -259,4 +293,5 @@ def describe(federation: Federation) -> dict[str, Any]:
         "spec": federation.spec,
         "note": federation.note,
         "public": public_rows(federation),
+        **({} if federation.edges is None else {"edges": federation.edges}),
     }

@@ -107,6 +107,20 @@ FLAGS: dict[str, Any] = {
         float | None, typer.Option(help="Share of a client's rows that are sensitive (default 0.3), for scmoe.")
     ],
     "sensitive_column": Annotated[str | None, typer.Option(help="Column of 0 and 1 that says which rows these are.")],
+    "edges": Annotated[
+        str | None,
+        typer.Option(
+            help="Edge servers between clients and the cloud: how many, such as 5, and who is together: chance:5 (the "
+            "default), alike:5 or mixed:5 by labels (default: no edges)."
+        ),
+    ],
+    "edge_column": Annotated[str | None, typer.Option(help="Or the column that names the edge of a row's client.")],
+    "cloud_every": Annotated[
+        int | None, typer.Option(help="Rounds between two averages of the edges' models in the cloud (default 5).")
+    ],
+    "long_link": Annotated[
+        str | None, typer.Option(help="How edges are connected to the cloud: ethernet (default), wifi, lte-m, ...")
+    ],
     "drop_column": Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")],
     "public": Annotated[
         int | None, typer.Option(help="Rows that no client holds, for the server (default: as the method wants).")
@@ -117,7 +131,7 @@ FLAGS: dict[str, Any] = {
 }
 OF_DATA = (
     *("partition", "clients", "seed", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_column", "public"),
+    *("label_column", "client_column", "sensitive", "sensitive_column", "edge_column", "drop_column", "public"),
 )
 
 

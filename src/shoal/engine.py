@@ -12,7 +12,7 @@ import torch
 
 from shoal import delivery, metrics, tree
 from shoal.client.evaluate import Evaluate
-from shoal.cost.ledger import Ledger, Page, totals
+from shoal.cost.ledger import LONG, Ledger, Page, totals
 from shoal.cost.timer import Timer
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
@@ -60,6 +60,7 @@ class Record:
     sim_time_s: float = 0.0  # how long the round would take on the clients' devices and links
     late_clients: tuple[ClientId, ...] = ()  # one for each report that came after the deadline
     left: tuple[ClientId, ...] = ()  # whose batteries this round emptied
+    bytes_long: int | None = None  # between edges and the cloud, both ways, where there are edges
 
     @property
     def late(self) -> int:
@@ -80,6 +81,7 @@ class Record:
             "late": self.late,
             "late_clients": list(self.late_clients),
             "left": list(self.left),
+            **({} if self.bytes_long is None else {"bytes_long": self.bytes_long}),
             **figures,
         }
 
@@ -250,6 +252,9 @@ def play_round(
             late += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
             state = delivery.noted(stage.fold(state, reports, stage_seed), plan, reports)
+        if state.relays:
+            ledger.book_relays(number, stage.name, stage.purpose, state.relays)
+            state = replace(state, relays={})
         server_s += planning.cpu_s + folding.cpu_s
         _refuse_divergence(state, stage.name)
     record = replace(
@@ -269,15 +274,18 @@ def _emptied(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]
 
 def _cost(number: int, ledger: Ledger) -> Record:
     pages = ledger.of(number)
+    near, long = [p for p in pages if p.link != LONG], [p for p in pages if p.link == LONG]
+    edges = any(p.edge for p in near)
     return Record(
         number,
         cohort=0,
         metrics={},
-        bytes_down=sum(int(p.bytes_down.sum()) for p in pages),
-        bytes_up=sum(int(p.bytes_up.sum()) for p in pages),
+        bytes_down=sum(int(p.bytes_down.sum()) for p in near),
+        bytes_up=sum(int(p.bytes_up.sum()) for p in near),
         flops=sum(int(p.flops.sum()) for p in pages),
         joules=totals(pages),
-        sim_time_s=sum(ledger.costs.duration_s(p.seconds) for p in pages),
+        sim_time_s=ledger.lasted_s.get(number, 0.0),
+        bytes_long=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in long) if edges or long else None,
     )
 
 

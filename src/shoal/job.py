@@ -47,6 +47,10 @@ class Job(BaseModel):
     sensitive_column: str | None = None  # or a column that says of each row whether it is
     drop_columns: tuple[str, ...] = ()
     public: Annotated[int, Field(ge=0)] | None = None  # rows that no client holds; None: as many as the method wants
+    edges: str | None = None  # edge servers between clients and the cloud: 5, or alike:5, mixed:5; None: none
+    edge_column: str | None = None  # or a column that names the edge of a row's client
+    cloud_every: Positive | None = None  # rounds between two meetings of the edges in the cloud; None: 5
+    long_link: str | None = None  # of edges to the cloud; None: ethernet
     keep: Positive = 3  # checkpoints
     devices: str = "pi"  # what clients are: a profile, or a mix such as pi:0.5,phone:0.5
     link: str = "wifi"
@@ -86,6 +90,16 @@ def make_job(values: Mapping[str, Any]) -> Job:
         raise UserError(
             f"sensitive is {job.sensitive} and sensitive_column {job.sensitive_column!r}; it must be one of them: "
             "a share of every client's rows, or the column that says which"
+        )
+    if job.edge_column is not None and not job.natural:
+        raise UserError(
+            f"edge_column is {job.edge_column!r}, but partition {job.partition!r} makes clients of its own: name the "
+            "clients with --client-column"
+        )
+    if job.edges is not None and job.edge_column is not None:
+        raise UserError(
+            f"edges is {job.edges!r} and edge_column {job.edge_column!r}; it must be one of them: how many there "
+            "are, or the column that says which client is where"
         )
     if job.client_column is not None and not job.natural:
         raise UserError(

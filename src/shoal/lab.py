@@ -29,7 +29,7 @@ from shoal.types import Method
 
 OF_DATA = (
     *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "sensitive", "sensitive_column", "drop_columns", "public"),
+    *("label_column", "client_column", "sensitive", "sensitive_column", "edge_column", "drop_columns", "public"),
 )
 WITHOUT_LIBRARIES = (
     "again",
@@ -125,6 +125,7 @@ def check_same(path: Path, job: Job) -> None:
     found = make_job(json.loads((path / "config.json").read_text()))
     asked = job.model_dump() | {"cohort": job.cohort_size(found.clients or 1)}
     undecided = {"clients": None, "workers": None, "fleet": "auto", "public": None}
+    undecided |= dict.fromkeys(("edges", "cloud_every", "long_link"))
     open_choices = {k for k, v in undecided.items() if asked[k] == v}
     for key, value in asked.items():
         if key not in open_choices and getattr(found, key) != value:

@@ -19,6 +19,7 @@ from shoal.cost.ledger import PARTS, totals
 from shoal.engine import Clock, Result
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
+from shoal.stages.edges import EDGES, AtEdges, edge_name
 from shoal.stages.experts import Experts
 from shoal.table import Table
 from shoal.types import ClientId, Guaranteed, Method, ServerState, Tree
@@ -63,6 +64,7 @@ def promised(bench: Bench) -> dict[str, Any]:
         if isinstance(program, Guaranteed):
             found |= program.guarantee(sizes)
     for stage in bench.method.stages if found else ():
+        stage = stage.inner if isinstance(stage, AtEdges) else stage
         if isinstance(stage, Group | Experts):
             found["noise_on"] = REPRESENTATIONS.get(stage.column, stage.column)
     return found
@@ -144,6 +146,17 @@ def _groups(bench: Bench, result: Result) -> dict[str, Any]:
     return {"groups": members, "groups_ari": float(agreement)}
 
 
+def _edges(result: Result) -> dict[str, Any]:
+    """Who was under which edge, and what edges and the cloud sent each other, both ways."""
+    known = Table.load(result.state, EDGES)
+    if not len(known):
+        return {}
+    of = known["edge"].tolist()
+    clients = [[c for c, k in zip(known.clients, of, strict=True) if k == edge] for edge in range(max(of) + 1)]
+    members = [{"edge": edge_name(k), "clients": inside} for k, inside in enumerate(clients)]
+    return {"edges": members, "bytes_long": sum(r.bytes_long or 0 for r in result.records)}
+
+
 def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
     job, server = bench.job, bench.costs.server
     joules = totals(result.ledger.pages)
@@ -166,7 +179,8 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         "bytes_down": sum(r.bytes_down for r in result.records),
         "flops": sum(r.flops for r in result.records),
         "joules": joules | {"server": server_joules, "total": sum(joules.values()) + server_joules},
-        "joules_of_clients": joules | {"kind": "modelled", "devices": job.devices, "link": job.link},
+        "joules_of_clients": {k: joules[k] for k in PARTS}
+        | {"kind": "modelled", "devices": job.devices, "link": job.link},
         "joules_of_server": {
             "total": server_joules,
             "seconds": clock.server_s,
@@ -176,6 +190,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         **({"notes": list(bench.method.notes)} if bench.method.notes else {}),
         **_groups(bench, result),
         **_by_group(result),
+        **_edges(result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),
         "rounds_done": len(result.records),
         "stopped": result.stopped,

@@ -114,6 +114,7 @@ class Plan:
     program: ClientProgram | None = None
     tasks: Mapping[ClientId, Task] = field(default_factory=dict)
     reuse: bool = False  # clients keep the models of their tasks, and are not sent again what they have
+    edges: Mapping[ClientId, str] = field(default_factory=dict)  # which edge asks each client, where there are edges
 
 
 class Device(Protocol):
@@ -124,6 +125,13 @@ class Device(Protocol):
 
     @property
     def memory_bytes(self) -> int: ...
+
+
+class Relay(NamedTuple):
+    """What an edge and the cloud send each other."""
+
+    up: Report
+    down: Task
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ class ServerState:
     cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
     figures: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
+    relays: Mapping[str, Relay] = field(default_factory=dict)  # of this stage, by edge, for the ledger: not stored
 
 
 Purpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train

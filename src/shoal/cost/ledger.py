@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,22 @@ from numpy.typing import NDArray
 
 from shoal.codec import report_bytes, task_bytes
 from shoal.cost.model import Costs
-from shoal.types import POOL, ClientId, Plan, Purpose, Report
+from shoal.types import POOL, ClientId, Plan, Purpose, Relay, Report
 
 Column = NDArray[Any]
 
 PARTS = ("pre", "train", "comm")
+LONG = "long"  # the link between edges and the cloud
 WHOLE = ("bytes_down", "bytes_up", "flops")
 REAL = ("compute_s", "radio_s", "compute_joules", "radio_joules", "idle_joules")
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """One stage of one round: a row for every client that was asked."""
+    """One stage of one round: a row for every client that was asked, by the server or by one edge.
+
+    A page of the long link has a row for every edge that met the cloud.
+    """
 
     round: int  # counts from 1
     stage: str
@@ -42,6 +46,8 @@ class Page:
     compute_joules: Column
     radio_joules: Column
     idle_joules: Column  # while others worked; zeros unless it is asked for
+    edge: str = ""  # who asked, where there are edges
+    link: str = ""  # LONG, or that of clients
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Page) and self.line() == other.line()
@@ -56,19 +62,41 @@ class Page:
 
     def parts(self) -> dict[str, float]:
         """Joules as the paper splits them."""
+        if self.link == LONG:
+            return {LONG: float(self.radio_joules.sum())}
         own = float(self.compute_joules.sum() + self.idle_joules.sum())
         return dict.fromkeys(PARTS, 0.0) | {self.purpose: own, "comm": float(self.radio_joules.sum())}
 
     def line(self) -> dict[str, Any]:
-        return {
-            f.name: v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)
-        } | {"clients": list(self.clients)}
+        found = {f.name: v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)}
+        return {k: v for k, v in found.items() if v != ""} | {"clients": list(self.clients)}
 
     @classmethod
     def read(cls, line: Mapping[str, Any]) -> Page:
         columns = {k: np.array(line[k], dtype=np.int64) for k in WHOLE}
         columns |= {k: np.array(line[k], dtype=np.float64) for k in REAL}
-        return cls(line["round"], line["stage"], line["purpose"], tuple(line["clients"]), **columns)
+        asked = {k: str(line.get(k, "")) for k in ("edge", "link")}
+        return cls(line["round"], line["stage"], line["purpose"], tuple(line["clients"]), **columns, **asked)
+
+
+@dataclass
+class EdgeClock:
+    """Edges work at the same time: time passes when the edge that is furthest goes on. Where everybody is asked by one
+    server, and when edges meet in the cloud, all wait for the last."""
+
+    behind_s: dict[str, float] = field(default_factory=dict)  # the furthest, of edges that went on since all waited
+    waited_s: float = 0.0  # since then, for all others
+
+    def passed_s(self, edge: str, lasts_s: float) -> float:
+        """By how much the furthest moves when `edge` works so long; "": all together."""
+        if not edge:
+            self.behind_s, self.waited_s = {}, 0.0
+            return lasts_s
+        behind = self.behind_s.get(edge, self.waited_s)
+        passed = max(0.0, lasts_s - behind)
+        self.behind_s = {k: s + passed for k, s in self.behind_s.items()} | {edge: max(0.0, behind - lasts_s)}
+        self.waited_s += passed
+        return passed
 
 
 @dataclass
@@ -79,6 +107,8 @@ class Ledger:
     pages: list[Page] = field(default_factory=list)
     spent_joules: dict[ClientId, float] = field(default_factory=lambda: defaultdict(float))
     total_joules: float = 0.0  # of all clients
+    clock: EdgeClock = field(default_factory=lambda: EdgeClock())
+    lasted_s: dict[int, float] = field(default_factory=dict)  # of every round, on the clients' devices and links
 
     def __post_init__(self) -> None:
         pages, self.pages = self.pages, []
@@ -87,6 +117,10 @@ class Ledger:
 
     def keep(self, page: Page) -> None:
         self.pages.append(page)
+        passed_s = self.clock.passed_s(page.edge, self.costs.duration_s(page.seconds))
+        self.lasted_s[page.round] = self.lasted_s.get(page.round, 0.0) + passed_s
+        if page.link == LONG:
+            return  # edges have no batteries
         for client, joules in zip(page.clients, page.joules.tolist(), strict=True):
             self.spent_joules[client] += joules
             self.total_joules += joules
@@ -94,7 +128,19 @@ class Ledger:
     def book(
         self, round: int, stage: str, purpose: Purpose, plan: Plan, reports: Mapping[ClientId, Report]
     ) -> set[ClientId]:
-        """Returns the clients whose reports came after the deadline."""
+        """Returns the clients whose reports came after the deadline. Where there are edges, each has a page."""
+        late: set[ClientId] = set()
+        by_edge: dict[str, list[ClientId]] = {}
+        for client in plan.tasks:
+            by_edge.setdefault(plan.edges.get(client, ""), []).append(client)
+        for edge, clients in by_edge.items():
+            tasks = plan.tasks if len(by_edge) == 1 else {c: plan.tasks[c] for c in clients}
+            late |= self._book(round, stage, purpose, replace(plan, tasks=tasks), reports, edge)
+        return late
+
+    def _book(
+        self, round: int, stage: str, purpose: Purpose, plan: Plan, reports: Mapping[ClientId, Report], edge: str
+    ) -> set[ClientId]:
         down, up, flops, compute, radio = [], [], [], [], []
         for client, task in plan.tasks.items():
             report = reports.get(client)
@@ -112,9 +158,19 @@ class Ledger:
         idle = self.costs.idle(clients, (end_s - seconds).clip(min=0))
         sent_down, sent_up, worked = (np.array(x, dtype=np.int64) for x in (down, up, flops))
         spent = (compute_s, radio_s, compute_joules, radio_joules, idle)
-        page = Page(round, stage, purpose, clients, sent_down, sent_up, worked, *spent)
+        page = Page(round, stage, purpose, clients, sent_down, sent_up, worked, *spent, edge=edge)
         self.keep(page)
         return {c for c, s in zip(clients, seconds.tolist(), strict=True) if s > end_s}
+
+    def book_relays(self, round: int, stage: str, purpose: Purpose, relays: Mapping[str, Relay]) -> None:
+        """What edges and the cloud sent each other."""
+        down = [task_bytes(relay.down) for relay in relays.values()]
+        up = [report_bytes(relay.up) for relay in relays.values()]
+        seconds, joules = _columns([self.costs.relay(*sizes) for sizes in zip(down, up, strict=True)])
+        sent_down, sent_up = (np.array(x, dtype=np.int64) for x in (down, up))
+        none, nothing = np.zeros(len(down)), np.zeros(len(down), dtype=np.int64)
+        spent = (none, seconds, none, joules, none)
+        self.keep(Page(round, stage, purpose, tuple(relays), sent_down, sent_up, nothing, *spent, link=LONG))
 
     def of(self, round: int) -> list[Page]:
         found = []
@@ -127,7 +183,7 @@ class Ledger:
     def by_client(self) -> dict[ClientId, dict[str, float]]:
         """Joules of each client, as the paper splits them."""
         found: dict[ClientId, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
-        for page in self.pages:
+        for page in (p for p in self.pages if p.link != LONG):
             own = (page.compute_joules + page.idle_joules).tolist()
             for client, work, radio in zip(page.clients, own, page.radio_joules.tolist(), strict=True):
                 found[client][page.purpose] += work
@@ -136,11 +192,11 @@ class Ledger:
 
 
 def totals(pages: Iterable[Page]) -> dict[str, float]:
-    """Joules of all clients, as the paper splits them."""
+    """Joules of all clients, as the paper splits them; those of the long link too, where there is one."""
     found = dict.fromkeys(PARTS, 0.0)
     for page in pages:
         for part, joules in page.parts().items():
-            found[part] += joules
+            found[part] = found.get(part, 0.0) + joules
     return found
 
 

@@ -21,6 +21,7 @@ class Costs:
     usual: Profile = PROFILES["pi"]
     server: Profile = PROFILES["server"]
     link: Link = LINKS["wifi"]
+    long_link: Link | None = None  # of edges to the cloud, where there are edges
     count_idle: bool = False  # charge those who are done for waiting until all are
     battery_joules: float | None = None  # of each client; who has used it up leaves
     budget_joules: float | None = None  # of all clients together; then the run ends
@@ -36,6 +37,7 @@ class Costs:
             "devices": {profile.name: _figures(profile) for profile in self.profiles.values()},
             "server": _figures(self.server),
             "link": _figures(self.link),
+            **({} if self.long_link is None else {"long_link": _figures(self.long_link)}),
         }
 
     def compute(self, client: ClientId, flops: int) -> tuple[float, float]:
@@ -47,6 +49,10 @@ class Costs:
     def radio(self, bytes_down: int, bytes_up: int) -> tuple[float, float]:
         """(seconds, joules): down and up, one after the other."""
         return _radio(self.link, bytes_down, bytes_up)
+
+    def relay(self, bytes_down: int, bytes_up: int) -> tuple[float, float]:
+        """(seconds, joules) of an edge that meets the cloud."""
+        return _radio(self.long_link or LINKS["ethernet"], bytes_down, bytes_up)
 
     def duration_s(self, seconds: NDArray[np.float64]) -> float:
         """A stage lasts as long as its slowest client, or until the deadline."""

@@ -41,13 +41,14 @@ def load(
     label_column: str = "label",
     client_column: str | None = None,
     sensitive_column: str | None = None,
+    edge_column: str | None = None,
     drop_columns: Sequence[str] = (),
     rows: int | None = None,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
     """A named set, else a path. `rows` keeps a stratified part of the training rows."""
-    options = Options(label_column, client_column, sensitive_column, tuple(drop_columns), seed=seed)
+    options = Options(label_column, client_column, sensitive_column, edge_column, tuple(drop_columns), seed=seed)
     dataset = load_named(source, seed=seed, clients=clients, download=download, progress=progress)
     if dataset is None:
         dataset = _own(source, options)
@@ -64,7 +65,9 @@ def _own(source: str, options: Options) -> Dataset:
         raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(names())}")
     if path.suffix.lower() not in (".csv", ".parquet"):
         has_arrays = path.suffix.lower() == ".npz"
-        allowed = replace(options, client_column=None, sensitive_column=None) if has_arrays else options
+        allowed = (
+            replace(options, client_column=None, sensitive_column=None, edge_column=None) if has_arrays else options
+        )
         _no_columns(source, allowed)
     from shoal.data.files import read  # slow to import: only for files of one's own
 
@@ -73,7 +76,7 @@ def _own(source: str, options: Options) -> Dataset:
 
 def _no_columns(source: str, options: Options) -> None:
     default = Options()
-    for name in ("label_column", "client_column", "sensitive_column", "drop_columns"):
+    for name in ("label_column", "client_column", "sensitive_column", "edge_column", "drop_columns"):
         if getattr(options, name) != getattr(default, name):
             raise UserError(f"{name} is {getattr(options, name)!r}, but {source} is not a table of columns")
 
@@ -93,5 +96,6 @@ def _subsample(dataset: Dataset, rows: int, seed: int) -> Dataset:
         train=Examples(dataset.train.x[kept], dataset.train.y[kept]),
         owner=None if owner is None else tuple(owner[i] for i in kept.tolist()),
         sensitive=None if dataset.sensitive is None else dataset.sensitive[kept],
+        edge=None if dataset.edge is None else tuple(dataset.edge[i] for i in kept.tolist()),
         note="; ".join(part for part in (dataset.note, note) if part),
     )

@@ -21,6 +21,7 @@ class Options:
     label_column: str = "label"
     client_column: str | None = None
     sensitive_column: str | None = None
+    edge_column: str | None = None
     drop_columns: tuple[str, ...] = ()
     test_share: float = 0.2
     seed: int = 0
@@ -34,6 +35,7 @@ class Dataset:
     classes: tuple[str, ...]
     owner: tuple[str, ...] | None = None  # the client that owns training row i
     sensitive: Tensor | None = None  # whether training row i is of high sensitivity
+    edge: tuple[str, ...] | None = None  # the edge that the client of training row i is under
     note: str = ""
 
     @property

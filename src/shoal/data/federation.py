@@ -42,7 +42,8 @@ class Federation(Mapping[ClientId, ClientData]):
     `bounds[split]` has one entry more than there are clients: client i holds rows bounds[i] to bounds[i + 1]. The last
     of these are its sensitive ones in "train" and "val": as many as `sensitive[split]` says.
     `POOL` is a key too, the union of all clients, but is neither counted nor iterated; it has no sensitive part.
-    `public` are labelled rows that no client holds and the server may use, if there are any.
+    `public` are labelled rows that no client holds and the server may use, if there are any. `edges` names the edge
+    that each client is under, where it is known.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Federation(Mapping[ClientId, ClientData]):
         groups: Mapping[ClientId, int] | None = None,
         sensitive: Mapping[str, NDArray[np.int64]] | None = None,
         public: Examples | None = None,
+        edges: Mapping[ClientId, str] | None = None,
     ) -> None:
         self.central = _laid_out(central)
         self.public = _laid_out(public) if public is not None and len(public.y) else None
@@ -69,6 +71,7 @@ class Federation(Mapping[ClientId, ClientData]):
         self.note = note
         self.shifts: dict[ClientId, str] = dict(shifts or {})
         self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
+        self.edges: dict[ClientId, str] | None = None if edges is None else dict(edges)
         self._rows = _laid_out(rows)
         self._bounds = {split: bounds[split].tolist() for split in SPLITS}
         self._sensitive = {split: rows.tolist() for split, rows in (sensitive or {}).items()}
@@ -88,6 +91,7 @@ class Federation(Mapping[ClientId, ClientData]):
         note: str = "",
         sensitive: float = SENSITIVE,
         public: tuple[Tensor, Tensor] | None = None,
+        edges: Mapping[ClientId, str] | None = None,
     ) -> Self:
         """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. Sensitive rows are
         given apart, as "train/high" and "val/high"; if nobody has any, they are the last ones of "train" and "val", a
@@ -120,6 +124,7 @@ class Federation(Mapping[ClientId, ClientData]):
             note=note,
             sensitive=high,
             public=held_by_none,
+            edges=edges,
         )
 
     @property
@@ -174,6 +179,7 @@ class Federation(Mapping[ClientId, ClientData]):
             groups=self.groups,
             sensitive={split: np.array(rows) for split, rows in self._sensitive.items()},
             public=None if self.public is None else Examples(*(part.to(device) for part in self.public)),
+            edges=self.edges,
         )
 
 

@@ -39,6 +39,7 @@ class _Raw:
     labels_test: Array | None = None
     owner: Array | None = None
     sensitive: Array | None = None
+    edge: Array | None = None
     classes: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
     columns: tuple[str, ...] | None = None  # of a table: the name of each feature
 
@@ -69,6 +70,8 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         raise UserError(f"{where}: {len(raw.x)} rows but {len(raw.labels)} labels")
     if raw.owner is not None and raw.owner.shape != (len(raw.x),):
         raise UserError(f"{where}: clients have shape {raw.owner.shape}, but there must be one per row, {len(raw.x)}")
+    if raw.edge is not None and raw.edge.shape != (len(raw.x),):
+        raise UserError(f"{where}: edges have shape {raw.edge.shape}, but there must be one per row, {len(raw.x)}")
     if raw.sensitive is not None:
         raw = replace(raw, sensitive=_flags(where, raw.sensitive, len(raw.x), options.sensitive_column))
     _check_finite(where, raw.x, raw.columns)
@@ -83,6 +86,7 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         labels=labels[~test],
         owner=None if raw.owner is None else raw.owner[~test],
         sensitive=None if raw.sensitive is None else raw.sensitive[~test],
+        edge=None if raw.edge is None else raw.edge[~test],
         classes=raw.classes,
         columns=raw.columns,
     )
@@ -116,6 +120,7 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
         classes=names,
         owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
         sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
+        edge=None if raw.edge is None else tuple(str(edge) for edge in raw.edge.tolist()),
     )
 
 
@@ -187,6 +192,9 @@ def _read_npz(path: Path, options: Options) -> _Raw:
     flags = options.sensitive_column
     if flags and flags not in arrays:
         raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {', '.join(arrays)}")
+    edges = options.edge_column
+    if edges and edges not in arrays:
+        raise UserError(f"{path}: there is no edge array {edges!r}; it holds {', '.join(arrays)}")
     names = arrays.get("classes")
     return _Raw(
         x=_channels_first(path, x),
@@ -195,6 +203,7 @@ def _read_npz(path: Path, options: Options) -> _Raw:
         labels_test=_first_of(path, arrays, _Y, "_test") if has_test else None,
         owner=arrays.get(client),
         sensitive=arrays[flags] if flags else None,
+        edge=arrays[edges] if edges else None,
         classes=None if names is None else tuple(str(name) for name in names.tolist()),
     )
 
@@ -236,6 +245,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
         ("label", options.label_column),
         ("client", options.client_column),
         ("sensitive", options.sensitive_column),
+        ("edge", options.edge_column),
         *(("drop", name) for name in options.drop_columns),
     ):
         if name is not None and name not in names:
@@ -249,7 +259,12 @@ def _read_table(path: Path, options: Options) -> _Raw:
         )
     if options.label_column in options.drop_columns:
         raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped")
-    aside = {options.label_column, options.client_column, options.sensitive_column, *options.drop_columns}
+    if options.label_column == options.edge_column:
+        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot say where clients are")
+    aside = {
+        *(options.label_column, options.client_column, options.sensitive_column, options.edge_column),
+        *options.drop_columns,
+    }
     features = [name for name in names if name not in aside]
     if not features:
         raise UserError(f"{path}: no feature columns are left beside {', '.join(names)}")
@@ -259,6 +274,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
         labels=_keys(path, table, "label", options.label_column),
         owner=_keys(path, table, "client", options.client_column) if options.client_column else None,
         sensitive=_keys(path, table, "sensitivity", options.sensitive_column) if options.sensitive_column else None,
+        edge=_keys(path, table, "edge", options.edge_column) if options.edge_column else None,
         columns=tuple(name for name, block in zip(features, blocks, strict=True) for _ in range(block.shape[1])),
     )
 

@@ -115,8 +115,25 @@ def partition(
         groups=_planted(deal, effects),
         sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
         public=Examples(dataset.train.x[apart], dataset.train.y[apart]),
+        edges=_edges(dataset, deal),
     )
     return federation if torch.device(device).type == "cpu" else federation.to(device)
+
+
+def _edges(dataset: Dataset, deal: _Deal) -> dict[ClientId, str] | None:
+    """Where each client is, as all of its rows say."""
+    if dataset.edge is None:
+        return None
+    found: dict[ClientId, str] = {}
+    for k, edge in zip(deal.client.tolist(), dataset.edge, strict=True):
+        if k == _LEFT_OUT:
+            continue
+        client = deal.clients[k]
+        if found.setdefault(client, edge) != edge:
+            raise UserError(
+                f"client {client!r} has rows under the edges {found[client]!r} and {edge!r}; it must be one"
+            )
+    return found
 
 
 def client_names(count: int) -> tuple[ClientId, ...]:

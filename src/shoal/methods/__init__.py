@@ -13,6 +13,7 @@ from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
+from shoal.methods.edges import over_edges
 from shoal.methods.fedala import fedala
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
@@ -27,6 +28,7 @@ from shoal.methods.fedrep import fedrep
 from shoal.methods.flacc import flacc
 from shoal.methods.flis import flis
 from shoal.methods.haccs import haccs
+from shoal.methods.hierfavg import hierfavg
 from shoal.methods.ifca import ifca
 from shoal.methods.local import local
 from shoal.methods.pfmoe import pfmoe
@@ -37,10 +39,12 @@ from shoal.methods.scmoe import scmoe
 from shoal.methods.setting import Setting
 from shoal.methods.simclust import simclust
 from shoal.models import load_model
+from shoal.stages.edges import Topology
 from shoal.types import Method
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
     "fedavg": fedavg,
+    "hierfavg": hierfavg,
     "fedprox": fedprox,
     "fedcos": fedcos,
     "fedavg-ft": fedavg_ft,
@@ -80,7 +84,10 @@ def find(name: str) -> Callable[[Setting], Method]:
 
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
     """The method, with every option of `setting` taken by one of its pieces."""
-    method = (find(name) if isinstance(name, str) else name)(setting)
+    make = find(name) if isinstance(name, str) else name
+    method = make(setting)
+    if setting.edges is not None:
+        method = over_edges(make, setting, setting.edges)
     setting.refuse_unused(method.name)
     return method
 
@@ -91,9 +98,11 @@ def summary(name: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 
 
-def rehearsed(name: str, options: Mapping[str, Mapping[str, Any]], cohort: int = 1) -> Setting:
+def rehearsed(
+    name: str, options: Mapping[str, Mapping[str, Any]], cohort: int = 1, edges: Topology | None = None
+) -> Setting:
     """The method built on a small network: its name and its options are checked without any data."""
-    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort=cohort, options=options)
+    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort=cohort, options=options, edges=edges)
     build(name, setting)
     return setting
 

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.errors import UnknownOption, UserError, did_you_mean
 from shoal.models import Model
+from shoal.stages.edges import Topology
 from shoal.types import Examples
 
 Piece = TypeVar("Piece")
@@ -39,6 +40,7 @@ class Setting:
     known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
+    edges: Topology | None = None  # who is under which edge; None: clients and one server
 
     def make(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:
         """`piece(**defaults)` with the user's options for `name` on top, but for those that the method has `fixed`."""
@@ -69,6 +71,10 @@ class Setting:
         may have asked for none, and a method is also built before there are any data."""
         self.public_wanted = max(self.public_wanted, rows)
         return self.public
+
+    def want_edges(self, topology: Topology) -> None:
+        """The method is one of edges: these, where the user did not say which."""
+        self.edges = self.edges or topology
 
     def refuse_unused(self, method: str) -> None:
         for name, keys in self.options.items():

@@ -205,7 +205,8 @@ def read_evaluation(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
 def read_record(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
     plain = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s")
     late, left = (tuple(line.get(k, ())) for k in ("late_clients", "left"))
-    return Record(**{k: line[k] for k in plain}, evaluation=evaluation, late_clients=late, left=left)
+    long = line.get("bytes_long")
+    return Record(**{k: line[k] for k in plain}, evaluation=evaluation, late_clients=late, left=left, bytes_long=long)
 
 
 def _number(x: float | None) -> float:

@@ -1,0 +1,62 @@
+"""Any method under edges: clients, edge servers, a cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+from shoal.client.histogram import LabelHistogram
+from shoal.errors import UserError
+from shoal.methods.setting import Setting
+from shoal.stages.edges import CLOUD, EDGES, WHEREABOUTS, AssignEdges, AtEdges, Cloud, Topology, views
+from shoal.stages.represent import AskOnce
+from shoal.stages.select import Pooled
+from shoal.stages.train import TrainAlone
+from shoal.table import Table
+from shoal.types import ClientId, Method, Params, ServerState, Stage
+
+ALONE = (Pooled, TrainAlone)  # stages of methods in which there is nothing for an edge to average
+TRAIN = "train"
+
+
+def over_edges(make: Callable[[Setting], Method], s: Setting, topology: Topology) -> Method:
+    """The method that `make` builds, played by every edge for its clients. The cloud comes right after the training, so
+    that what a method does then, such as to personalise, starts from the cloud's models."""
+    of = cache(lambda cohort: make(replace(s, cohort=cohort)))
+    method = of(s.cohort)
+    if any(isinstance(stage, ALONE) for stage in method.stages):
+        raise UserError(
+            f"edges are of no use to method {method.name}: its clients share no model that edges could average"
+        )
+    stages: list[Stage] = [AssignEdges(topology)]
+    if topology.asks:
+        stages.insert(0, AskOnce(LabelHistogram(s.model.classes, name=WHEREABOUTS), name=WHEREABOUTS))
+    for place, stage in enumerate(method.stages):
+        stages.append(AtEdges(lambda cohort, place=place: of(cohort).stages[place], s.cohort))  # type: ignore[misc]
+        if stage.name == TRAIN:
+            stages.append(Cloud(topology.every))
+    told = (
+        ("clients tell the edges' owner their label distributions, by which they are divided",) if topology.asks else ()
+    )
+    return replace(method, stages=tuple(stages), models_for=_models_for(method), notes=(*method.notes, *told))
+
+
+def _models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapping[str, Params]]:
+    """A client is served by its edge; who has none, by the cloud, as the cloud was when edges last met there."""
+    seen: list[tuple[ServerState, dict[ClientId, int], list[ServerState]]] = []  # of the last state: all ask in a row
+
+    def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+        if not seen or seen[0][0] is not state:
+            known = Table.load(state, EDGES)
+            of = dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
+            seen[:] = [(state, of, views(state))]
+        _, of, edges = seen[0]
+        if not edges:
+            return method.models_for(state, client)
+        if client is not None and client in of:
+            return method.models_for(edges[of[client]], client)
+        cloud = state.memory[CLOUD]
+        return method.models_for(replace(edges[int(cloud["reference"])], models=cloud["models"]), None)
+
+    return models_for

@@ -1,0 +1,341 @@
+"""Clients under edges, edges under a cloud: every stage of a method at each edge for its own clients, and the cloud
+that brings the edges' models together every so many rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal import tree
+from shoal.clusterers.jensen import modified_js
+from shoal.clusterers.repulsive import RepulsiveClusters
+from shoal.clusterers.similar import SimilarClusters
+from shoal.errors import UserError
+from shoal.rng import derive_seed, generator
+from shoal.stages.base import ServerOnly
+from shoal.table import Table
+from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Relay, Report, ServerState, Stage, Task
+
+EDGES, CLOUD, WHEREABOUTS = "edges", "cloud", "whereabouts"
+Labels = NDArray[np.int64]
+Assignment = Literal["chance", "alike", "mixed", "place"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How many edges there are, whose clients they have, and how often they meet in the cloud.
+
+    Clients belong to an edge by chance, together with those whose labels are alike, with those whose labels make up for
+    theirs (mixed), or by the place where they are.
+    """
+
+    count: int = 5
+    by: Assignment = "chance"
+    every: int = 5
+    places: Mapping[ClientId, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"edges is {self.count}; there must be 1 or more")
+        if self.every < 1:
+            raise UserError(f"cloud_every is {self.every}; it must be 1 round or more")
+
+    @property
+    def asks(self) -> bool:
+        """Whether clients must tell their labels before they have an edge."""
+        return self.by in ("alike", "mixed")
+
+
+def parse_edges(text: str, places: Mapping[ClientId, str]) -> tuple[int, Assignment]:
+    """How many, and who is together: 5 or chance:5, alike:5, mixed:5, or place."""
+    kinds: dict[str, Assignment] = {"chance": "chance", "alike": "alike", "mixed": "mixed"}
+    kind, colon, number = text.strip().rpartition(":")
+    if text.strip() == "place":
+        return max(1, len(set(places.values()))), "place"
+    if (colon and kind not in kinds) or not number.isdecimal() or not int(number):
+        raise UserError(
+            f"edges is {text!r}; it must be how many there are, such as 5, and may say who is together: chance:5, "
+            "alike:5 or mixed:5; or place, where the data say it"
+        )
+    return int(number), kinds[kind or "chance"]
+
+
+def edge_name(number: int) -> str:
+    return f"edge-{number:03d}"
+
+
+def edge_seed(seed: int, number: int) -> int:
+    """The first edge has the server's own: a single edge is no edge."""
+    return derive_seed(seed, "edge", number) if number else seed
+
+
+def views(state: ServerState) -> list[ServerState]:
+    """What each edge knows: its clients, its models and what its stages remember."""
+    known = Table.load(state, EDGES)
+    if not len(known):
+        return []
+    of = dict(zip(known.clients, known["edge"].tolist(), strict=True))
+    count = max(of.values()) + 1
+    models: list[dict[str, Params]] = [{} for _ in range(count)]
+    for name, model in state.models.items():
+        edge, _, own = name.partition("/")
+        models[int(edge.removeprefix("edge-"))][own] = model
+    ends = np.cumsum([len(m) for m in models]).tolist()
+    inside: list[dict[str, list[ClientId]]] = [{"roster": [], "cohort": []} for _ in range(count)]
+    for part, clients in (("roster", state.roster), ("cohort", state.cohort)):
+        for client in clients:
+            if client in of:
+                inside[of[client]][part].append(client)
+    members: list[dict[ClientId, torch.Tensor]] = [{} for _ in range(count)]
+    for client, weights in state.membership.items():
+        k = of[client]
+        members[k][client] = weights[ends[k] - len(models[k]) : ends[k]]
+    return [
+        replace(
+            state,
+            models=models[k],
+            membership=members[k],
+            roster=tuple(inside[k]["roster"]),
+            cohort=tuple(inside[k]["cohort"]),
+            memory=state.memory.get(edge_name(k), {}),
+            figures={},
+        )
+        for k in range(count)
+    ]
+
+
+def together(state: ServerState, edges: Sequence[ServerState]) -> ServerState:
+    """`state` with what the edges know now."""
+    names = [{name: f"{edge_name(k)}/{name}" for name in edge.models} for k, edge in enumerate(edges)]
+    models = {names[k][name]: model for k, edge in enumerate(edges) for name, model in edge.models.items()}
+    starts = np.cumsum([0, *(len(edge.models) for edge in edges)]).tolist()
+    membership = {}
+    for k, edge in enumerate(edges):
+        for client, weights in edge.membership.items():
+            membership[client] = torch.zeros(starts[-1])
+            membership[client][starts[k] : starts[k + 1]] = weights
+    figures = {f"{edge_name(k)}.{name}": x for k, edge in enumerate(edges) for name, x in edge.figures.items()}
+    return replace(
+        state,
+        models=models,
+        membership=membership,
+        cohort=tuple(sorted({c for edge in edges for c in edge.cohort})),
+        memory={**state.memory, **{edge_name(k): dict(edge.memory) for k, edge in enumerate(edges)}},
+        figures={**state.figures, **figures},
+    )
+
+
+@dataclass(frozen=True)
+class AssignEdges(ServerOnly):
+    """Who comes gets an edge and stays there. The first come are divided by the topology's rule; who comes later goes
+    to the edge with the fewest clients, or to the one whose labels are most like its own."""
+
+    topology: Topology
+    name: str = EDGES
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        known = Table.load(state, EDGES)
+        new = self._unassigned(state, known)
+        if not new:
+            return state
+        if not len(known) and len(new) < self.topology.count and self.topology.by != "place":
+            raise UserError(f"edges is {self.topology.count}, but there are only {len(new)} clients to divide")
+        labels = self._first(state, new, seed) if not len(known) else self._later(state, known, new)
+        rows = {c: {"edge": torch.tensor(k), "rows": torch.tensor(0)} for c, k in zip(new, labels, strict=True)}
+        after = replace(state, memory={**state.memory, EDGES: known.merged(Table.of(rows)).tree()})
+        return after if len(known) else _opened(after, state)
+
+    def _unassigned(self, state: ServerState, known: Table) -> list[ClientId]:
+        have = set(known.clients)
+        new = [c for c in sorted(state.roster) if c not in have]
+        if not self.topology.asks:
+            return new
+        told = set(Table.load(state, WHEREABOUTS).clients)
+        return [c for c in new if c in told]
+
+    def _first(self, state: ServerState, clients: Sequence[ClientId], seed: int) -> list[int]:
+        count = self.topology.count
+        if self.topology.by == "place":
+            return self._places(clients)
+        if self.topology.by == "chance":
+            order = torch.randperm(len(clients), generator=generator(seed)).tolist()
+            return [order[i] % count for i in range(len(clients))]
+        rows = _labels(state, clients)
+        clusters = SimilarClusters(count, seed) if self.topology.by == "alike" else RepulsiveClusters(count, seed)
+        return [int(k) for k in clusters.fit(rows).labels_]
+
+    def _places(self, clients: Sequence[ClientId]) -> list[int]:
+        places = self.topology.places
+        for client in clients:
+            if client not in places:
+                raise UserError(f"client {client!r} has no edge; the data must name one for every client")
+        order = {place: k for k, place in enumerate(sorted(set(places.values())))}
+        return [order[places[c]] for c in clients]
+
+    def _later(self, state: ServerState, known: Table, clients: Sequence[ClientId]) -> list[int]:
+        edges = known["edge"].numpy()
+        if self.topology.by == "place":
+            return self._places(clients)
+        if self.topology.by == "alike":
+            apart = modified_js(_labels(state, clients), _labels(state, known.clients))
+            means = np.stack([apart[:, edges == k].mean(axis=1) for k in range(edges.max() + 1)], axis=1)
+            return [int(k) for k in means.argmin(axis=1)]
+        sizes, found = np.bincount(edges), []
+        for _ in clients:
+            found.append(int(sizes.argmin()))
+            sizes[found[-1]] += 1
+        return found
+
+
+def _labels(state: ServerState, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+    told = Table.load(state, WHEREABOUTS)
+    place = {c: i for i, c in enumerate(told.clients)}
+    return told["labels"].double().numpy()[[place[c] for c in clients]]
+
+
+def _opened(state: ServerState, first: ServerState) -> ServerState:
+    """Every edge, and the cloud, with the very first models."""
+    count = int(Table.load(state, EDGES)["edge"].max()) + 1
+    begin = replace(first, memory={k: v for k, v in first.memory.items() if k not in (EDGES, WHEREABOUTS)}, figures={})
+    cloud = {"models": dict(first.models), "reference": torch.tensor(0)}
+    return together(replace(state, memory={**state.memory, CLOUD: cloud}), [begin] * count)
+
+
+@dataclass(frozen=True)
+class AtEdges:
+    """A stage of a method, played by every edge for its own clients. An edge's cohort is its share of the whole one by
+    its number of clients, one client at least."""
+
+    stage: Callable[[int], Stage]  # of a method in which so many clients take part
+    cohort: int  # of all edges together
+
+    @property
+    def inner(self) -> Stage:
+        return self.stage(self.cohort)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def purpose(self) -> Purpose:
+        return self.inner.purpose
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        return self.inner.programs
+
+    @property
+    def size(self) -> int:
+        """As the stage says; one that does not choose by number has none."""
+        return int(self.inner.size)  # type: ignore[attr-defined]
+
+    def due(self, round: int) -> bool:
+        return self.inner.due(round)
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        merged = Plan()
+        for k, edge in enumerate(views(state)):
+            plan = self._of(state, k).plan(edge, edge_seed(seed, k))
+            if plan.tasks:
+                tasks, at = {**merged.tasks, **plan.tasks}, {**merged.edges, **dict.fromkeys(plan.tasks, edge_name(k))}
+                merged = Plan(self.programs[0], tasks, plan.reuse, at)
+        return merged
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        edges, of = views(state), self._edge_of(state)
+        told: list[dict[ClientId, Report]] = [{} for _ in edges]
+        for client, report in reports.items():
+            told[of[client]][client] = report
+        after = [self._of(state, k).fold(edge, told[k], edge_seed(seed, k)) for k, edge in enumerate(edges)]
+        return together(_heard(state, reports), after) if edges else state
+
+    def _of(self, state: ServerState, edge: int) -> Stage:
+        of = list(self._edge_of(state).values())
+        return self.stage(max(1, int(self.cohort * of.count(edge) / len(of) + 1e-9)))
+
+    def _edge_of(self, state: ServerState) -> dict[ClientId, int]:
+        known = Table.load(state, EDGES)
+        return dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
+
+
+def _heard(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+    """How many rows clients train on, as they last told."""
+    known, told = Table.load(state, EDGES), {c: r.counts["train"] for c, r in reports.items() if "train" in r.counts}
+    if not told:
+        return state
+    rows = [told.get(c, had) for c, had in zip(known.clients, known["rows"].tolist(), strict=True)]
+    table = Table(known.clients, {**known.columns, "rows": torch.tensor(rows)})
+    return replace(state, memory={**state.memory, EDGES: table.tree()})
+
+
+@dataclass(frozen=True)
+class Cloud(ServerOnly):
+    """Every so many rounds the edges' models become their mean, weighed by the rows of the edges' clients, as far as
+    these are known.
+
+    Where edges have several models, these bear no common names: the edge with most of them is the reference, and each
+    model of another edge counts as the one of these that it is closest to, weighed by its share of its edge's clients.
+    """
+
+    every: int
+    name: str = CLOUD
+    purpose: ClassVar[Purpose] = "train"
+
+    def due(self, round: int) -> bool:
+        return (round + 1) % self.every == 0
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        edges, known = views(state), Table.load(state, EDGES)
+        if not len(known) or not int(known["rows"].sum()):
+            return state
+        rows = np.bincount(known["edge"].numpy(), known["rows"].double().numpy(), len(edges))
+        reference = max(range(len(edges)), key=lambda k: (len(edges[k].models), rows[k], -k))
+        closest = [{name: _closest(model, edges[reference].models) for name, model in e.models.items()} for e in edges]
+        closest[reference] = {name: name for name in edges[reference].models}
+        cloud = {name: self._mean(name, edges, closest, rows) for name in edges[reference].models}
+        sent = [{name: cloud[of] for name, of in closest[k].items()} for k in range(len(edges))]
+        relays = {
+            edge_name(k): Relay(Report(edge.models, counts={"train": int(rows[k])}), Task(sent[k]))
+            for k, edge in enumerate(edges)
+        }
+        after = together(state, [replace(edge, models=sent[k]) for k, edge in enumerate(edges)])
+        kept = {"models": cloud, "reference": torch.tensor(reference)}
+        return replace(after, memory={**after.memory, CLOUD: kept}, relays=relays)
+
+    def _mean(
+        self, name: str, edges: Sequence[ServerState], closest: Sequence[Mapping[str, str]], rows: NDArray[np.float64]
+    ) -> Params:
+        found = [
+            (rows[k] * share, edge.models[own])
+            for k, edge in enumerate(edges)
+            for own, share in _shares(edge).items()
+            if closest[k][own] == name and rows[k] * share > 0
+        ]
+        if not found:  # nobody has trained it
+            return next(
+                edge.models[own] for k, edge in enumerate(edges) for own in closest[k] if closest[k][own] == name
+            )
+        return tree.weighted_mean([model for _, model in found], [weight for weight, _ in found])
+
+
+def _closest(model: Params, among: Mapping[str, Params]) -> str:
+    def apart(other: Params) -> float:
+        floats = [k for k, x in model.items() if x.is_floating_point()]
+        return sum(float((model[k].double() - other[k].double()).square().sum()) for k in floats)
+
+    return min(sorted(among), key=lambda name: apart(among[name]))
+
+
+def _shares(edge: ServerState) -> dict[str, float]:
+    """Of an edge's clients, by its models; the same for all where there are no groups."""
+    names = sorted(edge.models)
+    if not edge.membership:
+        return dict.fromkeys(names, 1 / len(names))
+    sizes = torch.stack(list(edge.membership.values())).double().sum(0)
+    return dict(zip(names, (sizes / sizes.sum()).tolist(), strict=True))

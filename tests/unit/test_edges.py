@@ -1,0 +1,434 @@
+"""Clients under edges, edges under a cloud."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federations import tiny_federation
+
+from shoal import engine, lab, tree
+from shoal.bench import arrange, make_fleet
+from shoal.cost.ledger import LONG, EdgeClock, Ledger, Page
+from shoal.cost.links import LINKS
+from shoal.cost.model import Costs
+from shoal.data import load, partition
+from shoal.errors import UserError
+from shoal.job import Job, make_job
+from shoal.methods import METHODS, Setting, build
+from shoal.models import load_model
+from shoal.stages.edges import (
+    CLOUD,
+    EDGES,
+    WHEREABOUTS,
+    AssignEdges,
+    Cloud,
+    Topology,
+    edge_name,
+    parse_edges,
+    together,
+    views,
+)
+from shoal.table import Table
+from shoal.types import Plan, Relay, Report, ServerState, Task
+
+UNDER_EDGES = [m for m in METHODS if m not in ("local", "centralised", "hierfavg")]
+
+
+def played(method, federation=None, rounds=3, fleet="plain", **keys):
+    federation = federation or tiny_federation()
+    settings = {"cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "model": "mlp", "fleet": fleet}
+    bench = arrange(Job(method=method, rounds=rounds, **settings | keys), method, federation)
+    ledger = Ledger(bench.costs)
+    result = engine.run(
+        bench.method, make_fleet(bench), rounds=rounds, seed=4, central=federation.central, ledger=ledger
+    )
+    return result, bench
+
+
+class TestOneEdgeIsNoEdge:
+    @pytest.mark.parametrize("method", UNDER_EDGES)
+    def test_for_every_method(self, method):
+        """The first edge has the server's own seed, and the mean of one model is that model: not a bit differs."""
+        flat, _ = played(method)
+        edged, bench = played(method, edges="1", cloud_every=1)
+        (edge,) = views(edged.state)
+        assert tree.distance(edge.models, flat.state.models) == 0
+        assert tree.distance(edge.membership, flat.state.membership) == 0
+        inside = {k: v for k, v in flat.state.memory.items() if k != "delivery"}
+        assert tree.distance(edge.memory, inside) == 0
+        for ours, theirs in zip(edged.records, flat.records, strict=True):
+            assert ours.evaluation.clients == theirs.evaluation.clients
+            assert (ours.bytes_up, ours.bytes_down, ours.flops) == (theirs.bytes_up, theirs.bytes_down, theirs.flops)
+            assert ours.bytes_long > 0
+        served = bench.method.models_for(edged.state, None)
+        assert served.keys()
+
+
+class TestTheCloud:
+    def test_with_everybody_in_every_round_and_a_meeting_each_it_is_fedavg(self):
+        whole = {"cohort": 6, "batch_size": 100}  # the order of rows is another at other edges: here it does not count
+        flat, _ = played("fedavg", **whole)
+        edged, _ = played("fedavg", **whole, edges="3", cloud_every=1)
+        for edge in views(edged.state):
+            assert tree.distance(edge.models["global"], flat.state.models["global"]) < 1e-6
+
+    def test_edges_differ_between_meetings_and_agree_after_one(self):
+        apart, _ = played("fedavg", rounds=3, edges="3", cloud_every=2)
+        models = [e.models["global"] for e in views(apart.state)]
+        assert tree.distance(models[0], models[1]) > 1e-4
+        met, _ = played("fedavg", rounds=4, edges="3", cloud_every=2)
+        models = [e.models["global"] for e in views(met.state)]
+        assert tree.distance(models[0], models[1]) == 0
+
+    def test_an_unseen_client_is_served_what_the_cloud_has(self):
+        met, bench = played("fedavg", rounds=2, edges="3", cloud_every=2)
+        later, _ = played("fedavg", rounds=3, edges="3", cloud_every=2)
+        both = [bench.method.models_for(r.state, None)["global"] for r in (met, later)]
+        assert tree.distance(*both) == 0
+        first, _ = played("fedavg", rounds=1, edges="3", cloud_every=2)
+        begun = bench.method.init(4).models["global"]
+        assert tree.distance(bench.method.models_for(first.state, None)["global"], begun) == 0
+
+    def test_the_mean_is_by_rows(self):
+        state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[10, 20])
+        after = Cloud(1).fold(state, {}, 0)
+        # (10 * 1 + 20 * 4) / 30 = 3
+        assert [float(e.models["global"]["w"]) for e in views(after)] == [3.0, 3.0]
+        assert float(after.memory[CLOUD]["models"]["global"]["w"]) == 3.0
+        assert after.relays.keys() == {"edge-000", "edge-001"}
+
+    def test_groups_meet_with_those_they_are_closest_to(self):
+        """Edge 0 has three models and is the reference; edge 1 has two, of equally many clients."""
+        state = edged_state([{"a": 0.0, "b": 10.0, "c": 20.0}, {"a": 12.0, "b": 1.0}], rows=[30, 10])
+        after = Cloud(1).fold(state, {}, 0)
+        # shares: a third of 30 rows each, half of 10 each: b (10 * 10 + 5 * 12) / 15, a (10 * 0 + 5 * 1) / 15
+        zero, one = ({k: float(m["w"]) for k, m in e.models.items()} for e in views(after))
+        assert zero == pytest.approx({"a": 1 / 3, "b": 160 / 15, "c": 20.0})
+        assert one == pytest.approx({"a": 160 / 15, "b": 1 / 3})
+
+    def test_members_weigh_groups(self):
+        state = edged_state([{"a": 0.0, "b": 10.0}, {"a": 1.0}], rows=[30, 10])
+        member = {"c0": torch.tensor([1.0, 0.0, 0.0]), "c1": torch.tensor([0.0, 0.0, 1.0])}
+        after = Cloud(1).fold(replace(state, membership=member), {}, 0)
+        # edge 0 has nobody in b, so all of its 30 rows are in a: (30 * 0 + 10 * 1) / 40; b has been trained by nobody
+        assert [float(m["w"]) for m in views(after)[0].models.values()] == [0.25, 10.0]
+        assert {c: m.tolist() for c, m in after.membership.items()} == {c: m.tolist() for c, m in member.items()}
+
+    def test_before_anybody_has_told_its_rows_nothing_is_averaged(self):
+        state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[0, 0])
+        assert Cloud(1).fold(state, {}, 0) is state
+
+    def test_due(self):
+        assert [r for r in range(12) if Cloud(5).due(r)] == [4, 9]
+
+
+def edged_state(models, rows):
+    """An edge for each dict of models of one number; one client with so many rows under each."""
+    clients = tuple(f"c{k}" for k in range(len(models)))
+    table = Table(clients, {"edge": torch.arange(len(models)), "rows": torch.tensor(rows)})
+    named = {f"{edge_name(k)}/{n}": {"w": torch.tensor(w)} for k, of in enumerate(models) for n, w in of.items()}
+    return ServerState(0, named, roster=clients, memory={EDGES: table.tree()})
+
+
+class TestViews:
+    def test_there_and_back(self):
+        result, _ = played("fedepc", tiny_federation(8), rounds=2, edges="2", cloud_every=9)
+        state = replace(result.state, roster=tuple(f"c{i}" for i in range(8)))
+        back = together(state, views(state))
+        assert tree.distance(back.models, state.models) == 0
+        assert tree.distance(back.membership, state.membership) == 0
+        assert tree.distance(back.memory, state.memory) == 0
+        assert set(back.membership) == {c for e in views(state) for c in e.membership}
+
+    def test_an_edge_sees_its_own_clients_only(self):
+        state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[1, 1])
+        one, two = views(replace(state, cohort=("c1",)))
+        assert (one.roster, one.cohort, two.roster, two.cohort) == (("c0",), (), ("c1",), ("c1",))
+
+    def test_no_edges_yet(self):
+        assert views(ServerState(0, {"global": {}})) == []
+
+
+class TestAssignment:
+    ROSTER = tuple(f"c{i}" for i in range(10))
+
+    def assigned(self, topology, state=None, roster=ROSTER, seed=0):
+        state = state or ServerState(0, {"global": {"w": torch.zeros(1)}})
+        after = AssignEdges(topology).fold(replace(state, roster=roster), {}, seed)
+        table = Table.load(after, EDGES)
+        return after, dict(zip(table.clients, table["edge"].tolist(), strict=True)) if len(table) else {}
+
+    def test_by_chance_edges_are_as_large_as_each_other(self):
+        for seed in range(5):
+            _, of = self.assigned(Topology(3), seed=seed)
+            assert sorted(np.bincount(list(of.values())).tolist()) == [3, 3, 4]
+        assert self.assigned(Topology(3), seed=0)[1] != self.assigned(Topology(3), seed=1)[1]
+        assert self.assigned(Topology(3))[1] == self.assigned(Topology(3), roster=self.ROSTER[::-1])[1]
+
+    def test_all_begin_with_the_first_models(self):
+        after, _ = self.assigned(Topology(3))
+        assert sorted(after.models) == ["edge-000/global", "edge-001/global", "edge-002/global"]
+
+    def test_who_comes_later_joins_the_smallest_and_nobody_moves(self):
+        state, of = self.assigned(Topology(3), roster=self.ROSTER[:7])
+        small = np.bincount(list(of.values())).argmin()
+        _, later = self.assigned(Topology(3), state)
+        assert {c: later[c] for c in of} == of
+        assert sorted(np.bincount(list(later.values())).tolist()) == [3, 3, 4]
+        assert later["c7"] == small
+
+    def test_by_place(self):
+        places = {"c0": "north", "c1": "south", "c2": "north"}
+        _, of = self.assigned(Topology(2, "place", places=places), roster=("c0", "c1", "c2"))
+        assert of == {"c0": 0, "c1": 1, "c2": 0}
+        with pytest.raises(UserError, match=r"client 'c3' has no edge"):
+            self.assigned(Topology(2, "place", places=places), roster=("c0", "c3"))
+
+    def told(self, clients):
+        """Half of the clients hold the first class, half the second."""
+        rows = {c: {"labels": torch.tensor([1.0, 0.0] if int(c[1:]) % 2 else [0.0, 1.0])} for c in clients}
+        return ServerState(0, {"global": {"w": torch.zeros(1)}}, memory={WHEREABOUTS: Table.of(rows).tree()})
+
+    def test_alike(self):
+        state, of = self.assigned(Topology(2, "alike"), self.told(self.ROSTER[:6]))
+        assert len(of) == 6, "who has not told its labels has no edge yet"
+        assert len({of[c] for c in ("c0", "c2", "c4")}) == len({of[c] for c in ("c1", "c3", "c5")}) == 1
+        assert of["c0"] != of["c1"]
+        told = self.told(self.ROSTER).memory[WHEREABOUTS]
+        _, later = self.assigned(Topology(2, "alike"), replace(state, memory={**state.memory, WHEREABOUTS: told}))
+        assert (later["c8"], later["c9"]) == (of["c0"], of["c1"])
+
+    def test_mixed(self):
+        _, of = self.assigned(Topology(2, "mixed"), self.told(self.ROSTER[:8]))
+        for edge in (0, 1):
+            parities = [int(c[1:]) % 2 for c, k in of.items() if k == edge]
+            assert sorted(parities) == [0, 0, 1, 1]
+
+    def test_nobody_there(self):
+        assert self.assigned(Topology(3), roster=())[1] == {}
+
+    def test_a_client_without_an_edge_is_served_by_the_cloud(self):
+        result, bench = played("fedavg", edges="2", cloud_every=1)
+        served = bench.method.models_for(result.state, "a stranger")
+        assert tree.distance(served["global"], result.state.memory[CLOUD]["models"]["global"]) == 0
+
+
+class TestMethodsUnderEdges:
+    @pytest.mark.parametrize("method", UNDER_EDGES)
+    def test_each_edge_plays_with_its_own_clients(self, method):
+        result, _ = played(method, tiny_federation(8), edges="2", cloud_every=2, cohort=4)
+        pages = [p for p in result.ledger.pages if p.edge]
+        of = {c: e["edge"] for e in edges_of(result.state) for c in e["clients"]}
+        assert {p.edge for p in pages} == {"edge-000", "edge-001"}
+        assert all(of[c] == p.edge for p in pages for c in p.clients)
+        assert np.isfinite([s.accuracy for s in result.evaluation.clients.values()]).all()
+        assert len(result.evaluation.clients) == 8
+
+    def test_an_edge_has_its_share_of_the_cohort_and_one_at_least(self):
+        result, _ = played("fedavg", tiny_federation(8), rounds=1, edges="2", cohort=5)
+        assert result.records[0].cohort == 4  # 5 * 4 / 8, rounded down, at both
+        result, _ = played("fedavg", tiny_federation(8), rounds=1, edges="4", cohort=1)
+        assert result.records[0].cohort == 4
+
+    def test_one_client_per_edge_is_enough_for_contributions(self):
+        """Of a single client every logarithm is 0 of 0."""
+        federation = tiny_federation()
+        federation.public = tiny_federation(seed=1)["c5"]["train"]
+        result, _ = played("apcsma", federation, edges="6", cohort=6, cloud_every=2)
+        assert all(bool(torch.isfinite(x).all()) for x in tree.leaves(result.state.models))
+        assert result.records[-1].metrics["edge-000.train.coefficient_num"] == pytest.approx(1 / 6)
+
+    @pytest.mark.parametrize("method", ["local", "centralised"])
+    def test_methods_without_anything_to_average_are_refused(self, method):
+        with pytest.raises(UserError, match=f"edges are of no use to method {method}"):
+            played(method, edges="2")
+
+    def test_hierfavg_is_fedavg_under_five_edges(self):
+        ours, bench = played("hierfavg", tiny_federation(8))
+        theirs, _ = played("fedavg", tiny_federation(8), edges="5")
+        assert tree.distance(ours.state.models, theirs.state.models) == 0
+        assert (bench.method.name, bench.job.edges, bench.job.cloud_every) == ("hierfavg", "chance:5", 5)
+        two, _ = played("hierfavg", tiny_federation(8), edges="2", cloud_every=1)
+        assert len(views(two.state)) == 2
+
+    @pytest.mark.parametrize("by", ["alike", "mixed"])
+    def test_clients_tell_their_labels_to_be_divided(self, by):
+        result, bench = played("fedavg", tiny_federation(8), edges=f"{by}:2")
+        asked = [p for p in result.ledger.pages if p.stage == WHEREABOUTS]
+        assert [len(p.clients) for p in asked] == [8]
+        assert any("label distributions" in note for note in bench.method.notes)
+
+
+def edges_of(state):
+    table = Table.load(state, EDGES)
+    of = table["edge"].tolist()
+    return [
+        {"edge": edge_name(k), "clients": [c for c, e in zip(table.clients, of, strict=True) if e == k]}
+        for k in range(max(of) + 1)
+    ]
+
+
+class TestTheBill:
+    @pytest.mark.parametrize(("every", "meetings"), [(1, 4), (2, 2), (3, 1), (9, 0)])
+    def test_long_link_bytes(self, every, meetings):
+        """Meetings * 2 * edges * 4 bytes a parameter, and what a message needs beside its numbers."""
+        result, bench = played("fedavg", rounds=4, edges="3", cloud_every=every)
+        numbers = meetings * 2 * 3 * 4 * bench.model.parameters
+        sent = sum(r.bytes_long for r in result.records)
+        assert numbers <= sent <= numbers + meetings * 2 * 3 * 800
+        assert sent == sum(int(p.bytes_up.sum() + p.bytes_down.sum()) for p in result.ledger.pages if p.link == LONG)
+
+    def test_the_figures_of_the_paper_s_network(self):
+        """P = 159,010, five edges, 60 rounds: 381.6, 76.3 and 19.1 MB with a meeting every 1, 5 and 20 rounds."""
+        layer = {"a": torch.zeros(784, 200), "b": torch.zeros(200), "c": torch.zeros(200, 10), "d": torch.zeros(10)}
+        ledger = Ledger()
+        relays = {f"edge-{k:03d}": Relay(Report({"global": layer}), Task({"global": layer})) for k in range(5)}
+        ledger.book_relays(1, "cloud", "train", relays)
+        (page,) = ledger.pages
+        sent = int(page.bytes_up.sum() + page.bytes_down.sum())
+        for every, megabytes in ((1, 381.6), (5, 76.3), (20, 19.1)):
+            assert 60 // every * sent / 1e6 == pytest.approx(megabytes, rel=3e-3)
+
+    def test_joules_of_the_long_link_are_no_client_s(self):
+        result, _ = played("fedavg", edges="3", cloud_every=1)
+        spent = result.ledger.by_client()
+        assert set(spent) <= {f"c{i}" for i in range(6)}
+        for record in result.records:
+            assert record.joules["long"] > 0
+        clients = sum(sum(parts.values()) for parts in spent.values())
+        assert result.ledger.total_joules == pytest.approx(clients)
+
+    def test_seconds_of_a_link(self):
+        ledger = Ledger(Costs(long_link=LINKS["lte-m"]))
+        model = {"w": torch.zeros(1000)}
+        ledger.book_relays(1, "cloud", "train", {"edge-000": Relay(Report({"m": model}), Task({"m": model}))})
+        (page,) = ledger.pages
+        # 300 kb/s down, 375 kb/s up
+        expected = 8 * page.bytes_down[0] / 300e3 + 8 * page.bytes_up[0] / 375e3
+        assert page.radio_s[0] == pytest.approx(expected)
+
+    def test_pages_are_read_as_they_are_written(self):
+        result, _ = played("fedavg", edges="2", cloud_every=1)
+        for page in result.ledger.pages:
+            assert Page.read(page.line()) == page
+            assert Page.read(page.line()).edge == page.edge
+        again = Ledger(result.ledger.costs, list(result.ledger.pages))
+        assert again.lasted_s == result.ledger.lasted_s
+
+    def test_without_edges_nothing_is_written_of_them(self):
+        result, _ = played("fedavg")
+        assert all(page.line().keys().isdisjoint({"edge", "link"}) for page in result.ledger.pages)
+        assert all("bytes_long" not in r.line() and "long" not in r.joules for r in result.records)
+
+
+class TestTheClock:
+    def test_edges_work_at_the_same_time(self):
+        clock = EdgeClock()
+        # a works 3 s, b 5 s, a 4 s: a ends at 7 s, b at 5 s
+        assert [clock.passed_s(*x) for x in (("a", 3.0), ("b", 5.0), ("a", 4.0))] == [3.0, 2.0, 2.0]
+        # b goes on from 5 s to 6 s, behind a: no time passes; then to 10 s
+        assert [clock.passed_s("b", 1.0), clock.passed_s("b", 4.0)] == [0.0, 3.0]
+        # c has not worked since the beginning: it needs more than 10 s to be the last
+        assert [clock.passed_s("c", 4.0), clock.passed_s("c", 8.0)] == [0.0, 2.0]
+        # all wait for each other
+        assert clock.passed_s("", 1.5) == 1.5
+        assert [clock.passed_s("a", 2.0), clock.passed_s("d", 3.0)] == [2.0, 1.0]
+
+    def test_a_run_lasts_as_long_as_its_slowest_edge_between_meetings(self):
+        result, bench = played("fedavg", rounds=4, edges="2", cloud_every=2)
+        worked = {}
+        for page in result.ledger.pages:
+            if page.edge and page.round <= 2:
+                worked[page.edge] = worked.get(page.edge, 0.0) + bench.costs.duration_s(page.seconds)
+        long_s = next(float(p.seconds.max()) for p in result.ledger.pages if p.link == LONG)
+        two = sum(r.sim_time_s for r in result.records[:2])
+        assert two == pytest.approx(max(worked.values()) + long_s)
+        assert len(worked) == 2
+
+    def test_one_server_is_as_before(self):
+        ledger = Ledger(Costs())
+        task, report = Task({"m": {"w": torch.zeros(8)}}), Report(flops=10**9)
+        late = ledger.book(1, "train", "train", Plan(None, {"a": task, "b": task}), {"a": report, "b": report})
+        ledger.book(1, "update", "train", Plan(None, {"a": task}), {"a": report})
+        assert not late
+        assert ledger.lasted_s[1] == sum(ledger.costs.duration_s(p.seconds) for p in ledger.pages)
+
+    def test_a_deadline_is_each_edge_s(self):
+        ledger = Ledger(Costs(deadline_s=1.0))
+        task = Task({"m": {"w": torch.zeros(8)}})
+        reports = {"a": Report(flops=1), "b": Report(flops=10**13)}
+        plan = Plan(None, dict.fromkeys(reports, task), edges={"a": "edge-000", "b": "edge-001"})
+        assert ledger.book(1, "train", "train", plan, reports) == {"b"}
+        assert [p.edge for p in ledger.pages] == ["edge-000", "edge-001"]
+        assert ledger.lasted_s[1] == 1.0
+
+
+class TestJobs:
+    def test_edges_are_told(self, tmp_path):
+        job = Job(method="fedavg", clients=6, rows=300, rounds=2, cohort=3, epochs=1, edges="mixed:3", cloud_every=1)
+        found = lab.start(job, tmp_path / "run")
+        assert [len(e["clients"]) for e in found["edges"]] == [2, 2, 2]
+        assert found["bytes_long"] > 0
+        assert found["joules"]["total"] == pytest.approx(sum(v for k, v in found["joules"].items() if k != "total"))
+
+    def test_by_a_column(self, tmp_path):
+        rng = np.random.default_rng(0)
+        client = np.repeat(["a", "b", "c", "d"], 40)
+        edge = np.repeat(["north", "south"], 80)
+        x, y = rng.normal(size=(160, 3)), rng.integers(0, 2, 160)
+        lines = [f"{x[i, 0]},{x[i, 1]},{x[i, 2]},{y[i]},{client[i]},{edge[i]}" for i in range(160)]
+        (tmp_path / "t.csv").write_text("\n".join(["u,v,w,label,who,where", *lines]))
+        keys = {"data": str(tmp_path / "t.csv"), "client_column": "who", "edge_column": "where", "rounds": 2}
+        found = lab.start(make_job({"method": "fedavg", **keys}), tmp_path / "run")
+        assert [e["clients"] for e in found["edges"]] == [["a", "b"], ["c", "d"]]
+        federation = partition(load(keys["data"], client_column="who", edge_column="where"), "natural", seed=0)
+        assert federation.edges == {"a": "north", "b": "north", "c": "south", "d": "south"}
+        assert federation.input_shape == (3,), "the column is no feature"
+        run = lab.run("fedavg", federation, edges="place", rounds=1)
+        assert len(views(run.state)) == 2
+
+    def test_a_client_is_at_one_edge(self, tmp_path):
+        lines = [f"{i % 7},{i % 2},{'ab'[i % 2]},{'ns'[i % 3 == 0]}" for i in range(60)]
+        (tmp_path / "t.csv").write_text("\n".join(["u,label,who,where", *lines]))
+        data = load(str(tmp_path / "t.csv"), client_column="who", edge_column="where")
+        with pytest.raises(UserError, match=r"client '.' has rows under the edges '.' and '.'; it must be one"):
+            partition(data, "natural", seed=0)
+
+    @pytest.mark.parametrize(
+        ("keys", "sentence"),
+        [
+            ({"edges": "x"}, "edges is 'x'; it must be how many there are"),
+            ({"edges": "0"}, "edges is '0'"),
+            ({"edges": "near:3"}, "edges is 'near:3'"),
+            ({"edges": "3", "cloud_every": 0}, "cloud_every is 0: input should be greater than or equal to 1"),
+            ({"cloud_every": 3}, "cloud_every is 3, but there are no edges: add --edges"),
+            ({"long_link": "wifi"}, "long_link is 'wifi', but there are no edges"),
+            ({"edges": "3", "long_link": "pigeon"}, "link 'pigeon' is not known"),
+            ({"edges": "30"}, "edges is 30, but there are only 20 clients to divide"),
+            ({"edges": "place"}, "edges is 'place', but the data do not say where clients are"),
+            (
+                {"edge_column": "where"},
+                "edge_column is 'where', but partition 'dirichlet:0.3' makes clients",
+            ),
+            ({"method": "local", "edges": "2"}, "edges are of no use to method local"),
+        ],
+    )
+    def test_refused(self, keys, sentence, tmp_path):
+        with pytest.raises(UserError) as error:
+            lab.start(make_job({"rounds": 1, **keys}), tmp_path / "run")
+        assert sentence in str(error.value)
+        assert not (tmp_path / "run").exists()
+
+    def test_parsed(self):
+        assert [parse_edges(t, {}) for t in ("5", "chance:2", "alike:3", " mixed:4")] == [
+            (5, "chance"),
+            (2, "chance"),
+            (3, "alike"),
+            (4, "mixed"),
+        ]
+
+    def test_a_method_s_options_are_as_without_edges(self):
+        model = load_model("mlp", (3,), 2)
+        with pytest.raises(UserError, match=r"option train\.nothing is not known"):
+            build("fedavg", Setting(model, 3, 2, options={"train": {"nothing": 1}}, edges=Topology(2)))
