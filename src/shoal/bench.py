@@ -157,7 +157,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     built = build(method, setting)
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)
-    _refuse_without_validation(built, federation)
+    _refuse_without_validation(built, setting, federation)
     workers = job.workers or cores()
     decided = {
         "clients": len(federation),
@@ -184,10 +184,10 @@ def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
         raise UserError(f"edges is {edges.count}, but there are only {len(federation)} clients to divide")
 
 
-def _refuse_without_validation(method: Method, federation: Federation) -> None:
+def _refuse_without_validation(method: Method, setting: Setting, federation: Federation) -> None:
     used = {phase.split for program in method.programs.values() for phase in program.phases}
     if any(split.startswith("val") for split in used) and not int(federation.sizes("val").sum()):
-        hint = ", or --set train.judge=train" if "val/low" in used else ""
+        hint = "".join(f", or --set {piece}.judge=train" for piece, keys in setting.known.items() if "judge" in keys)
         raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 
 

@@ -229,12 +229,15 @@ class TestAggregation:
         assert Table.load(after, "train")["count"].tolist() == [1, 1]
 
     def test_directions_count_too(self):
-        """The linear network is all head: the base's column is 1/2 each, and the head's cosines with the slope of 1 are
-        1 for slope 2 and 0 for slope 0, whose log norm is (0, 1). Sixths: c0 has 0.4195 * 4 / 6 + 1/12 with rows and
-        losses changed over."""
+        """The linear network is all head and has no base: five columns. The head's cosines with the slope of 1 are 1
+        for slope 2 and 0 for slope 0, whose log norm is (0, 1). Rows 1/4 and 3/4, losses of 3 and 1."""
         told = reports([line(2.0), line(0.0)], [10, 30], [0.5, 0.5], [3.0, 1.0])
         after = federate("cosine").fold(self.STATE, told, 0)
-        first = (0.25 + 0.5 + 0.5 + 0.415 / 2.415 + 0.5 + 0.0) / 6
+        first = (0.25 + 0.5 + 0.5 + 0.415 / 2.415 + 0.0) / 5
+        assert [k for k in after.figures if "coefficient" in k][-2:] == [
+            "train.coefficient_loss",
+            "train.coefficient_head",
+        ]
         assert float(after.models["global"]["head.weight"][0]) == pytest.approx(2 * first, abs=1e-3)
 
     def test_by_rows_it_is_fedavg(self):
@@ -334,10 +337,12 @@ def test_cold_clients_are_represented_by_the_first_model(tiny):
 
 
 def test_fresh_metrics_are_those_of_the_models_that_clients_have_now(tiny):
-    """Asked for in every round, by everybody."""
+    """Everybody is asked in every round but the first, in which all train anyway; nobody is sent a model for it."""
     result, _, _ = played(tiny, rounds=3, select={"metrics": "fresh"})
-    asked = [len(p.clients) for p in result.ledger.pages if p.stage == "measure"]
-    assert asked == [6, 6, 6]
+    asked = [p for p in result.ledger.pages if p.stage == "measure"]
+    assert [len(p.clients) for p in asked] == [6, 6]
+    whole = min(int(p.bytes_down.min()) for p in result.ledger.pages if p.stage == "update")
+    assert all(int(p.bytes_down.max()) < 0.2 * whole for p in asked)
     last, _, _ = played(tiny, rounds=3)
     assert [p for p in last.ledger.pages if p.stage == "measure"] == []
 
@@ -387,11 +392,168 @@ def test_the_result_says_on_whose_rows_coefficients_were_learned(tiny):
     assert "equal" in played(tiny, rounds=1, public=False)[2].notes[0]
     assert "equal" in played(tiny, rounds=1, share={"rows_of": "nobody"})[2].notes[0]
     result, _, method = played(tiny, rounds=1, public=False, share={"rows_of": "clients", "rows": 2})
-    assert method.notes == ("coefficients are learned on up to 2 labelled rows of every client, which leave it",)
+    said = "coefficients are learned on up to 2 labelled rows of each of the first clients, which leave it"
+    assert method.notes == (said,)
     assert next(p.stage for p in result.ledger.pages) == "share"
 
 
 def test_settings_without_effect_are_refused():
-    for options in ({"share": {"rows": 3}}, {"train": {"weighting": "uniform"}}, {"select": {"by": "size"}}):
+    fedavg = {"parts": {"select": "chance", "aggregate": "size"}}
+    for options in (
+        {"share": {"rows": 3}},
+        {"train": {"weighting": "uniform"}},
+        {"select": {"by": "size"}},
+        {"share": {"rows_of": "nobody"}, "learn": {"steps": 9}},
+        fedavg | {"learn": {"steps": 9}},
+        fedavg | {"share": {"rows_of": "clients"}},
+    ):
         with pytest.raises(UserError, match="not known to method apcsma"):
             build("apcsma", setting(options=options))
+
+
+class TestWhoSaysNothing:
+    """Clients without rows, silent ones, diverged ones."""
+
+    def state(self, losses, sizes, roster=None):
+        of = {
+            f"c{i}": {
+                "size": torch.tensor(n),
+                "count": torch.tensor(3.0),
+                "accuracy": torch.tensor(0.9 if n else 0.0),
+                "loss": torch.tensor(loss),
+                "model": vector(line(float(i))),
+                "told": torch.tensor(0),
+            }
+            for i, (loss, n) in enumerate(zip(losses, sizes, strict=True))
+        }
+        roster = roster or tuple(of)
+        return ServerState(1, {"global": line(0.0)}, roster=roster, memory={"train": Table.of(of).tree()})
+
+    def selected(self, state, size=2):
+        share = rows([1.0, -1.0, 0.5], [0, 1, 0])
+        return ByContribution(size, Coefficients(LINEAR, share)).fold(state, {}, 0)
+
+    @pytest.mark.parametrize(("loss", "size"), [(0.0, 0), (float("nan"), 50), (float("inf"), 50)])
+    def test_without_rows_or_numbers_a_client_counts_nowhere(self, loss, size):
+        """By Eq. 6 and 7 an accuracy of 0 would weigh most of all."""
+        with_it = self.selected(self.state([0.3, 0.5, 0.4, loss], [10, 30, 20, size]))
+        without = self.selected(self.state([0.3, 0.5, 0.4], [10, 30, 20]))
+        assert with_it.figures == without.figures
+        assert with_it.cohort == without.cohort
+
+    def test_a_diverged_model_is_left_out_of_the_mean(self):
+        state = ServerState(0, {"global": line(1.0)}, roster=("c0", "c1"), cohort=("c0", "c1"))
+        told = reports([line(float("nan")), line(5.0)], [10, 30], [0.5, 0.5], [float("nan"), 3.0])
+        after = federate("contribution").fold(state, told, 0)
+        assert tree.distance(after.models["global"], line(5.0)) == 0
+
+    def test_where_all_diverge_the_error_is_that_of_any_method(self, tiny):
+        for method in ("apcsma", "fedavg"):
+            built = build(method, setting(lr=1e6, rounds=3))
+            with pytest.raises(UserError, match=r"is no longer finite .* a smaller --lr"):
+                engine.run(built, PlainFleet(tiny), rounds=3, seed=0)
+
+    def test_a_silent_client_is_asked_again_within_the_cohort(self, tiny):
+        class Deaf(PlainFleet):
+            def execute(self, plan):
+                return {c: r for c, r in super().execute(plan).items() if c != "c5" or plan.program.name != "train"}
+
+        result, _, _ = played(tiny, rounds=4, fleet=Deaf)
+        assert [r.cohort for r in result.records] == [6, 2, 2, 2]
+        asked = [p.clients for p in result.ledger.pages if p.stage == "train"]
+        assert all("c5" in clients for clients in asked)
+
+    def test_several_silent_ones_take_turns(self):
+        state = self.state([0.3, 0.5, 0.4], [10, 30, 20], roster=("c0", "c1", "c2", "x", "y"))
+        once = Table.of({c: {"asked": torch.tensor(True)} for c in ("c0", "c1", "c2", "x", "y")}).tree()
+        state = replace(state, memory={**state.memory, "select": once})
+        found = [set(self.selected(replace(state, round=r)).cohort) & {"x", "y"} for r in (1, 2, 3)]
+        assert found == [{"y"}, {"x"}, {"y"}]
+
+    def test_an_own_model_without_numbers_is_not_kept(self):
+        """Its largest logit would be that of class 0, which all rows here are of."""
+        data = held([1.0, 2.0, 3.0], [0, 0, 0])
+        task = Task({"global": line(-1.0)}, {"kappa": 0.2})
+        report, private = run_one(ConditionalUpdate(LINEAR), task, data, {"model": line(float("nan"))})
+        assert tree.distance(private["model"], line(-1.0)) == 0
+        assert report.metrics["kept"] == (0.0, 1.0)
+
+    def test_without_rows_to_judge_by_nothing_is_said_of_it(self):
+        data = {**held([1.0], [0]), "val": rows([], [])}
+        report, private = run_one(
+            ConditionalUpdate(LINEAR), Task({"global": line(-1.0)}, {"kappa": 0.2}), data, {"model": line(1.0)}
+        )
+        assert report.metrics["kept"] == (0.0, 0.0)
+        assert tree.distance(private["model"], line(-1.0)) == 0
+
+
+def test_coefficients_of_networks_with_batch_norm():
+    """Its statistics have no slopes; they are mixed all the same."""
+    model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
+    models = [model.init(k) for k in range(3)]
+    share = Examples(torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4)
+    table = metrics([1, 2, 3], [1, 1, 2], [0.1, 0.5, 0.9], [3.0, 2.0, 1.0])
+    stacked = torch.stack([vector(m) for m in models])
+    found = Coefficients(model, share).learned(table, stacked, models[0], ServerState(0, {"global": models[0]}))
+    assert found.sum() == pytest.approx(1)
+    assert found.max() > 0.26
+
+
+def test_the_largest_coefficient_is_bounded_by_the_steps():
+    """Ten steps of 0.1 move a logarithm by 1 at most: e / (e + 3 / e) = 0.711."""
+    table, models, share = TestCoefficients().some()
+    assert TestCoefficients().learned(table, models, share).max() < 0.72
+
+
+def test_what_is_sensitive_stays_out_of_everything(tiny):
+    """With training on rows of low sensitivity, no other row is sent, measured or counted."""
+    options = {"train": {"rows": "low"}, "share": {"rows_of": "clients", "rows": 4}, "select": {"start": "cold"}}
+    result, _, method = played(tiny, rounds=3, public=False, **options)
+    used = {phase.split for program in method.programs.values() for phase in program.phases}
+    assert used == {"train/low", "val/low"}
+    given = Table.load(result.state, "share")
+    for client, row in zip(given.clients, given["rows"], strict=True):
+        sent = row[4:].view(4, 6)[row[:4] > 0]
+        low = tiny[client]["train/low"].x
+        assert all(bool((low == x).all(1).any()) for x in sent)
+    measured, trained = (Table.load(result.state, slot) for slot in ("measure", "train"))
+    sizes = dict(zip(measured.clients, measured["size"].tolist(), strict=True))
+    assert all(sizes[c] == n for c, n in zip(trained.clients, trained["size"].tolist(), strict=True))
+
+
+def test_a_newcomer_is_represented_by_the_model_that_it_was_measured_with():
+    told = {c: {"size": torch.tensor(5), "accuracy": torch.tensor(0.5), "loss_after": torch.tensor(1.0)} for c in "ab"}
+    stage = ByContribution(1, Coefficients(LINEAR, steps=0), start="cold")
+
+    def at(round, model, clients):
+        rows = {c: told[c] | {"told": torch.tensor(0 if c == "a" else 6)} for c in clients}
+        state = ServerState(round, {"global": model}, roster=tuple(clients))
+        return replace(state, memory={"measure": Table.of(rows).tree()})
+
+    first = stage.fold(at(0, line(1.0), "a"), {}, 0)
+    later = at(6, line(2.0), "ab")
+    state = stage.fold(replace(later, memory={**first.memory, **later.memory}), {}, 0)
+    assert Table.load(state, "select")["model"].tolist() == [vector(line(x)).tolist() for x in (1.0, 2.0)]
+
+
+def test_a_survey_counts_only_while_it_is_newer_than_the_training():
+    """Round 1: everybody trains. Round 2: a answers the survey and trains after it; round 3: a is silent."""
+    row = {"size": torch.tensor(5), "count": torch.tensor(1.0), "model": vector(line(1.0))}
+    trained = {
+        c: row | {"accuracy": torch.tensor(0.9), "loss": torch.tensor(0.1), "told": torch.tensor(t)}
+        for c, t in (("a", 2), ("b", 0))
+    }
+    survey = {
+        c: {"accuracy": torch.tensor(0.5), "loss_after": torch.tensor(1.0), "told": torch.tensor(t)}
+        for c, t in (("a", 2), ("b", 3))
+    }
+    memory = {"train": Table.of(trained).tree(), "measure": Table.of(survey).tree()}
+    state = ServerState(3, {"global": line(0.0)}, roster=("a", "b"), memory=memory)
+    known = ByContribution(1, Coefficients(LINEAR, steps=0), metrics="fresh")._known(state)
+    assert known["accuracy"].tolist() == pytest.approx([0.9, 0.5])
+    assert known["loss"].tolist() == pytest.approx([0.1, 1.0])
+
+
+def test_a_cohort_of_nobody_is_refused():
+    with pytest.raises(UserError, match="cohort is 0; it must be 1 client or more"):
+        ByContribution(0, Coefficients(LINEAR))

@@ -32,12 +32,13 @@ class Measure:
     """Accuracy and loss of the client's own model, or of the received one where it has none."""
 
     model: Model
+    split: str = field(default="train", metadata=FIXED)  # what the client trains on
     name: str = "measure"
     batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", 1, ROWS, self.step, shuffle=False),)
+        return (Phase(self.split, 1, ROWS, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (received,) = task.models.values()
@@ -47,7 +48,7 @@ class Measure:
         return s | {"seen": s["seen"] + seen(self.model, s["model"], b)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report({}, told(s["seen"]), {"train": counts["train"]}), None
+        return Report({}, told(s["seen"]), {"train": counts[self.split]}), None
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ class ShareRows:
     shape: tuple[int, ...] = field(metadata=FIXED)
     rows: int = 5
     labelled: bool = field(default=False, metadata=FIXED)
+    split: str = field(default="train", metadata=FIXED)  # what the method trains on: nothing else may leave
     name: str = "share"
     batchable: bool = field(default=True, metadata=FIXED)
 
@@ -100,7 +101,7 @@ class ShareRows:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", 1, self.rows, self.step),)
+        return (Phase(self.split, 1, self.rows, self.step),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return {
@@ -119,4 +120,4 @@ class ShareRows:
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         sent = {"rows": {"w": s["w"], "x": s["x"]}} | ({"labels": {"y": s["y"]}} if self.labelled else {})
-        return Report(sent, {}, {"train": counts["train"]}), None
+        return Report(sent, {}, {"train": counts[self.split]}), None

@@ -16,16 +16,22 @@ from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
 @dataclass(frozen=True)
 class ConditionalUpdate:
     """Where the client's own model has more hits than the received one, it is mixed into it by the config's "kappa";
-    else the received one takes its place. Both are compared on the client's validation or training rows."""
+    else the received one takes its place. Both are compared on the client's validation or training rows, or on those of
+    one sensitivity; who has none of them takes the received one. A model that has become no number hits nothing."""
 
     model: Model
     judge: Literal["val", "train"] = "val"
+    rows: Literal["all", "low", "high"] = field(default="all", metadata=FIXED)  # as the client trains on
     name: str = "update"
     batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
 
     @property
+    def split(self) -> str:
+        return self.judge if self.rows == "all" else f"{self.judge}/{self.rows}"
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(self.judge, 1, 1024, self.step, shuffle=False),)
+        return (Phase(self.split, 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (received,) = task.models.values()
@@ -33,13 +39,14 @@ class ConditionalUpdate:
         return {"received": received, "own": private.get("model", received), "hits": hits}
 
     def step(self, s: Tree, b: Batch) -> Tree:
-        guessed = torch.stack([self.model.predict(s[k], b.x).argmax(-1) for k in ("own", "received")])
-        return s | {"hits": s["hits"] + ((guessed == b.y) * b.w).sum(-1)}
+        logits = torch.stack([self.model.predict(s[k], b.x) for k in ("own", "received")])
+        right = (logits.argmax(-1) == b.y) & logits.isfinite().all(-1)  # of NaNs the first class would be the largest
+        return s | {"hits": s["hits"] + (right * b.w).sum(-1)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         better = s["hits"][0] > s["hits"][1]
         model = mixed(s["received"], s["own"], task.config["kappa"], better)
-        return Report(metrics={"kept": (float(better), 1.0)}), {"model": model}
+        return Report(metrics={"kept": (float(better), float(counts[self.split] > 0))}), {"model": model}
 
 
 def mixed(received: Params, own: Params, kappa: float, better: Tensor) -> Params:

@@ -73,10 +73,10 @@ class Page:
 
     @classmethod
     def read(cls, line: Mapping[str, Any]) -> Page:
-        columns = {k: np.array(line[k], dtype=np.int64) for k in WHOLE}
+        columns: dict[str, Any] = {k: np.array(line[k], dtype=np.int64) for k in WHOLE}
         columns |= {k: np.array(line[k], dtype=np.float64) for k in REAL}
-        asked = {k: str(line.get(k, "")) for k in ("edge", "link")}
-        return cls(line["round"], line["stage"], line["purpose"], tuple(line["clients"]), **columns, **asked)
+        columns |= {k: line.get(k, "") for k in ("edge", "link")}
+        return cls(line["round"], line["stage"], line["purpose"], tuple(line["clients"]), **columns)
 
 
 @dataclass

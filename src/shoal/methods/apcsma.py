@@ -26,16 +26,23 @@ to keep; here rows that nobody holds are the default (50 of them, taken out of t
 clients' rows are used only where `share.rows_of=clients` says so. Without any, coefficients stay equal. The result says
 which it was.
 
-Deviation: in the first round everybody takes part (`select.start=warm`). To the letter (`cold`) clients that never took
-part are represented by the first model; then coefficients that avoid them are learned, and most clients are never
-asked. A newcomer takes part in the round in which it comes.
+Deviation: in the first round everybody takes part (`select.start=warm`), for the server must have a model of everybody
+to mix. With `cold` clients that never took part are represented by the model that they were first measured with; then
+coefficients that avoid them are learned, and most clients are never asked. The paper does not say what stands for them.
+A newcomer takes part in the round in which it comes. Of clients that are not chosen, the server mixes what they last
+sent: what they hold after Eq. 16 stays with them.
+
+Deviation: a client's loss is the mean over its rows, not the sum (Eq. 3), which would weigh its rows a second time and
+the other way round. κ is fixed or follows a schedule; the paper would adjust it to the model's performance and does not
+say how.
 
 Deviation: coefficients are the softmax of numbers found by 10 steps of Adam at 0.1, for 10 steps of SGD at the rate of
 the paper's training change nothing. Where the steps end above the loss they began with, coefficients stay equal. For
 the cosine of a negative sign, or all alike, see `selectors.contribution.lognorm`.
 
 Deviation: accuracies for Eq. 16 are compared on the client's validation rows, which it does not train on
-(`update.judge=train`: on its training rows). Metrics are those of training rows; the paper's are of test rows.
+(`update.judge=train`: on its training rows); without such rows it takes the global model. Metrics are those of training
+rows; the paper's are of test rows. With `train.rows=low` all of this is of rows of low sensitivity only.
 """
 
 from __future__ import annotations
@@ -74,9 +81,9 @@ class Shared:
 
 def apcsma(s: Setting) -> Method:
     parts = s.make("parts", Parts)
-    share, coefficients, notes = shared_set(s, parts)
     kept = {"start": "own", "keep": True} if parts.update else {}
     program = s.training("train", MeasuredTraining, **kept)
+    share, coefficients, notes = shared_set(s, parts, program)
     train = s.make(
         "train",
         FederateByContribution,
@@ -92,7 +99,7 @@ def apcsma(s: Setting) -> Method:
     return Method(
         name="apcsma",
         init=one_model_init(s.model),
-        stages=(*share, *chosen(s, parts, coefficients), train, *updated(s, parts)),
+        stages=(*share, *chosen(s, parts, coefficients, program), train, *updated(s, parts, program)),
         models_for=one_model_for,
         predict=own_model_predict(s.model) if parts.update else one_model_predict(s.model),
         classes=s.model.classes,
@@ -100,15 +107,20 @@ def apcsma(s: Setting) -> Method:
     )
 
 
-def shared_set(s: Setting, parts: Parts) -> tuple[tuple[Stage, ...], Coefficients, tuple[str, ...]]:
+def shared_set(
+    s: Setting, parts: Parts, program: MeasuredTraining
+) -> tuple[tuple[Stage, ...], Coefficients, tuple[str, ...]]:
     """Where the rows come from on which coefficients are learned, and what is said of it."""
-    of = s.make(SHARE, Shared).rows_of
-    learn = s.make("learn", Coefficients, model=s.model)
     if (parts.select, parts.aggregate) == ("chance", "size"):
-        return (), learn, ()  # there are no coefficients
+        return (), Coefficients(s.model, steps=0), ()  # there are none
+    of = s.make(SHARE, Shared).rows_of
+    learn = Coefficients(s.model, steps=0) if of == "nobody" else s.make("learn", Coefficients, model=s.model)
     if of == "clients" and learn.steps:
-        give = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True, rows=4)
-        note = f"coefficients are learned on up to {give.rows} labelled rows of every client, which leave it"
+        given = {"shape": s.model.input_shape, "labelled": True, "rows": 4, "split": program.split}
+        give = s.make(SHARE, ShareRows, **given)
+        note = (
+            f"coefficients are learned on up to {give.rows} labelled rows of each of the first clients, which leave it"
+        )
         return (AskOnce(give, newcomers=False, name=SHARE),), learn, (note,)
     public = s.want_public(PUBLIC_ROWS) if of == "public" and learn.steps else None
     if public is None or not len(public.y):
@@ -116,17 +128,18 @@ def shared_set(s: Setting, parts: Parts) -> tuple[tuple[Stage, ...], Coefficient
     return (), replace(learn, public=public), (f"coefficients are learned on {len(public.y)} public rows",)
 
 
-def chosen(s: Setting, parts: Parts, coefficients: Coefficients) -> tuple[Stage, ...]:
+def chosen(s: Setting, parts: Parts, coefficients: Coefficients, program: MeasuredTraining) -> tuple[Stage, ...]:
     if parts.select == "chance":
         return by_chance(s)
     select = s.make("select", ByContribution, size=s.cohort, coefficients=coefficients)
-    every = 1 if select.metrics == "fresh" else 0
-    ask = AskOnce(Measure(s.model), one_model_for, every=every, name=MEASURE)
-    return (ask, select) if select.asks else (select,)
+    fresh, cold = select.metrics == "fresh", select.start == "cold"
+    measure = Measure(s.model, program.split)
+    ask = AskOnce(measure, one_model_for, every=int(fresh), after=int(not cold), reuse=parts.update, name=MEASURE)
+    return (ask, select) if fresh or cold else (select,)
 
 
-def updated(s: Setting, parts: Parts) -> tuple[Stage, ...]:
+def updated(s: Setting, parts: Parts, training: MeasuredTraining) -> tuple[Stage, ...]:
     if not parts.update:
         return ()
-    program = s.make("update", ConditionalUpdate, model=s.model)
+    program = s.make("update", ConditionalUpdate, model=s.model, rows=training.rows)
     return (s.make("update", Update, program=program, models_for=one_model_for, rounds=s.rounds),)

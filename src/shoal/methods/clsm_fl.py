@@ -40,8 +40,8 @@ from shoal.types import Method, ServerState
 
 
 def clsm_fl(s: Setting) -> Method:
-    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True)
     program = s.training("train", LocalTraining)
+    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True, split=program.split)
     rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
     train = s.make("train", Federate, program=program, models_for=blend_for, rate=rate)
     rule = s.make("cluster", Soft)

@@ -32,9 +32,10 @@ from shoal.types import Method
 
 
 def flis(s: Setting) -> Method:
-    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape)
+    trained = s.training("train", LocalTraining)
+    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, split=trained.split)
     share = AskOnce(rows, newcomers=False, name=SHARE)
-    trial = s.training("represent", LocalTraining, epochs=1, name="represent")
+    trial = s.training("represent", LocalTraining, epochs=1, name="represent", rows=trained.rows)
     infer = Infer(trial, one_model_for, s.model)
     group = Group(s.make("cluster", Alike), column="predicted", once=False)
     method = averaging(s, "flis", share, infer, group, FromGroups(one_of_each, size=s.cohort), remember="model")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -41,14 +41,18 @@ from shoal.types import (
 )
 
 TRAIN, MEASURE = "train", "measure"
-NAMES = ("num", "epoch", "acc", "loss", "base", "head")  # columns of metrics, as the paper calls them
+OF_CLIENTS: tuple[str, ...] = ("num", "epoch", "acc", "loss")  # columns of metrics, as the paper calls them
 EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """How much each metric counts: the point of the simplex that makes the loss of the mixed model on the server's rows
-    small, from the centre in a few steps of Adam (Eq. 11). Without rows or steps it is the centre."""
+    """How much each metric counts: from the centre of the simplex a few steps of Adam towards where the loss of the
+    mixed model on the server's rows is small (Eq. 11). Without rows or steps it is the centre.
+
+    A step moves a coefficient's logarithm by `lr` at most, so that with 10 steps of 0.1 the largest of four is never
+    above 0.71: figures tell a direction, not how much a metric matters. The minimum itself is a corner, nearly always.
+    """
 
     model: Model
     public: Examples | None = None  # else what clients shared, if they did
@@ -70,12 +74,16 @@ class Coefficients:
         x, y = self.rows(state)
         if not self.steps or not len(y):
             return np.full(metrics.shape[1], 1 / metrics.shape[1])
-        corners = _corners(metrics, models, like)
+        corners, trainable = _corners(metrics, models, like), set(self.model.trainable)
 
         def loss(theta: Params) -> Tensor:
             """Of one model, the mean of the corners: sum over clients of ContriFunc_i W_i is a V with V = M' W."""
             a = theta["theta"].softmax(-1)
-            mixed = {k: torch.tensordot(a, v, dims=1) if v.is_floating_point() else v for k, v in corners.items()}
+            still = a.detach()  # statistics of batch norm have no slopes
+            mixed = {
+                k: torch.tensordot(a if k in trainable else still, v, dims=1) if v.is_floating_point() else v
+                for k, v in corners.items()
+            }
             return F.cross_entropy(self.model.predict(mixed, x), y)
 
         theta, adam = {"theta": centre}, Adam(self.lr, eps=EPS)
@@ -96,8 +104,17 @@ def _corners(metrics: Floats, models: Tensor, like: Params) -> Params:
     return {k: torch.stack([m[k] for m in found]) if x.is_floating_point() else x for k, x in like.items()}
 
 
-def _figures(stage: str, coefficients: Floats) -> dict[str, float]:
-    return {f"{stage}.coefficient_{name}": float(a) for name, a in zip(NAMES, coefficients, strict=False)}
+def _figures(stage: str, coefficients: Floats, names: Sequence[str] = OF_CLIENTS) -> dict[str, float]:
+    return {f"{stage}.coefficient_{name}": float(a) for name, a in zip(names, coefficients, strict=True)}
+
+
+def _counted(known: Table) -> Table:
+    """Those of whom there is something to count: with rows, and with numbers that are numbers. Who diverged says
+    nothing about the others."""
+    if not len(known):
+        return known
+    finite = known["loss"].isfinite() & known["accuracy"].isfinite() & known["model"].isfinite().all(1)
+    return known.where(((known["size"] > 0) & finite).numpy())
 
 
 @dataclass(frozen=True)
@@ -105,9 +122,11 @@ class ByContribution(ServerOnly):
     """The `size` clients that contribute most (Eq. 10, Alg. 1). Metrics and models are those with which clients last
     took part.
 
-    With `start="warm"` whoever has not taken part yet does so, beside the others: in the first round everybody. With
-    "cold" these clients count with what they tell of the very first model, which then stands for theirs. With
-    `metrics="fresh"` everybody tells anew in every round.
+    With `start="warm"` whoever has not been asked yet is, beside the others: in the first round everybody. Who was
+    silent then is asked again in its turn, one a round, in the place of the least of the chosen. With "cold" clients
+    count with what they tell of the model that they are sent when they come, which then stands for theirs. With
+    `metrics="fresh"` everybody tells anew in every round, of the model that it has then; what is mixed is still what it
+    last sent.
     """
 
     size: int = field(metadata=FIXED)
@@ -116,37 +135,59 @@ class ByContribution(ServerOnly):
     metrics: Literal["last", "fresh"] = "last"
     name: str = "select"
 
-    @property
-    def asks(self) -> bool:
-        """Whether clients must be measured beforehand."""
-        return self.start == "cold" or self.metrics == "fresh"
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"cohort is {self.size}; it must be 1 client or more")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        state = self._with_first_models(state)
         (like,) = state.models.values()
-        first = state.memory.get(self.name, {}).get("first", vector(like))
-        state = replace(state, memory={**state.memory, self.name: {"first": first}} if self.asks else state.memory)
-        known = self._known(state, first)
-        new = [c for c in state.roster if c not in set(known.clients)] if self.start == "warm" else []
+        asked, trained = self._asked(state), set(Table.load(state, TRAIN).clients)
+        known, warm = _counted(self._known(state)), self.start == "warm"
+        new = [c for c in state.roster if c not in asked | trained] if warm else []
+        silent = sorted(c for c in asked - trained if c in set(state.roster)) if warm else []
+        if warm:
+            state = self._remembering(state, asked | set(new))
         if not len(known):
-            return replace(state, cohort=tuple(new))
+            return replace(state, cohort=tuple(new or silent))
         table = contribution.metrics(*(known[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
         a = self.coefficients.learned(table, known["model"], like, state)  # Eq. 11
-        chosen = largest(table @ a, known["size"].numpy() > 0, self.size)
-        cohort = tuple(sorted({*known.named(chosen), *new}))
+        again = [silent[state.round % len(silent)]] if silent else []
+        chosen = largest(table @ a, np.ones(len(known), dtype=bool), max(0, self.size - len(again)))
+        cohort = tuple(sorted({*known.named(chosen), *new, *again}))
         return replace(state, cohort=cohort, figures={**state.figures, **_figures(self.name, a)})
 
-    def _known(self, state: ServerState, first: Tensor) -> Table:
+    def _asked(self, state: ServerState) -> set[ClientId]:
+        return set(Table.load(state, self.name).clients)
+
+    def _remembering(self, state: ServerState, asked: set[ClientId]) -> ServerState:
+        table = Table.of({c: {"asked": torch.tensor(True)} for c in asked})
+        return replace(state, memory={**state.memory, self.name: table.tree()})
+
+    def _with_first_models(self, state: ServerState) -> ServerState:
+        """A cold client is represented by the model that it was measured with, which is kept."""
+        if self.start == "warm":
+            return state
+        (model,) = state.models.values()
+        kept, had = Table.load(state, self.name), set(self._asked(state))
+        told = Table.load(state, MEASURE)
+        new = {c: {"model": vector(model)} for c in told.clients if c not in had}
+        return replace(state, memory={**state.memory, self.name: kept.merged(Table.of(new)).tree()}) if new else state
+
+    def _known(self, state: ServerState) -> Table:
         """Of those who are there: rows, participations, accuracy, loss, model."""
         known, told = (t.where(t.present(state.roster)) for t in (Table.load(state, s) for s in (TRAIN, MEASURE)))
         new = told.where(~told.present(known.clients))
         if self.start == "cold" and len(new):
-            of = {"size": new["size"], "accuracy": new["accuracy"], "loss": new["loss_after"]}
-            of |= {"count": torch.zeros(len(new)), "model": first.expand(len(new), -1)}
+            first = Table.load(state, self.name)
+            of = {"size": new["size"], "accuracy": new["accuracy"], "loss": new["loss_after"], "told": new["told"]}
+            of |= {"count": torch.zeros(len(new)), "model": first.where(first.present(new.clients))["model"]}
             known = known.merged(Table(new.clients, of))
         if self.metrics == "last" or not len(known):
             return known
+        later = torch.from_numpy(told.column("told", known.clients)) > known["told"]
         now = {"accuracy": told.column("accuracy", known.clients), "loss": told.column("loss_after", known.clients)}
-        fresh = {k: torch.where(torch.isnan(t := torch.from_numpy(v)), known[k], t) for k, v in now.items()}
+        fresh = {k: torch.where(later, torch.from_numpy(v), known[k].double()) for k, v in now.items()}
         return Table(known.clients, {**known.columns, **fresh})
 
 
@@ -167,7 +208,8 @@ class FederateByContribution(Federate):
         known = Table.load(state, self.name).merged(self._told(state, reports))
         after = super().fold(state, reports, seed)
         if self.by != "size":
-            weighed = {k: self._weighed(state, i, k, known, reports) for i, k in enumerate(sorted(state.models))}
+            names = enumerate(sorted(state.models))
+            weighed = {k: self._weighed(state, i, k, known, reports) or (after.models[k], {}) for i, k in names}
             figures = {k: v for _, told in weighed.values() for k, v in told.items()}
             models = {k: model for k, (model, _) in weighed.items()}
             after = replace(after, models=models, figures={**after.figures, **figures})
@@ -185,22 +227,29 @@ class FederateByContribution(Federate):
                 "accuracy": torch.tensor(told["accuracy"]),
                 "loss": torch.tensor(told["loss_after"]),
                 "model": vector(report.tensors["model"]),
+                "told": torch.tensor(state.round),
             }
 
         return Table.of({c: row(c, r) for c, r in reports.items()})
 
     def _weighed(
         self, state: ServerState, place: int, name: str, known: Table, reports: Mapping[ClientId, Report]
-    ) -> tuple[Params, dict[str, float]]:
+    ) -> tuple[Params, dict[str, float]] | None:
+        """The model, and the coefficients; None where nobody can be compared, as when everybody diverged."""
         assert self.coefficients is not None
         before = state.models[name]
         inside = {c: r for c, r in with_rows(reports).items() if self._weight(state, place, c, r) > 0}
-        if not inside:
-            return before, {}
-        told = known.where(known.present(tuple(inside)))
-        table = contribution.metrics(*(told[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
+        told = _counted(known.where(known.present(tuple(inside))))
+        if not len(told):
+            return None
+        inside = {c: inside[c] for c in told.clients}
+        columns, table = (
+            OF_CLIENTS,
+            contribution.metrics(*(told[k].double().numpy() for k in ("size", "count", "accuracy", "loss"))),
+        )
         if self.by == "cosine":
-            table = contribution.with_directions(table, self._alike(before, [inside[c] for c in told.clients]))
+            alike = self._alike(before, list(inside.values()))
+            columns, table = (*columns, *alike), contribution.with_directions(table, list(alike.values()))
         a = self.coefficients.learned(table, told["model"], before, state)
         weights = dict(zip(told.clients, (table @ a).tolist(), strict=True))
         member = {c: self._weight(state, place, c, r) / r.counts["train"] for c, r in inside.items()}
@@ -208,17 +257,18 @@ class FederateByContribution(Federate):
             [r.tensors["model"] for r in inside.values()], [weights[c] * member[c] for c in inside]
         )
         label = self.name if len(state.models) == 1 else f"{self.name} {name}"
-        return mean, _figures(label, a)
+        return mean, _figures(label, a, columns)
 
-    def _alike(self, before: Params, reports: list[Report]) -> list[Floats]:
-        """How much base and head point where the global model's do, as trainable parameters in one row (Eq. 14)."""
+    def _alike(self, before: Params, reports: list[Report]) -> dict[str, Floats]:
+        """How much base and head point where the global model's do, as trainable parameters in one row (Eq. 14). A
+        network that is all head has no base."""
         assert self.coefficients is not None
-        head = set(self.coefficients.model.head)
-        found = []
-        for part in ([k for k in self.trainable if k not in head], [k for k in self.trainable if k in head]):
-            rows = [vector({k: r.tensors["model"][k] for k in part}).numpy() for r in reports] if part else []
-            to = vector({k: before[k] for k in part}).numpy() if part else np.empty(0)
-            found.append(contribution.cosines(np.stack(rows), to) if part else np.ones(len(reports)))
+        head, found = set(self.coefficients.model.head), {}
+        parts = {"base": [k for k in self.trainable if k not in head], "head": [k for k in self.trainable if k in head]}
+        for name, part in parts.items():
+            if part:
+                rows = [vector({k: r.tensors["model"][k] for k in part}).numpy() for r in reports]
+                found[name] = contribution.cosines(np.stack(rows), vector({k: before[k] for k in part}).numpy())
         return found
 
 

@@ -294,7 +294,7 @@ class Cloud(ServerOnly):
         edges, known = views(state), Table.load(state, EDGES)
         if not len(known) or not int(known["rows"].sum()):
             return state
-        rows = np.bincount(known["edge"].numpy(), known["rows"].double().numpy(), len(edges))
+        rows = np.bincount(known["edge"].numpy(), known["rows"].numpy(), len(edges)).astype(np.float64)
         reference = max(range(len(edges)), key=lambda k: (len(edges[k].models), rows[k], -k))
         closest = [{name: _closest(model, edges[reference].models) for name, model in e.models.items()} for e in edges]
         closest[reference] = {name: name for name in edges[reference].models}

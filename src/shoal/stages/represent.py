@@ -45,6 +45,7 @@ class AskOnce(OneProgram, EveryRound):
     newcomers: bool = field(default=True, metadata=FIXED)
     every: int = 0
     after: int = field(default=0, metadata=FIXED)
+    reuse: bool = field(default=False, metadata=FIXED)  # clients keep what they are sent
     name: str = "represent"
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class AskOnce(OneProgram, EveryRound):
         anew = self.every > 0 and state.round > self.after and (state.round - self.after) % self.every == 0
         asked = [c for c in state.roster if anew or c not in known]
         models = {c: self.models_for(state, c) if self.models_for else {} for c in asked}
-        return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked})
+        return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked}, self.reuse)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not reports:
