@@ -66,7 +66,7 @@ def test_directions_are_hardly_told_apart(warm):
     known = Table.load(result.state, "train")
     model = result.state.models["global"]
     sent = [Report({"model": restored(row, model)}) for row in known["model"]]
-    for similar in train._alike(model, sent):
+    for similar in train._alike(model, sent).values():
         assert np.ptp(lognorm(similar) * len(sent)) < 0.5
 
 
