@@ -255,10 +255,17 @@ def _announcing(place: Path) -> Callable[[Any], None]:
     return announce
 
 
+def _edges(bench: Any) -> str:
+    kind, _, count = (bench.job.edges or "place").partition(":")
+    count = count or len(set((bench.federation.edges or {}).values()))
+    return f"{count} edges by {kind}, a meeting every {bench.job.cloud_every} rounds"
+
+
 def _announce(bench: Any) -> None:
     job = bench.job
     note = f" ({bench.federation.note})" if bench.federation.note else ""
     cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
+    cohort += f"{_edges(bench)}, " if job.cloud_every else ""
     err.print(
         f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"
         f"{job.model} with {bench.model.parameters:,} parameters, {job.fleet} fleet, seed {job.seed}",

@@ -1,7 +1,7 @@
 """What a run had spent by each of its rounds, and the accuracy that this bought.
 
 The joules of clients are modelled, from rounds.jsonl. Those of the server, for planning and averaging, are the seconds
-that its processor worked times assumed watts.
+that its processor worked times assumed watts; where there are edges, their link to the cloud counts with it.
 
 Accuracy counts where it is held for some evaluated rounds in a row, as in R. Pereira, F. Famá, C. Kalalas and P. Dini,
 "Energy-Efficient Federated Learning for AIoT using Clustering Methods", Tables I and II.
@@ -96,12 +96,13 @@ def accuracy_of(run: RunRecord) -> str:
 
 def course(run: RunRecord) -> list[Point]:
     """All rounds in order, with the joules of everything up to each of them."""
-    kind, watts = accuracy_of(run), _server_watts(run) if run.counted == "all" else 0.0
-    server_s = {line["round"]: line.get("server_s", 0.0) for line in run.timing}
+    kind, all_count = accuracy_of(run), run.counted == "all"
+    watts, server_s = _server_watts(run), {line["round"]: line.get("server_s", 0.0) for line in run.timing}
     parts, sim_s = dict.fromkeys(PARTS, 0.0), 0.0
     points = []
     for line in run.rounds:
-        spent = {**(line.get("joules") or {}), "server": watts * server_s.get(line["round"], 0.0)}
+        spent = dict(line.get("joules") or {})
+        spent["server"] = watts * server_s.get(line["round"], 0.0) + spent.get("long", 0.0) if all_count else 0.0
         parts = {part: joules + spent.get(part, 0.0) for part, joules in parts.items()}
         sim_s += line.get("sim_time_s", 0.0)
         accuracy = (line.get("accuracy") or {}).get(kind)

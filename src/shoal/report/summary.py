@@ -63,6 +63,7 @@ class Column:
     show: Callable[[float], str]
     meaning: str
     optional: bool = False  # left out where no run has it
+    needs: str = ""  # left out where no run has this
 
     def value(self, row: Mapping[str, Any]) -> Any:
         return _at(row, self.path)
@@ -88,6 +89,14 @@ COLUMNS = (
     Column("Groups", ("groups",), None, "{:.3g}".format, "groups of clients that share a model", True),
     Column("Up", ("bytes_up",), min, size, "bytes from the clients to the server, whole run"),
     Column("Down", ("bytes_down",), min, size, "bytes from the server to the clients, whole run"),
+    Column(
+        "Long link",
+        ("bytes_long",),
+        min,
+        size,
+        "bytes to and from the cloud, whole run: of the edges, or of all clients where there are none",
+        needs="edges",
+    ),
     Column(
         "Joules",
         ("joules", "total"),
@@ -117,7 +126,10 @@ def summarise_seeds(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    return [c for c in COLUMNS if not c.optional or any(c.value(row) is not None for row in rows)]
+    def has(column: Column, row: Mapping[str, Any]) -> bool:
+        return bool(row[column.needs]) if column.needs else not column.optional or column.value(row) is not None
+
+    return [c for c in COLUMNS if any(has(c, row) for row in rows)]
 
 
 def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
@@ -170,6 +182,8 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
     last = record.evaluated[-1] if record.evaluated else {}
     accuracy = result.get("accuracy") or last.get("accuracy") or {}
     loss = result.get("loss") or last.get("loss") or {}
+    sent = {k: result.get(k, sum(line[k] for line in record.rounds)) for k in ("bytes_up", "bytes_down")}
+    long = [line["bytes_long"] for line in record.rounds if "bytes_long" in line]
     return {
         "run_dir": str(record.path),
         "label": label,
@@ -181,8 +195,9 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
         "accuracy": {k: _finite(accuracy.get(k)) for k in ACCURACY},
         "loss": {k: _finite(loss.get(k)) for k in LOSS},
         "groups": sum(1 for group in result["groups"] if group["clients"]) if "groups" in result else None,
-        "bytes_up": result.get("bytes_up", sum(line["bytes_up"] for line in record.rounds)),
-        "bytes_down": result.get("bytes_down", sum(line["bytes_down"] for line in record.rounds)),
+        **sent,
+        "edges": len(result["edges"]) if "edges" in result else int(bool(long)),
+        "bytes_long": sum(long) if long else sum(sent.values()),
         "joules": _joules(record),
         "sim_time_s": _sim_time_s(record),
         "predict_ms": _finite(result.get("predict_ms")),
@@ -222,6 +237,8 @@ def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
         "groups": over_seeds("groups"),
         "bytes_up": over_seeds("bytes_up"),
         "bytes_down": over_seeds("bytes_down"),
+        "edges": rows[0]["edges"],
+        "bytes_long": over_seeds("bytes_long"),
         "joules": {k: over_seeds("joules", k) for k in JOULES},
         "sim_time_s": over_seeds("sim_time_s"),
         "predict_ms": over_seeds("predict_ms"),

@@ -38,6 +38,8 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "groups": None,
             "bytes_up": 4000,
             "bytes_down": 12000,
+            "edges": 0,
+            "bytes_long": 16000,
             "joules": {"train": None, "pre": None, "comm": None, "server": None, "total": None},
             "sim_time_s": None,
             "predict_ms": None,
@@ -207,3 +209,13 @@ def test_the_unit_of_an_axis_suits_its_end():
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_long_link_is_shown_beside_runs_without_edges(write_run):
+    """Without edges all that clients send and are sent crosses it."""
+    flat, edged = (summarise([read_run(write_run(name=name))])[0] for name in ("flat", "edged"))
+    titles = [c.title for c in columns_of([flat, edged])]
+    assert "Long link" not in titles
+    edged |= {"edges": 2, "bytes_long": 700}
+    assert "Long link" in [c.title for c in columns_of([flat, edged])]
+    assert COLUMN["bytes_long"].text(flat) == "16.0 kB"
