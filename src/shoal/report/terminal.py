@@ -72,7 +72,7 @@ def partition_view(partition: Mapping[str, Any]) -> RenderableType:
 
 def _table(rows: Sequence[Mapping[str, Any]], mark_best: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Run", min_width=10, max_width=18, overflow="fold")
+    table.add_column("Run", min_width=10, max_width=30, overflow="fold")
     columns = columns_of(rows)
     for column in columns:
         table.add_column(column.title.removesuffix(" %"), justify="right", overflow="fold")
