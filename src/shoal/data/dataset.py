@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.data.prepare import Preparation
 from shoal.errors import UserError
 from shoal.types import Examples
 
@@ -35,6 +36,7 @@ class Dataset:
     owner: tuple[str, ...] | None = None  # the client that owns training row i
     sensitive: Tensor | None = None  # whether training row i is of high sensitivity
     note: str = ""
+    preparation: Preparation | None = None  # how its rows were prepared; None: they are as they came
 
     @property
     def input_shape(self) -> tuple[int, ...]:

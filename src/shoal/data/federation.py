@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.data.prepare import Preparation
 from shoal.errors import UserError
 from shoal.types import POOL, ClientData, ClientId, Examples
 
@@ -60,6 +61,7 @@ class Federation(Mapping[ClientId, ClientData]):
         groups: Mapping[ClientId, int] | None = None,
         sensitive: Mapping[str, NDArray[np.int64]] | None = None,
         public: Examples | None = None,
+        preparation: Preparation | None = None,
     ) -> None:
         self.central = _laid_out(central)
         self.public = _laid_out(public) if public is not None and len(public.y) else None
@@ -67,6 +69,7 @@ class Federation(Mapping[ClientId, ClientData]):
         self.name = name
         self.spec = spec
         self.note = note
+        self.preparation = preparation
         self.shifts: dict[ClientId, str] = dict(shifts or {})
         self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
         self._rows = _laid_out(rows)
@@ -174,6 +177,7 @@ class Federation(Mapping[ClientId, ClientData]):
             groups=self.groups,
             sensitive={split: np.array(rows) for split, rows in self._sensitive.items()},
             public=None if self.public is None else Examples(*(part.to(device) for part in self.public)),
+            preparation=self.preparation,
         )
 
 

@@ -115,6 +115,7 @@ def partition(
         groups=_planted(deal, effects),
         sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
         public=Examples(dataset.train.x[apart], dataset.train.y[apart]),
+        preparation=dataset.preparation,
     )
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 
