@@ -37,7 +37,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,flower,serve,onnx]'
 	touch $@
 
 $(VENV)-bench/.installed: benchmarks/requirements.txt pyproject.toml constraints.txt
