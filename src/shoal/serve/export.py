@@ -131,10 +131,17 @@ def _safetensors(version: Version, name: str, module: FromRaw) -> tuple[bytes, A
     return data, again
 
 
+def _program(version: Version, module: FromRaw) -> torch.export.ExportedProgram:
+    """As a graph of tensor operations, for any number of rows."""
+    rows = torch.export.Dim("rows", min=1)
+    return torch.export.export(module, (_raw_rows(version, 3),), dynamic_shapes=({0: rows},))
+
+
 def _torchscript(version: Version, name: str, module: FromRaw) -> tuple[bytes, Answer]:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is no longer developed; the page says so
-        traced = torch.jit.trace(module, _raw_rows(version, 3), check_trace=False)  # type: ignore[no-untyped-call]
+        graph = _program(version, module).module()  # not the module itself: it calls a network as a function
+        traced = torch.jit.trace(graph, _raw_rows(version, 3), check_trace=False)  # type: ignore[no-untyped-call]
         stream = io.BytesIO()
         torch.jit.save(traced, stream)
         again = torch.jit.load(io.BytesIO(stream.getvalue()))  # type: ignore[no-untyped-call]
@@ -151,15 +158,8 @@ def _onnx(version: Version, name: str, module: FromRaw) -> tuple[bytes, Answer]:
         ) from None
     with torch.no_grad(), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        rows = torch.export.Dim("rows", min=1)
         program = torch.onnx.export(
-            module,
-            (_raw_rows(version, 3),),
-            input_names=["rows"],
-            output_names=["logits"],
-            dynamic_shapes=({0: rows},),
-            dynamo=True,
-            verbose=False,
+            _program(version, module), input_names=["rows"], output_names=["logits"], dynamo=True, verbose=False
         )
     assert program is not None
     proto = program.model_proto
