@@ -583,10 +583,11 @@ def serve(
     """Answer predictions over HTTP with a run's newest models, also while it is still training."""
     with _told(False):
         listening, service = _served(run_dir, locals())
-        err.print(f"serving {run_dir} on {listening.url}", highlight=False, soft_wrap=True)
         from shoal.serve.server import serve as serve_now
 
-        serve_now(service, listening)
+        serve_now(
+            service, listening, lambda url: err.print(f"serving {run_dir} on {url}", highlight=False, soft_wrap=True)
+        )
 
 
 def _served(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from shoal.serve.auth import bearer_of
 from shoal.serve.metrics import Metrics
 from shoal.serve.problems import Problem, retry_after
 from shoal.serve.rates import Rates
+
+log = logging.getLogger(__name__)
 
 OPEN = ("/healthz", "/readyz")  # for load balancers: they say nothing of the models
 
@@ -56,11 +59,17 @@ class Gate:
                 problem.headers["Connection"] = "close"  # what is left of the body is not read
                 await problem.response()(scope, receive, noticed)
                 return
-            await self.app(scope, whole, noticed)
+            await self._answered(scope, whole, noticed)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(path, status).inc()
             self.metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except Exception:  # it has been answered with 500 before it came here; the connection may be kept
+            log.exception("a request to %s failed", scope["path"])
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in OPEN:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -18,8 +17,6 @@ from starlette.responses import Response
 from shoal.serve.batching import Overloaded
 from shoal.serve.inputs import Unfit
 from shoal.serve.version import NeedsPrivate
-
-log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -90,7 +87,6 @@ def problem_of(error: Exception) -> Problem:
             return _invalid(error)
         case HTTPException():
             return Problem(error.status_code, _detail(error), headers=error.headers)
-    log.exception("a request failed", exc_info=error)
     return Problem(500, "something is wrong in the service itself; its log says what")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from shoal.serve.gate import Gate, Limits
 from shoal.serve.problems import MEDIA_TYPE, Problem
 from shoal.serve.rates import Rates
 
+BACKLOG = 1024  # connections that wait to be taken
 GRACE_S = 20  # for requests that are under way when the service is asked to stop
 
 
@@ -128,6 +130,23 @@ def make_server(service: Service, listening: Listening) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(service: Service, listening: Listening) -> None:
+def bound(listening: Listening) -> tuple[socket.socket, Listening]:
+    """The socket on which callers may wait from now on, and the port that it has."""
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    held = socket.socket(family)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((listening.host, listening.port))
+    except OSError as error:
+        held.close()
+        raise UserError(f"port {listening.port} of {listening.host} cannot be taken: {error.strerror}") from None
+    held.listen(BACKLOG)
+    return held, replace(listening, port=held.getsockname()[1])
+
+
+def serve(service: Service, listening: Listening, told: Callable[[str], None]) -> None:
     torch.set_num_threads(1)  # passes are small, and threads of one pass would wait for each other
-    make_server(service, listening).run()
+    server = make_server(service, listening)
+    held, listening = bound(listening)
+    told(listening.url)
+    server.run(sockets=[held])
