@@ -654,9 +654,10 @@ def export(
         if as_json:
             _print_json(asdict(made) | {"path": str(made.path)})
         else:
+            rows = "any number of rows" if made.any_rows else "one row at a time"
             out.print(
-                f"{made.path}: {made.name} of round {made.round}, {made.bytes:,} bytes; its answers differ from the "
-                f"model's by {made.difference:.1e} at most",
+                f"{made.path}: {made.name} of round {made.round} for {rows}, {made.bytes:,} bytes; "
+                f"its answers differ from the model's by {made.difference:.1e} at most",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,13 @@ from shoal.store.files import write_bytes
 from shoal.types import Params, ServerState
 
 TOLERANCE = 1e-3  # of logits: beyond it, the file is not the model
-CHECKED_ROWS = (1, 5)
 Answer = Callable[[Tensor], Tensor]
+
+
+class Written(NamedTuple):
+    data: bytes
+    answer: Answer  # by the file, for raw rows
+    any_rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Exported:
     round: int
     bytes: int
     difference: float  # the largest, of logits, between the file and the run's own model
+    any_rows: bool  # or one at a time
 
 
 class FromRaw(nn.Module):
@@ -84,12 +91,12 @@ def export(run: Path, format: str, out: Path | None = None, cluster: str | None 
     if not place.parent.is_dir():
         raise UserError(f"out is {str(place)!r}, but there is no folder {str(place.parent)!r}")
     module = FromRaw(version, version.models(name), single=cluster is not None).eval()
-    data, answer = write(version, name, module)
-    difference = _difference(version, module, answer)
+    data, answer, any_rows = write(version, name, module)
+    difference = max(_difference(version, module, answer, rows) for rows in ((1, 5) if any_rows else (1,)))
     if difference > TOLERANCE:
         raise UserError(f"format {format!r} gives answers that differ by {difference:.2g} from the model's own")
     write_bytes(place, data)
-    return Exported(place, name, version.round, len(data), difference)
+    return Exported(place, name, version.round, len(data), difference, any_rows)
 
 
 def _cluster(version: Version, cluster: str) -> str:
@@ -114,41 +121,47 @@ def _raw_rows(version: Version, rows: int) -> Tensor:
     return (x * std + mean) * inputs.preparation.scale
 
 
-def _difference(version: Version, module: FromRaw, answer: Answer) -> float:
+def _difference(version: Version, module: FromRaw, answer: Answer, rows: int) -> float:
     """Against the run's own way: rows prepared as for training, then what the service would use."""
-    largest = 0.0
-    for rows in CHECKED_ROWS:
-        raw = _raw_rows(version, rows)
-        with torch.no_grad():
-            own = module.logits(version.blueprint.inputs.tensor(raw.numpy()))
-            largest = max(largest, float((answer(raw) - own).abs().max()))
-    return largest
+    raw = _raw_rows(version, rows)
+    with torch.no_grad():
+        own = module.logits(version.blueprint.inputs.tensor(raw.numpy()))
+        return float((answer(raw) - own).abs().max())
 
 
-def _safetensors(version: Version, name: str, module: FromRaw) -> tuple[bytes, Answer]:
+def _safetensors(version: Version, name: str, module: FromRaw) -> Written:
     data, _ = version.file(name)
     again = FromRaw(version, unpack(data)[0], single=module.single)
-    return data, again
+    return Written(data, again)
 
 
-def _program(version: Version, module: FromRaw) -> torch.export.ExportedProgram:
-    """As a graph of tensor operations, for any number of rows."""
+def _program(version: Version, module: FromRaw) -> tuple[torch.export.ExportedProgram, bool]:
+    """As a graph of tensor operations, and whether it takes any number of rows. A method that asks how many there are,
+    to choose the faster way, has a graph for one row at a time."""
     rows = torch.export.Dim("rows", min=1)
-    return torch.export.export(module, (_raw_rows(version, 3),), dynamic_shapes=({0: rows},))
+    try:
+        return torch.export.export(module, (_raw_rows(version, 3),), dynamic_shapes=({0: rows},)), True
+    except Exception as error:  # of several kinds, by what could not be traced
+        try:
+            return torch.export.export(module, (_raw_rows(version, 1),)), False
+        except Exception:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"method {version.method.name} cannot be written as a graph: {reason}") from error
 
 
-def _torchscript(version: Version, name: str, module: FromRaw) -> tuple[bytes, Answer]:
+def _torchscript(version: Version, name: str, module: FromRaw) -> Written:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is no longer developed; the page says so
-        graph = _program(version, module).module()  # not the module itself: it calls a network as a function
-        traced = torch.jit.trace(graph, _raw_rows(version, 3), check_trace=False)  # type: ignore[no-untyped-call]
+        program, any_rows = _program(version, module)  # not the module itself: it calls a network as a function
+        rows = _raw_rows(version, 3 if any_rows else 1)
+        traced = torch.jit.trace(program.module(), rows, check_trace=False)  # type: ignore[no-untyped-call]
         stream = io.BytesIO()
         torch.jit.save(traced, stream)
         again = torch.jit.load(io.BytesIO(stream.getvalue()))  # type: ignore[no-untyped-call]
-    return stream.getvalue(), again
+    return Written(stream.getvalue(), again, any_rows)
 
 
-def _onnx(version: Version, name: str, module: FromRaw) -> tuple[bytes, Answer]:
+def _onnx(version: Version, name: str, module: FromRaw) -> Written:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
@@ -158,16 +171,15 @@ def _onnx(version: Version, name: str, module: FromRaw) -> tuple[bytes, Answer]:
         ) from None
     with torch.no_grad(), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _program(version, module), input_names=["rows"], output_names=["logits"], dynamo=True, verbose=False
-        )
+        graph, any_rows = _program(version, module)
+        program = torch.onnx.export(graph, input_names=["rows"], output_names=["logits"], dynamo=True, verbose=False)
     assert program is not None
     proto = program.model_proto
     for key, value in (("classes", ",".join(version.blueprint.inputs.classes)), ("round", str(version.round))):
         proto.metadata_props.add(key=f"shoal.{key}", value=value)
     data: bytes = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return data, lambda x: torch.from_numpy(session.run(None, {"rows": x.numpy()})[0])
+    return Written(data, lambda x: torch.from_numpy(session.run(None, {"rows": x.numpy()})[0]), any_rows)
 
 
 class _quiet:
