@@ -95,8 +95,8 @@ def start(run: Path, options: tuple[str, ...], core: int) -> tuple[subprocess.Po
 
 def request(path: str, row: object) -> bytes:
     body = json.dumps({"rows": row}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def caller(port: int, sent: bytes, until: float, seen: Seen, counted: float) -> None:

@@ -63,9 +63,10 @@ def test_a_network_of_convolutions(runs, images, tmp_path):
 
 
 def test_a_file_with_other_answers_is_not_written(runs, tmp_path, monkeypatch):
-    monkeypatch.setitem(
-        exporting.FORMATS, "safetensors", lambda version, name, module: (b"x", lambda x: module(x) + 1, True)
-    )
+    def other(version, name, module):
+        return exporting.Written(b"x", lambda x: module(x) + 1)
+
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", other)
     with pytest.raises(UserError, match="answers that differ by 1 from"):
         export(runs("ifca"), "safetensors", tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

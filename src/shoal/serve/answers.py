@@ -50,9 +50,9 @@ def worded(lot: Lot, logits: Tensor, expert: Tensor | None = None, score: Tensor
 
 def rows_of(said: Answered, classes: Sequence[str], below: float) -> list[dict[str, Any]]:
     """One object for each row; without a label where the confidence is below the threshold."""
-    if not bool(said.probabilities.isfinite().all()):
-        raise Unfit("rows", "rows: values are so far from those that the model was trained on that it has no answer")
     best, places = said.probabilities.max(1)
+    if not all(map(math.isfinite, best.tolist())):
+        raise Unfit("rows", "rows: values are so far from those that the model was trained on that it has no answer")
     columns = (best.tolist(), places.tolist(), said.probabilities.tolist(), said.experts, said.scores)
     return [
         {

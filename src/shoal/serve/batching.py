@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from shoal.serve.metrics import Metrics
 from shoal.serve.version import Asked, Told
 
+SHORT_S = 0.02  # of a pass
 Waiting = tuple[Asked, "asyncio.Future[Told]"]
 
 
@@ -27,12 +30,18 @@ class Batching:
 
 
 class Batcher:
-    """One thread computes, so that the loop goes on reading; what comes meanwhile is the next pass."""
+    """What comes while a pass is computed is the next pass.
+
+    A long pass has a thread of its own, so that the loop goes on reading. A short one has not: a busy loop gives a
+    thread its turn at the interpreter only every few milliseconds, again after each tensor operation, which made passes
+    of a small network many times as long as they are.
+    """
 
     def __init__(self, answer: Callable[[Sequence[Asked]], list[Told]], options: Batching, metrics: Metrics) -> None:
         self._answer, self.options, self.metrics = answer, options, metrics
         self._queue: deque[Waiting] = deque()
         self._rows = 0
+        self._row_s = math.inf  # what a row took in the last pass: at first nothing is known
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
@@ -60,7 +69,11 @@ class Batcher:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._enough.wait(), self.options.wait_s)
             batch = self._take()
-            await loop.run_in_executor(self._thread, self._compute, batch, loop)
+            if self._row_s * sum(len(asked.x) for asked, _ in batch) < SHORT_S:
+                _tell(batch, self._compute(batch))
+                await asyncio.sleep(0)
+            else:
+                _tell(batch, await loop.run_in_executor(self._thread, self._compute, batch))
 
     def _take(self) -> list[Waiting]:
         batch: list[Waiting] = []
@@ -75,12 +88,14 @@ class Batcher:
         self.metrics.batch_rows.observe(rows)
         return batch
 
-    def _compute(self, batch: Sequence[Waiting], loop: asyncio.AbstractEventLoop) -> None:
+    def _compute(self, batch: Sequence[Waiting]) -> Sequence[Told | Exception]:
+        begun = time.thread_time()
         try:
-            found: Sequence[Told | Exception] = self._answer([asked for asked, _ in batch])
+            return self._answer([asked for asked, _ in batch])
         except Exception:  # one request must not fail its neighbours
-            found = [self._alone(asked) for asked, _ in batch]
-        loop.call_soon_threadsafe(_tell, batch, found)
+            return [self._alone(asked) for asked, _ in batch]
+        finally:
+            self._row_s = (time.thread_time() - begun) / sum(len(asked.x) for asked, _ in batch)
 
     def _alone(self, asked: Asked) -> Told | Exception:
         try:

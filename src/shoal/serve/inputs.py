@@ -48,7 +48,7 @@ class Inputs:
             x = torch.from_numpy(rows.astype(np.float32))
         else:
             x = self.preparation(rows)
-        if not bool(x.isfinite().all()):
+        if not np.isfinite(x.numpy()).all():
             raise Unfit("rows", "rows: a value is too large for single precision once it is prepared")
         return x
 

@@ -9,6 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from shoal.serve.inputs import IMAGES, LARGEST, MOST_ROWS, Inputs
 
 NPY = "application/x-npy"
+OF_CLIENT = "A client of the run: it is served the model of its cluster."
+
+
+class Options(BaseModel):
+    """What may stand behind the question mark of a prediction."""
+
+    client: str | None = Field(None, description=OF_CLIENT)
+    prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
+    abstain_below: float | None = Field(None, ge=0, le=1, description="No label for rows of less confidence.")
 
 
 class RowAnswer(BaseModel):
@@ -61,8 +70,8 @@ class Health(BaseModel):
     round: int | None = Field(None, description="Of the models that are served.")
 
 
-def predict_body(inputs: Inputs) -> dict[str, Any]:
-    """The three kinds of body, and an example of the right shape."""
+def predicting(inputs: Inputs) -> dict[str, Any]:
+    """The options, the three kinds of body, and an example of the right shape."""
     number: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
     row, zeros = number, 0.0
     for n in reversed(inputs.shape):
@@ -77,4 +86,8 @@ def predict_body(inputs: Inputs) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": body, "example": {"rows": [zeros]}}}
     binary = {"schema": {"type": "string", "format": "binary"}}
     content |= dict.fromkeys((NPY, *IMAGES), binary)
-    return {"requestBody": {"required": True, "content": content}}
+    options = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in Options.model_json_schema()["properties"].items()
+    ]
+    return {"parameters": options, "requestBody": {"required": True, "content": content}}
