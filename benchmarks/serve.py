@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from shoal import lab
 from shoal.job import Job
@@ -38,6 +40,8 @@ SERVERS = {
 class Seen:
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    answered: int = 0  # also while it grows warm
+    cpu_s: float = 0.0  # of the server, for these
     errors: int = 0
     rounds: set[int] = field(default_factory=set)
     experts: set[str] = field(default_factory=set)
@@ -47,6 +51,7 @@ class Seen:
         return {
             "requests": len(ms),
             "per_s": len(ms) / self.seconds,
+            "server_cpu_ms": 1000 * self.cpu_s / self.answered,
             "p50_ms": float(np.percentile(ms, 50)),
             "p99_ms": float(np.percentile(ms, 99)),
             "errors": self.errors,
@@ -112,6 +117,7 @@ async def caller(port: int, sent: bytes, until: float, seen: Seen, counted: floa
             seen.errors += 1
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             continue
+        seen.answered += 1
         if not head.startswith(b"HTTP/1.1 200"):
             seen.errors += 1
         elif begun >= counted:
@@ -141,12 +147,22 @@ async def add_round(run: Path, after_s: float) -> None:
     checkpoints.discard_old()
 
 
-async def measured(run: Path, ports: dict[str, int], requests: list[bytes], seconds: float) -> dict[str, Seen]:
-    seen = {name: Seen() for name in ports}
+def cpu_s(process: subprocess.Popen[str]) -> float:
+    """What a server has computed: on a busy machine this says more than the clock."""
+    spent = psutil.Process(process.pid).cpu_times()
+    return spent.user + spent.system
+
+
+async def measured(
+    run: Path, servers: Mapping[str, tuple[subprocess.Popen[str], int]], requests: list[bytes], seconds: float
+) -> dict[str, Seen]:
+    seen = {name: Seen() for name in servers}
     for n in range(TURNS):
-        for name, port in ports.items():
+        for name, (process, port) in servers.items():
             swap = asyncio.create_task(add_round(run, WARM_S + seconds / TURNS / 2)) if n % 2 else None
+            before = cpu_s(process)
             await turn(port, requests, seconds / TURNS, seen[name], swap)
+            seen[name].cpu_s += cpu_s(process) - before
             print(f"turn {n + 1}/{TURNS}  {name}: {len(seen[name].latencies_s):,} answers so far", file=sys.stderr)
     return seen
 
@@ -167,8 +183,7 @@ def main() -> None:
     servers = {name: start(folder / "run", how, of_server) for name, how in SERVERS.items()}
     try:
         os.sched_setaffinity(0, {of_load})
-        ports = {name: port for name, (_, port) in servers.items()}
-        seen = asyncio.run(measured(folder / "run", ports, requests, options.seconds))
+        seen = asyncio.run(measured(folder / "run", servers, requests, options.seconds))
     finally:
         for process, _ in servers.values():
             process.terminate()
@@ -183,6 +198,7 @@ def main() -> None:
         "seconds": options.seconds,
         "servers": figures,
         "gathered_over_one_by_one": rates["gathered"] / rates["one by one"],
+        "cores": os.cpu_count(),
         "load_average": {"before": load_before, "after": os.getloadavg()[0]},
     }
     options.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -47,8 +48,8 @@ def service(folder):
     """The page's first two commands, but for the port: a run, and a process that serves it."""
     run, serve = list(commands())[:2]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    me = [sys.executable, "-m", *shlex.split(run)]
-    subprocess.run(me, cwd=folder, env=environment, check=True, capture_output=True)
+    with contextlib.chdir(folder):
+        assert shoal(*shlex.split(run)[1:]).exit_code == 0
     command = [sys.executable, "-m", *shlex.split(serve.splitlines()[0]), "--port", "0"]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
