@@ -44,6 +44,9 @@ def test_while_the_service_is_away_the_kept_models_answer_the_same(client, runs,
     close(after.answers, [a | {"abstained": a["confidence"] < 0.5} | _label(a, 0.5) for a in before.answers])
     with pytest.raises(UserError, match="must be 1 x 8 x 8 for one row"):
         remote.predict([[1.0, 2.0]])
+    remote.kept.write_bytes(remote.kept.read_bytes()[:-8])
+    with pytest.raises(Away, match="is damaged; remove it"):
+        remote.predict(images)
 
 
 def _label(answer, below):
@@ -119,7 +122,7 @@ def test_attempts_are_repeated_with_growing_pauses(tmp_path):
     pauses = []
     url = f"http://127.0.0.1:{server.server_port}"
     try:
-        with Remote(url, pause_s=0.4, sleep=pauses.append) as remote:
+        with Remote(url, pause_s=0.4, sleep=pauses.append, cache=tmp_path) as remote:  # it has no models to keep
             assert remote.predict([[1.0]]).labels == ["3"]
             assert server.seen == [503, 0, 502, 429, 200]
             assert pauses[0] == 2  # as the service asked

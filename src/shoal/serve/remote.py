@@ -6,6 +6,7 @@ import io
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from shoal.codec import unpack
 from shoal.errors import UserError
@@ -89,7 +91,8 @@ class Remote:
                 raise
             return self._alone(rows, prepared, abstain_below or 0.0)
         if self.kept is not None and self._due():
-            self.refresh()
+            with suppress(Away, Refused):  # the answer is here; newer models can be fetched after a later one
+                self.refresh()
         return Predicted(found["answers"], found["round"])
 
     def refresh(self) -> bool:
@@ -98,8 +101,8 @@ class Remote:
             raise UserError("cache is None; give Remote a folder to keep models in")
         parameters = {} if self.client is None else {"client": self.client}
         held = {"If-None-Match": _etag(self.kept.read_bytes())} if self.kept.exists() else {}
-        answer = self._ask("GET", "/v1/models/served", params=parameters, headers=held)
         self._refreshed = time.monotonic()
+        answer = self._ask("GET", "/v1/models/served", params=parameters, headers=held)
         if answer.status_code == 304:
             return False
         self.kept.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +130,10 @@ class Remote:
 
     def _alone(self, rows: Any, prepared: bool, below: float) -> Predicted:
         assert self.kept is not None
-        models, facts = unpack(self.kept.read_bytes())
+        try:
+            models, facts = unpack(self.kept.read_bytes())
+        except (SafetensorError, ValueError, KeyError):
+            raise Away(f"the service is away, and {self.kept} is damaged; remove it") from None
         blueprint = Blueprint.read(facts, str(self.kept))
         if blueprint.own_code is not None and not self.own_code:
             raise UserError(
