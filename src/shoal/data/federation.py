@@ -57,11 +57,11 @@ class Federation(Mapping[ClientId, ClientData]):
         name: str = "",
         spec: str = "",
         note: str = "",
+        preparation: Preparation | None = None,
         shifts: Mapping[ClientId, str] | None = None,
         groups: Mapping[ClientId, int] | None = None,
         sensitive: Mapping[str, NDArray[np.int64]] | None = None,
         public: Examples | None = None,
-        preparation: Preparation | None = None,
     ) -> None:
         self.central = _laid_out(central)
         self.public = _laid_out(public) if public is not None and len(public.y) else None
