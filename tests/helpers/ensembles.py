@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from shoal.methods.ifca import ifca
+from shoal.stages.experts import expert_for
 from shoal.types import Answer
 
 
@@ -18,7 +19,7 @@ def ensemble(s):
     return replace(
         ifca(s),
         name="ensemble",
-        models_for=lambda state, client: state.models,
+        models_for=lambda state, client: state.models if client is None else expert_for(state, client),
         predict=lambda models, private, x: route(models, private, x).logits,
         route=route,
     )

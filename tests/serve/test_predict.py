@@ -83,7 +83,9 @@ def test_a_method_with_one_model_names_no_expert(runs, http, images):
         assert ask(http, running, images[:1]).json()["answers"][0]["expert"] is None
 
 
-def test_a_client_of_the_run_is_served_its_clusters_model(grouped, http, images, expected):
+@pytest.mark.parametrize("which", ["grouped", "routed"])
+def test_a_client_of_the_run_is_served_its_clusters_model(which, request, http, images, expected):
+    grouped = request.getfixturevalue(which)
     membership = newest(grouped.service.run).state.membership
     assert len({int(weights.argmax()) for weights in membership.values()}) > 1
     for client, weights in membership.items():

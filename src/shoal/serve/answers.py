@@ -44,7 +44,10 @@ def answered(method: Method, lot: Lot, x: Tensor, private: Tree | None = None) -
 
 def worded(lot: Lot, logits: Tensor, expert: Tensor | None = None, score: Tensor | None = None) -> Answered:
     rows, names = len(logits), sorted(lot.models)
-    experts = [lot.expert] * rows if expert is None else [names[k] for k in expert.tolist()]
+    if expert is None or lot.expert is not None:  # a client's own is named by its group, whatever it is sent as
+        experts: list[str | None] = [lot.expert] * rows
+    else:
+        experts = [names[k] for k in expert.tolist()]
     return Answered(logits.float().softmax(-1), experts, [None] * rows if score is None else score.tolist())
 
 
