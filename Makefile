@@ -25,6 +25,7 @@ bench: $(VENV)-bench/.installed
 	$(VENV)-bench/bin/python benchmarks/fleets.py
 	$(VENV)-bench/bin/python benchmarks/scale.py
 	$(VENV)-bench/bin/python benchmarks/clusters.py
+	$(VENV)-bench/bin/python benchmarks/serve.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -37,13 +38,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,flower,serve,onnx]'
 	touch $@
 
 $(VENV)-bench/.installed: benchmarks/requirements.txt pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-bench
 	$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt -e '.[flower]' -r benchmarks/requirements.txt
+	$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt -e '.[flower,serve]' -r benchmarks/requirements.txt
 	touch $@
 
 clean:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.stages.edges import Topology, parse_edges
 from shoal.store.run import RunStore
-from shoal.types import ClientId, Fleet, Method, Tree
+from shoal.types import ClientId, Examples, Fleet, Method, Tree
 
 log = logging.getLogger(__name__)
 
@@ -141,19 +141,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     """The model and the method for this federation, and the job with its open choices made."""
     model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
     cohort = job.cohort_size(len(federation))
-    setting = Setting(
-        model=model,
-        rounds=job.rounds,
-        cohort=cohort,
-        epochs=job.epochs,
-        batch_size=job.batch_size,
-        lr=job.lr,
-        momentum=job.momentum,
-        eval_every=job.eval_every,
-        options=job.set,
-        public=federation.public,
-        edges=topology(job, federation.edges),
-    )
+    setting = setting_of(job, model, cohort, federation.public, federation.edges)
     built = build(method, setting)
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)
@@ -173,6 +161,28 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     costs = costs_of(job, federation)
     _warn_of_small_devices(costs, model)
     return Bench(job, federation, model, built, costs)
+
+
+def setting_of(
+    job: Job,
+    model: Model,
+    cohort: int,
+    public: Examples | None = None,
+    places: Mapping[ClientId, str] | None = None,
+) -> Setting:
+    return Setting(
+        model=model,
+        rounds=job.rounds,
+        cohort=cohort,
+        epochs=job.epochs,
+        batch_size=job.batch_size,
+        lr=job.lr,
+        momentum=job.momentum,
+        eval_every=job.eval_every,
+        options=job.set,
+        public=public,
+        edges=topology(job, places),
+    )
 
 
 def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
@@ -277,6 +287,15 @@ def at_work(fleet: Fleet) -> Iterator[None]:
 
 def public_rows(federation: Federation) -> int:
     return 0 if federation.public is None else len(federation.public.y)
+
+
+def inputs_of(federation: Federation) -> dict[str, Any]:
+    """inputs.json: what a model is given and what it answers, for whoever serves it without the data."""
+    return {
+        "shape": list(federation.input_shape),
+        "classes": list(federation.classes),
+        "preparation": None if federation.preparation is None else asdict(federation.preparation),
+    }
 
 
 def describe(federation: Federation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shoal import engine
-from shoal.bench import Bench, arrange, at_work, check_names, costs_of, describe, make_fleet, setup
+from shoal.bench import Bench, arrange, at_work, check_names, costs_of, describe, inputs_of, make_fleet, setup
 from shoal.cost.carbon import Carbon, split
 from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
@@ -85,7 +85,7 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
 def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
     config = json.loads(bench.job.model_dump_json())
     facts = describe(bench.federation), bench.costs.facts()
-    with RunStore.create(out, config, *facts, keep=bench.job.keep) as store:
+    with RunStore.create(out, config, *facts, keep=bench.job.keep, inputs=inputs_of(bench.federation)) as store:
         try:
             return _play(bench, store, **kw)
         except UserError:  # what only the first round could find out: a layer that is not there, a file

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.data.prepare import Preparation
 from shoal.errors import UserError
 from shoal.types import Examples
 
@@ -37,6 +38,7 @@ class Dataset:
     sensitive: Tensor | None = None  # whether training row i is of high sensitivity
     edge: tuple[str, ...] | None = None  # the edge that the client of training row i is under
     note: str = ""
+    preparation: Preparation | None = None  # how its rows were prepared; None: they are as they came
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shoal.data.prepare import Preparation
 from shoal.errors import UserError
 from shoal.types import POOL, ClientData, ClientId, Examples
 
@@ -57,6 +58,7 @@ class Federation(Mapping[ClientId, ClientData]):
         name: str = "",
         spec: str = "",
         note: str = "",
+        preparation: Preparation | None = None,
         shifts: Mapping[ClientId, str] | None = None,
         groups: Mapping[ClientId, int] | None = None,
         sensitive: Mapping[str, NDArray[np.int64]] | None = None,
@@ -69,6 +71,7 @@ class Federation(Mapping[ClientId, ClientData]):
         self.name = name
         self.spec = spec
         self.note = note
+        self.preparation = preparation
         self.shifts: dict[ClientId, str] = dict(shifts or {})
         self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
         self.edges: dict[ClientId, str] | None = None if edges is None else dict(edges)
@@ -180,6 +183,7 @@ class Federation(Mapping[ClientId, ClientData]):
             sensitive={split: np.array(rows) for split, rows in self._sensitive.items()},
             public=None if self.public is None else Examples(*(part.to(device) for part in self.public)),
             edges=self.edges,
+            preparation=self.preparation,
         )
 
 

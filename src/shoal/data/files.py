@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from shoal.data.dataset import Dataset, Options, validate
-from shoal.data.prepare import as_classes, channel_moments, encode, held_out, standardise
+from shoal.data.prepare import Preparation, as_classes, channel_moments, encode, held_out
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Examples
@@ -113,14 +113,21 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
     _check_constant(where, raw.x, raw.columns)
     shared = np.ones(len(raw.x), dtype=bool) if raw.sensitive is None else ~raw.sensitive
     moments = channel_moments(raw.x[shared] if shared.any() else raw.x)  # what is sensitive must not show in them
+    preparation = Preparation.of(
+        moments,
+        double=True,
+        white=255.0 if raw.x.ndim == 4 and raw.x.dtype == np.uint8 else None,
+        columns=raw.columns,
+    )
     return Dataset(
         name=path.stem if path.is_file() else path.name,
-        train=Examples(standardise(raw.x, *moments), torch.from_numpy(encode(labels, known, where))),
-        test=Examples(standardise(x_test, *moments), torch.from_numpy(encode(test_labels, known, where))),
+        train=Examples(preparation(raw.x), torch.from_numpy(encode(labels, known, where))),
+        test=Examples(preparation(x_test), torch.from_numpy(encode(test_labels, known, where))),
         classes=names,
         owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
         sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
         edge=None if raw.edge is None else tuple(str(edge) for edge in raw.edge.tolist()),
+        preparation=preparation,
     )
 
 

@@ -116,6 +116,7 @@ def partition(
         sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
         public=Examples(dataset.train.x[apart], dataset.train.y[apart]),
         edges=_edges(dataset, deal),
+        preparation=dataset.preparation,
     )
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 

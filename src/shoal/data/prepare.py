@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,36 @@ def channel_moments(x: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
     std = np.sqrt(squares / (x.size / len(mean)))
     constant = x.min(axis=axes) == x.max(axis=axes)
     return mean, np.where(constant, 1.0, std)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to raw values before a model is given them: (x / scale - mean) / std, for each column or channel.
+
+    A run keeps it, so that whoever asks its models for predictions later can send values as they are.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float = 1.0
+    double: bool = False  # whether it is computed in double precision: values of one's own may have large offsets
+    white: float | None = None  # the raw value of a white pixel; None where rows are no images, or it is not known
+    columns: tuple[str, ...] | None = None  # of a table
+
+    @classmethod
+    def of(cls, moments: tuple[NDArray[np.float64], NDArray[np.float64]], **more: Any) -> Preparation:
+        mean, std = moments
+        return cls(tuple(mean.tolist()), tuple(std.tolist()), **more)
+
+    def __call__(self, x: NDArray[Any]) -> Tensor:
+        moments = np.array(self.mean), np.array(self.std)
+        return standardise(x, *moments) if self.double else scaled(x, self.scale, *moments)
+
+
+def scaled(images: NDArray[Any], scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
+    shape = (1, -1, 1, 1)
+    x = torch.from_numpy(images.astype(np.float32)).div_(scale)
+    return x.sub_(torch.from_numpy(mean).float().view(shape)).div_(torch.from_numpy(std).float().view(shape))
 
 
 def standardise(x: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:

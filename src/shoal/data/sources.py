@@ -6,17 +6,15 @@ import os
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from shoal.data.archives import unpack
 from shoal.data.catalogue import SOURCES, Remote, Source, existing
 from shoal.data.dataset import Dataset, Progress, validate
-from shoal.data.prepare import channel_moments, held_out
+from shoal.data.prepare import Preparation, channel_moments, held_out
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Examples
@@ -51,12 +49,13 @@ def digits(seed: int) -> Dataset:
     x = bunch.images[:, None].astype(np.float32)
     y = bunch.target.astype(np.int64)
     test = held_out(y, _TEST_SHARE, derive_seed(seed, "digits", "test"))
-    moments = channel_moments(x[~test])
+    preparation = Preparation.of(channel_moments(x[~test]), white=16.0)
     return Dataset(
         name="digits",
-        train=Examples(_scaled(x[~test], 1.0, *moments), torch.from_numpy(y[~test])),
-        test=Examples(_scaled(x[test], 1.0, *moments), torch.from_numpy(y[test])),
+        train=Examples(preparation(x[~test]), torch.from_numpy(y[~test])),
+        test=Examples(preparation(x[test]), torch.from_numpy(y[test])),
         classes=tuple(str(c) for c in range(10)),
+        preparation=preparation,
     )
 
 
@@ -141,20 +140,16 @@ def _published(source: Source, download: bool, progress: Progress | None) -> Dat
         moments = (mean / scale, std / scale)
     else:
         moments = (np.array(source.moments[0]), np.array(source.moments[1]))
+    preparation = Preparation.of(moments, scale=scale, white=scale)
     return Dataset(
         name=source.name,
-        train=Examples(_scaled(pixels.train_x, scale, *moments), torch.from_numpy(pixels.train_y)),
-        test=Examples(_scaled(pixels.test_x, scale, *moments), torch.from_numpy(pixels.test_y)),
+        train=Examples(preparation(pixels.train_x), torch.from_numpy(pixels.train_y)),
+        test=Examples(preparation(pixels.test_x), torch.from_numpy(pixels.test_y)),
         classes=source.classes,
         owner=pixels.owner,
         note=_missing_rows(source, len(pixels.train_y), len(pixels.test_y)),
+        preparation=preparation,
     )
-
-
-def _scaled(images: NDArray[Any], scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
-    shape = (1, -1, 1, 1)
-    x = torch.from_numpy(images.astype(np.float32)).div_(scale)
-    return x.sub_(torch.from_numpy(mean).float().view(shape)).div_(torch.from_numpy(std).float().view(shape))
 
 
 def _missing_rows(source: Source, train: int, test: int) -> str:

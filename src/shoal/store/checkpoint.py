@@ -37,6 +37,11 @@ class Checkpoints:
     def rounds(self) -> list[int]:
         return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("round-*"))
 
+    def mark(self, round: int) -> tuple[int, ...]:
+        """Another one whenever the checkpoint has been written anew."""
+        found = (self._path(round) / "state.json").stat()
+        return round, found.st_ino, found.st_mtime_ns
+
     def save(self, state: ServerState, private: list[str]) -> None:
         tensors = pack(
             {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}

@@ -65,6 +65,7 @@ class RunStore:
         partition: Mapping[str, Any],
         devices: Mapping[str, Any],
         keep: int = KEEP,
+        inputs: Mapping[str, Any] | None = None,
     ) -> RunStore:
         """A new run directory: made beside its place, so that what stands there is always complete."""
         cls.check_free(path)
@@ -78,6 +79,8 @@ class RunStore:
         write_json(beside / "about.json", about())
         write_json(beside / "partition.json", dict(partition))
         write_json(beside / "devices.json", dict(devices))
+        if inputs is not None:
+            write_json(beside / "inputs.json", dict(inputs))
         beside.rename(path)
         return cls(path, keep)
 

@@ -1,0 +1,283 @@
+"""The paths of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from shoal import __version__
+from shoal.codec import packed_bytes
+from shoal.serve import schemas
+from shoal.serve.answers import rows_of
+from shoal.serve.assign import NoClusters, memberships
+from shoal.serve.batching import Batcher, Batching
+from shoal.serve.blueprint import Blueprint, clients_of
+from shoal.serve.inputs import IMAGES, Unfit
+from shoal.serve.metrics import CONTENT_TYPE, Metrics
+from shoal.serve.problems import Problem, described, install, retry_after
+from shoal.serve.version import SERVED, Asked, Told, Version
+from shoal.serve.watch import Watch
+from shoal.store.checkpoint import Checkpoints
+from shoal.tree import leaves
+from shoal.types import ServerState
+
+log = logging.getLogger(__name__)
+
+ALWAYS = (401, 413, 408, 429, 500)  # what the gate, or a fault of ours, may answer on any path
+Client = Annotated[str | None, Query(description=schemas.OF_CLIENT)]
+
+
+@dataclass
+class Service:
+    """A run, the newest of its models, and those who wait for their answers."""
+
+    run: Path
+    batching: Batching = field(default_factory=Batching)
+    abstain_below: float = 0.0
+    poll_s: float = 1.0
+    metrics: Metrics = field(default_factory=Metrics)
+    version: Version | None = None
+
+    def __post_init__(self) -> None:
+        self.blueprint = Blueprint.of_run(self.run)
+        self.clients = clients_of(self.run)
+        self.watch = Watch(Checkpoints(self.run / "checkpoints"))
+        self.batcher: Batcher | None = None
+
+    def look(self) -> bool:
+        """Whether there was a newer checkpoint. Passes that are under way end with the models they began with."""
+        return self.watch.newer(self._take_up)
+
+    def _take_up(self, state: ServerState) -> None:
+        version = Version(self.blueprint, state)
+        if self.version is not None:
+            self.metrics.swaps.inc()
+        self.version = version
+        self.metrics.round.set(version.round)
+        log.info("serving the models of round %d", version.round)
+
+    @property
+    def now(self) -> Version:
+        if self.version is None:
+            raise Problem(503, "the run has no finished round yet", headers=retry_after(self.poll_s))
+        return self.version
+
+    async def answer(self, asked: Asked) -> Told:
+        assert self.batcher is not None, "the service is running"
+        return await self.batcher.ask(asked)
+
+    def known(self, client: str | None) -> str | None:
+        if client is not None and client not in self.clients:
+            raise Problem(422, f"client is {client!r}, which is no client of this run; leave it out", "client")
+        return client
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self.poll_s)
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception:  # an odd checkpoint must not end the watch over the next ones
+                log.exception("a newer checkpoint could not be taken up")
+
+    @asynccontextmanager
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(self.look)
+        self.batcher = Batcher(lambda asked: self.now.answer(asked), self.batching, self.metrics)
+        tasks = [asyncio.create_task(self.batcher.run()), asyncio.create_task(self._poll())]
+        yield
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self.batcher.close()
+
+
+def make_app(service: Service) -> FastAPI:
+    app = FastAPI(
+        title="shoal",
+        version=__version__,
+        summary=f"Predictions of a {service.blueprint.job.method} run for clients that never trained.",
+        lifespan=service.running,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    install(app)
+    _predict(app, service)
+    _assign(app, service)
+    _models(app, service)
+    _health(app, service)
+    app.openapi = partial(_described, app, app.openapi)  # type: ignore[method-assign]
+    return app
+
+
+def _described(app: FastAPI, original: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        from shoal.serve.problems import Details
+
+        found = original()
+        schemas_of = found.setdefault("components", {}).setdefault("schemas", {})
+        schemas_of["Details"] = Details.model_json_schema()
+    return app.openapi_schema or {}
+
+
+def _predict(app: FastAPI, service: Service) -> None:
+    inputs = service.blueprint.inputs
+
+    @app.post(
+        "/v1/predict",
+        response_model=schemas.Prediction,
+        responses=described(400, 409, 415, 422, 503, *ALWAYS),
+        openapi_extra=schemas.predicting(inputs),
+    )
+    async def predict(request: Request) -> Response:
+        """A label and probabilities for each row: JSON, a .npy array (numpy.save), or one PNG or JPEG image."""
+        options = _options_of(request)
+        client = service.known(options.client)
+        service.now.lot(client)  # refused before anything is queued
+        body, media = await request.body(), request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media in ("application/json", ""):
+            x = inputs.tensor(_rows_of(body), options.prepared)
+        elif media == schemas.NPY:
+            x = inputs.tensor(inputs.from_npy(body), options.prepared)
+        elif media in IMAGES:
+            x = inputs.tensor(inputs.from_image(body, media))
+        else:
+            known = ", ".join(("application/json", schemas.NPY, *IMAGES))
+            raise Problem(415, f"the content type is {media[:100]!r}; it must be one of {known}", "Content-Type")
+        round, said = await service.answer(Asked(x, client))
+        below = service.abstain_below if options.abstain_below is None else options.abstain_below
+        answers = rows_of(said, inputs.classes, below)
+        _counted(answers, service.metrics)
+        return _json({"round": round, "answers": answers})
+
+
+def _options_of(request: Request) -> schemas.Options:
+    """By pydantic alone: FastAPI takes a quarter of a request's time for three parameters."""
+    try:
+        return schemas.Options.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        said = f"{field} is {str(first['input'])[:100]!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise Problem(422, said, field) from None
+
+
+def _rows_of(body: bytes) -> Any:
+    try:
+        found = from_json(body)
+    except ValueError as error:
+        raise Unfit("body", f"body: not JSON: {error}", malformed=True) from None
+    if not isinstance(found, dict) or set(found) != {"rows"}:
+        raise Unfit("body", 'body: it must be an object with the one key "rows", such as {"rows": [[0, 1], [2, 3]]}')
+    return found["rows"]
+
+
+def _counted(answers: list[dict[str, Any]], metrics: Metrics) -> None:
+    for answer in answers:
+        metrics.rows.labels(answer["expert"] or "").inc()
+        if answer["abstained"]:
+            metrics.abstained.inc()
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+
+
+def _assign(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/clusters/assign",
+        response_model=schemas.Memberships,
+        responses=described(400, 409, 422, 503, *ALWAYS),
+    )
+    async def assign(body: schemas.Representation) -> schemas.Memberships:
+        """The clusters that somebody belongs to who tells this of itself."""
+        version = service.now
+        try:
+            found = memberships(version.method, version.state, body.representation)
+        except NoClusters as error:
+            raise Problem(409, str(error)) from None
+        nearest = max(found, key=lambda name: found[name])
+        return schemas.Memberships(round=version.round, nearest=nearest, memberships=found)
+
+
+def _models(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", response_model=schemas.Models, responses=described(503, *ALWAYS))
+    async def models() -> schemas.Models:
+        """What can be fetched: what a client that never trained is served, and every model by itself."""
+        version, blueprint = service.now, service.blueprint
+        facts = [
+            schemas.ModelFacts(
+                id=name,
+                parameters=sum(x.numel() for x in leaves(version.models(name))),
+                bytes=packed_bytes(version.models(name), version.facts(name)),
+            )
+            for name in version.ids
+        ]
+        return schemas.Models(
+            round=version.round,
+            method=blueprint.job.method,
+            model=blueprint.job.model,
+            input_shape=list(blueprint.inputs.shape),
+            classes=list(blueprint.inputs.classes),
+            models=facts,
+        )
+
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    found: dict[int | str, dict[str, Any]] = {
+        200: {"description": "A safetensors file", "content": content},
+        304: {"description": "Not Modified: the caller has it already, by its If-None-Match"},
+    }
+
+    @app.get(
+        "/v1/models/{id}",
+        response_class=Response,
+        responses=found | described(404, 409, 422, 503, *ALWAYS),
+    )
+    @app.head("/v1/models/{id}", include_in_schema=False)
+    async def model(id: str, request: Request, client: Client = None) -> Response:
+        """A model as safetensors, with an ETag; `served` is all that answers, and a client's own with ?client=."""
+        version, client = service.now, service.known(client)
+        if id not in version.ids or (client is not None and id != SERVED):
+            known = ", ".join(version.ids)
+            raise Problem(404, f"there is no model {id[:100]!r}; there are {known}, and only served of a client", "id")
+        version.lot(client)
+        data, etag = await asyncio.to_thread(version.file, id, client)
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Shoal-Round": str(version.round)}
+        known_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        if etag in known_tags or "*" in known_tags:
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type="application/octet-stream")
+
+
+def _health(app: FastAPI, service: Service) -> None:
+    @app.get("/healthz", response_model=schemas.Health, responses=described(*ALWAYS))
+    async def healthz() -> schemas.Health:
+        """The process is alive."""
+        return schemas.Health(status="ok", round=service.version.round if service.version else None)
+
+    @app.get("/readyz", response_model=schemas.Health, responses=described(503, *ALWAYS))
+    async def readyz() -> schemas.Health:
+        """There are models to answer with."""
+        return schemas.Health(status="ready", round=service.now.round)
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses=described(*ALWAYS) | {200: {"description": "For Prometheus", "content": {"text/plain": {}}}},
+    )
+    async def metrics() -> Response:
+        """What is counted, for Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)

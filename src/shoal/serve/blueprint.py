@@ -1,0 +1,73 @@
+"""What a run directory says of its method and model: enough to rebuild both without any data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from shoal.bench import setting_of
+from shoal.errors import UserError
+from shoal.job import Job, make_job
+from shoal.methods import build
+from shoal.models import Model, load_model
+from shoal.serve.inputs import Inputs
+from shoal.store.reader import read_run
+from shoal.types import ClientId, Method
+
+# of a job, what its method and model are made from; nothing that says where data lie
+KEYS = ("method", "model", "rounds", "cohort", "epochs", "batch_size", "lr", "momentum", "eval_every", "set", "edges")
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    job: Job
+    inputs: Inputs
+
+    @classmethod
+    def of_run(cls, path: Path) -> Blueprint:
+        run = read_run(path)
+        kept = path / "inputs.json"
+        if not kept.exists():
+            raise UserError(
+                f"{path} has no inputs.json: it was begun by an older version, which did not keep how inputs are "
+                "prepared; run it again"
+            )
+        job = {k: run.config[k] for k in KEYS if k in run.config}
+        if run.config.get("edge_column") is not None:
+            job["edges"] = "place"  # which column said it is of no use without the data
+        return cls.read({"job": job, "inputs": json.loads(kept.read_text())}, str(kept))
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any], where: str) -> Blueprint:
+        try:
+            inputs = TypeAdapter(Inputs).validate_python(facts["inputs"])
+        except (ValidationError, KeyError) as error:
+            raise UserError(f"{where} does not say what models are given: {str(error).splitlines()[0]}") from None
+        return cls(make_job(facts["job"]), inputs)
+
+    def facts(self) -> dict[str, Any]:
+        job = json.loads(self.job.model_dump_json(include=set(KEYS)))
+        return {"job": job, "inputs": asdict(self.inputs)}
+
+    @property
+    def own_code(self) -> str | None:
+        """The user's own class or function that would be imported to rebuild it."""
+        return next((name for name in (self.job.model, self.job.method) if ":" in name), None)
+
+    @cached_property
+    def model(self) -> Model:
+        return load_model(self.job.model, self.inputs.shape, len(self.inputs.classes))
+
+    @cached_property
+    def method(self) -> Method:
+        return build(self.job.method, setting_of(self.job, self.model, int(self.job.cohort)))
+
+
+def clients_of(path: Path) -> frozenset[ClientId]:
+    return frozenset(read_run(path).partition["clients"])

@@ -1,0 +1,197 @@
+"""A run's model as a file for other programs, checked: the file must answer what the run's own model answers."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoal import tree
+from shoal.codec import unpack
+from shoal.errors import UserError, look_up
+from shoal.methods.single import received_model_predict
+from shoal.rng import generator
+from shoal.serve.blueprint import Blueprint
+from shoal.serve.version import SERVED, Version
+from shoal.serve.watch import Watch
+from shoal.store.checkpoint import Checkpoints
+from shoal.store.files import write_bytes
+from shoal.types import Params, ServerState
+
+TOLERANCE = 1e-3  # of logits: beyond it, the file is not the model
+Answer = Callable[[Tensor], Tensor]
+
+
+class Written(NamedTuple):
+    data: bytes
+    answer: Answer  # by the file, for raw rows
+    any_rows: bool = True
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    name: str  # of the model
+    round: int
+    bytes: int
+    difference: float  # the largest, of logits, between the file and the run's own model
+    any_rows: bool  # or one at a time
+
+
+class FromRaw(nn.Module):
+    """Raw rows to logits: the preparation, then the models as they are served."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, version: Version, models: Mapping[str, Params], single: bool) -> None:
+        super().__init__()
+        self.single = single
+        self._predict = received_model_predict(version.blueprint.model) if single else version.method.predict
+        self._names: dict[str, str] = {}
+        for i, (path, value) in enumerate(tree.flatten(models).items()):
+            self._names[path] = f"value_{i}"
+            self.register_buffer(f"value_{i}", value)
+        self._preparation = version.blueprint.inputs.preparation
+        if self._preparation is not None:
+            shape = (-1, *[1] * (len(version.blueprint.inputs.shape) - 1))
+            kind = torch.float64 if self._preparation.double else torch.float32
+            self.register_buffer("mean", torch.tensor(self._preparation.mean, dtype=kind).view(shape))
+            self.register_buffer("std", torch.tensor(self._preparation.std, dtype=kind).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._preparation is not None:
+            x = ((x.to(self.mean.dtype) / self._preparation.scale - self.mean) / self.std).float()
+        return self.logits(x)
+
+    def logits(self, prepared: Tensor) -> Tensor:
+        models = tree.unflatten({path: getattr(self, name) for path, name in self._names.items()})
+        return self._predict(models, {}, prepared)
+
+
+def newest(run: Path) -> Version:
+    blueprint, found = Blueprint.of_run(run), list[ServerState]()
+    if not Watch(Checkpoints(run / "checkpoints")).newer(found.append):
+        raise UserError(f"{run} has no finished round yet, so there is no model in it")
+    return Version(blueprint, found[0])
+
+
+def export(run: Path, format: str, out: Path | None = None, cluster: str | None = None) -> Exported:
+    write = look_up("format", format, FORMATS)
+    version = newest(run)
+    name = SERVED if cluster is None else _cluster(version, cluster)
+    place = out or run / f"{name}.{ENDINGS[format]}"
+    if not place.parent.is_dir():
+        raise UserError(f"out is {str(place)!r}, but there is no folder {str(place.parent)!r}")
+    module = FromRaw(version, version.models(name), single=cluster is not None).eval()
+    data, answer, any_rows = write(version, name, module)
+    difference = max(_difference(version, module, answer, rows) for rows in ((1, 5) if any_rows else (1,)))
+    if difference > TOLERANCE:
+        raise UserError(f"format {format!r} gives answers that differ by {difference:.2g} from the model's own")
+    write_bytes(place, data)
+    return Exported(place, name, version.round, len(data), difference, any_rows)
+
+
+def _cluster(version: Version, cluster: str) -> str:
+    names = sorted(version.state.models)
+    if not version.state.membership:
+        raise UserError(f"cluster is {cluster!r}, but method {version.method.name} has no clusters; leave it out")
+    if cluster in names:
+        return cluster
+    if not cluster.isdigit() or int(cluster) >= len(names):
+        raise UserError(f"cluster is {cluster!r}; it must be 0 to {len(names) - 1}, or one of {', '.join(names)}")
+    return names[int(cluster)]
+
+
+def _raw_rows(version: Version, rows: int) -> Tensor:
+    """Such as training had: around the means, as far apart as the deviations say."""
+    inputs = version.blueprint.inputs
+    x = torch.randn(rows, *inputs.shape, generator=generator(rows))
+    if inputs.preparation is None:
+        return x
+    shape = (-1, *[1] * (len(inputs.shape) - 1))
+    mean, std = (torch.tensor(m).view(shape) for m in (inputs.preparation.mean, inputs.preparation.std))
+    return (x * std + mean) * inputs.preparation.scale
+
+
+def _difference(version: Version, module: FromRaw, answer: Answer, rows: int) -> float:
+    """Against the run's own way: rows prepared as for training, then what the service would use."""
+    raw = _raw_rows(version, rows)
+    with torch.no_grad():
+        own = module.logits(version.blueprint.inputs.tensor(raw.numpy()))
+        return float((answer(raw) - own).abs().max())
+
+
+def _safetensors(version: Version, name: str, module: FromRaw) -> Written:
+    data, _ = version.file(name)
+    again = FromRaw(version, unpack(data)[0], single=module.single)
+    return Written(data, again)
+
+
+def _program(version: Version, module: FromRaw) -> tuple[torch.export.ExportedProgram, bool]:
+    """As a graph of tensor operations, and whether it takes any number of rows. A method that asks how many there are,
+    to choose the faster way, has a graph for one row at a time."""
+    rows = torch.export.Dim("rows", min=1)
+    try:
+        return torch.export.export(module, (_raw_rows(version, 3),), dynamic_shapes=({0: rows},)), True
+    except Exception as error:  # of several kinds, by what could not be traced
+        try:
+            return torch.export.export(module, (_raw_rows(version, 1),)), False
+        except Exception:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"method {version.method.name} cannot be written as a graph: {reason}") from error
+
+
+def _torchscript(version: Version, name: str, module: FromRaw) -> Written:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is no longer developed; the page says so
+        program, any_rows = _program(version, module)  # not the module itself: it calls a network as a function
+        rows = _raw_rows(version, 3 if any_rows else 1)
+        traced = torch.jit.trace(program.module(), rows, check_trace=False)  # type: ignore[no-untyped-call]
+        stream = io.BytesIO()
+        torch.jit.save(traced, stream)
+        again = torch.jit.load(io.BytesIO(stream.getvalue()))  # type: ignore[no-untyped-call]
+    return Written(stream.getvalue(), again, any_rows)
+
+
+def _onnx(version: Version, name: str, module: FromRaw) -> Written:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"format 'onnx' needs the extra of that name: pip install -c constraints.txt -e '.[onnx]' ({error})"
+        ) from None
+    with torch.no_grad(), warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        graph, any_rows = _program(version, module)
+        program = torch.onnx.export(graph, input_names=["rows"], output_names=["logits"], dynamo=True, verbose=False)
+    assert program is not None
+    proto = program.model_proto
+    for key, value in (("classes", ",".join(version.blueprint.inputs.classes)), ("round", str(version.round))):
+        proto.metadata_props.add(key=f"shoal.{key}", value=value)
+    data: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return Written(data, lambda x: torch.from_numpy(session.run(None, {"rows": x.numpy()})[0]), any_rows)
+
+
+class _quiet:
+    """The exporter tells every step to the log, whoever listens."""
+
+    def __enter__(self) -> None:
+        self.before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+
+    def __exit__(self, *error: object) -> None:
+        logging.disable(self.before)
+
+
+FORMATS = {"onnx": _onnx, "torchscript": _torchscript, "safetensors": _safetensors}
+ENDINGS = {"onnx": "onnx", "torchscript": "pt", "safetensors": "safetensors"}

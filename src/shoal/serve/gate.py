@@ -1,0 +1,128 @@
+"""What every request passes before anything is done for it: token, rate, size, time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.serve.auth import bearer_of
+from shoal.serve.metrics import Metrics
+from shoal.serve.problems import Problem, retry_after
+from shoal.serve.rates import Rates
+
+log = logging.getLogger(__name__)
+
+OPEN = ("/healthz", "/readyz")  # for load balancers: they say nothing of the models
+
+
+@dataclass(frozen=True)
+class Limits:
+    body_bytes: int = 8 * 2**20
+    body_s: float = 10.0
+    header_s: float = 10.0
+    per_s: float = 200.0  # requests of one caller; 0: as many as it likes
+    connections: int = 1024
+
+
+@dataclass(frozen=True)
+class Gate:
+    app: ASGIApp
+    metrics: Metrics
+    limits: Limits = field(default_factory=Limits)
+    tokens: Mapping[str, str] = field(default_factory=dict)  # name -> hash; none: everybody may ask
+    rates: Rates = field(default_factory=lambda: Rates(0))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 500
+
+        async def noticed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            try:
+                self._admit(scope, headers)
+                whole = await self._whole(headers, receive)
+            except Problem as problem:
+                problem.headers["Connection"] = "close"  # what is left of the body is not read
+                await problem.response()(scope, receive, noticed)
+                return
+            await self._answered(scope, whole, noticed)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except Exception:  # it has been answered with 500 before it came here; the connection may be kept
+            log.exception("a request to %s failed", scope["path"])
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        if scope["path"] in OPEN:
+            return
+        address = scope["client"][0] if scope.get("client") else "unknown"
+        caller = f"address {address}"
+        if self.tokens:
+            name = bearer_of(self.tokens, headers.get("authorization", ""))
+            if name is None:
+                self._count(f"stranger {address}")
+                raise Problem(
+                    401,
+                    "a token is needed: send the header Authorization: Bearer TOKEN with one that the service knows",
+                    "Authorization",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+            caller = f"token {name}"
+        self._count(caller)
+
+    def _count(self, caller: str) -> None:
+        wait_s = self.rates.wait_s(caller)
+        if wait_s:
+            raise Problem(429, f"more than {self.rates.per_s:g} requests a second", headers=retry_after(wait_s))
+
+    async def _whole(self, headers: Headers, receive: Receive) -> Receive:
+        """The body, read to its end if it is small and comes soon, and then given in one piece."""
+        most = self.limits.body_bytes
+        announced = headers.get("content-length", "0")
+        if announced.isdigit() and int(announced) > most:
+            raise Problem(413, f"the body has {announced} bytes, but may have {most}", "body")
+        if announced == "0" and "transfer-encoding" not in headers:
+            return receive
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return receive
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise Problem(413, f"the body has more than {most} bytes, which is all it may have", "body")
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise Problem(408, f"the body was not here within {self.limits.body_s:g} s", "body") from None
+        given = False
+
+        async def once() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        return once

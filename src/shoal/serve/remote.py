@@ -1,0 +1,176 @@
+"""The caller's side: asks the service, again if need be, and answers by itself while the service is away."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from shoal.codec import unpack
+from shoal.errors import UserError
+from shoal.serve.answers import Lot, answered, rows_of
+from shoal.serve.blueprint import Blueprint
+from shoal.store.files import write_bytes
+
+AGAIN = (429, 502, 503)
+LONGEST_PAUSE_S = 5.0
+
+
+class Refused(UserError):
+    """The service understood the request and says what is wrong with it."""
+
+
+class Away(UserError):
+    """The service cannot be reached, and there is no model here to answer with."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    answers: list[dict[str, Any]]  # one for each row, as the service gives them
+    round: int
+    offline: bool = False  # whether the model that is kept here answered
+
+    @property
+    def labels(self) -> list[str | None]:
+        return [answer["label"] for answer in self.answers]
+
+
+class Remote:
+    """`cache` is a folder: the models that answer are kept in it, and fetched again when newer ones are served."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        client: str | None = None,
+        cache: Path | str | None = None,
+        retries: int = 4,
+        pause_s: float = 0.1,
+        refresh_s: float = 300.0,
+        timeout_s: float = 10.0,
+        verify: Any = True,
+        own_code: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, verify=verify, trust_env=False)
+        self.client, self.retries, self.pause_s, self.refresh_s = client, retries, pause_s, refresh_s
+        self.own_code, self._sleep = own_code, sleep
+        name = sha256(f"{url} {client or ''}".encode()).hexdigest()[:16]
+        self.kept = None if cache is None else Path(cache) / f"{name}.safetensors"
+        self._refreshed: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
+
+    def predict(self, rows: Any, *, prepared: bool = False, abstain_below: float | None = None) -> Predicted:
+        """Rows as numbers, one or many. While the service is away the kept models answer, and that is said."""
+        given = {"client": self.client, "abstain_below": abstain_below, "prepared": "true" if prepared else None}
+        parameters = {k: v for k, v in given.items() if v is not None}
+        try:
+            found = self._ask(
+                "POST", "/v1/predict", params=parameters, content=_npy(rows), headers={"Content-Type": _NPY}
+            ).json()
+        except Away:
+            if self.kept is None or not self.kept.exists():
+                raise
+            return self._alone(rows, prepared, abstain_below or 0.0)
+        if self.kept is not None and self._due():
+            with suppress(Away, Refused):  # the answer is here; newer models can be fetched after a later one
+                self.refresh()
+        return Predicted(found["answers"], found["round"])
+
+    def refresh(self) -> bool:
+        """Fetches the models if newer ones are served than those that are kept; whether it did."""
+        if self.kept is None:
+            raise UserError("cache is None; give Remote a folder to keep models in")
+        parameters = {} if self.client is None else {"client": self.client}
+        held = {"If-None-Match": _etag(self.kept.read_bytes())} if self.kept.exists() else {}
+        self._refreshed = time.monotonic()
+        answer = self._ask("GET", "/v1/models/served", params=parameters, headers=held)
+        if answer.status_code == 304:
+            return False
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(self.kept, answer.content)
+        return True
+
+    def _due(self) -> bool:
+        return self._refreshed is None or time.monotonic() - self._refreshed >= self.refresh_s
+
+    def _ask(self, method: str, path: str, **what: Any) -> httpx.Response:
+        for turn in range(self.retries + 1):
+            pause_s = self.pause_s * 2**turn * random.uniform(0.5, 1.5)  # so that many callers do not return at once
+            try:
+                answer = self._http.request(method, path, **what)
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+            else:
+                if answer.status_code not in AGAIN:
+                    return _checked(answer)
+                reason = f"it answers {answer.status_code}"
+                pause_s = max(pause_s, _seconds(answer.headers.get("Retry-After", "0")))
+            if turn < self.retries:
+                self._sleep(min(pause_s, LONGEST_PAUSE_S))
+        raise Away(f"{self._http.base_url} cannot be asked ({reason}), after {self.retries + 1} attempts")
+
+    def _alone(self, rows: Any, prepared: bool, below: float) -> Predicted:
+        assert self.kept is not None
+        try:
+            models, facts = unpack(self.kept.read_bytes())
+        except (SafetensorError, ValueError, KeyError):
+            raise Away(f"the service is away, and {self.kept} is damaged; remove it") from None
+        blueprint = Blueprint.read(facts, str(self.kept))
+        if blueprint.own_code is not None and not self.own_code:
+            raise UserError(
+                f"{self.kept} is made for {blueprint.own_code!r}, code that the service names; give own_code=True if "
+                "you trust it and have that code here"
+            )
+        x = blueprint.inputs.tensor(rows, prepared)
+        with torch.no_grad():
+            said = answered(blueprint.method, Lot(models, facts["expert"]), x)
+        return Predicted(rows_of(said, blueprint.inputs.classes, below), facts["round"], offline=True)
+
+
+_NPY = "application/x-npy"
+
+
+def _npy(rows: Any) -> bytes:
+    found = np.asarray(rows)
+    if found.dtype.kind not in "buif":
+        raise UserError("rows: they must make up one array of numbers")
+    stream = io.BytesIO()
+    np.save(stream, found, allow_pickle=False)
+    return stream.getvalue()
+
+
+def _etag(data: bytes) -> str:
+    return f'"{sha256(data).hexdigest()[:32]}"'
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdigit() else 0.0
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code < 400:
+        return answer
+    try:
+        problem: Mapping[str, Any] = answer.json()
+    except ValueError:
+        problem = {}
+    raise Refused(f"{answer.status_code}: {problem.get('detail') or answer.reason_phrase}")

@@ -1,0 +1,93 @@
+"""The service's words, for its OpenAPI description: made for one run, whose inputs and classes they name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shoal.serve.inputs import IMAGES, LARGEST, MOST_ROWS, Inputs
+
+NPY = "application/x-npy"
+OF_CLIENT = "A client of the run: it is served the model of its cluster."
+
+
+class Options(BaseModel):
+    """What may stand behind the question mark of a prediction."""
+
+    client: str | None = Field(None, description=OF_CLIENT)
+    prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
+    abstain_below: float | None = Field(None, ge=0, le=1, description="No label for rows of less confidence.")
+
+
+class RowAnswer(BaseModel):
+    label: str | None = Field(description="The class that is most likely; null where the service abstains.")
+    abstained: bool
+    confidence: float = Field(description="The largest of the probabilities.")
+    probabilities: dict[str, float] = Field(description="By class.")
+    expert: str | None = Field(description="Which model answered; null where the method has one for all.")
+    score: float | None = Field(description="How sure the rule was that chose it; null where none chooses.")
+
+
+class Prediction(BaseModel):
+    round: int = Field(description="Of the training: after which the models were that answered.")
+    answers: list[RowAnswer] = Field(description="One for each row, in their order.")
+
+
+class Representation(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    representation: list[Any] = Field(
+        description="As the method's clients tell it, flat or nested. FedEPC: four sparsity vectors.",
+        examples=[[0.25, 0.5, 0.0, 1.0]],
+        min_length=1,
+    )
+
+
+class Memberships(BaseModel):
+    round: int
+    nearest: str = Field(description="The cluster with the largest weight.")
+    memberships: dict[str, float] = Field(description="The weight of each cluster; they sum to 1.")
+
+
+class ModelFacts(BaseModel):
+    id: str
+    parameters: int
+    bytes: int = Field(description="Of the file at /v1/models/{id}.")
+
+
+class Models(BaseModel):
+    round: int
+    method: str
+    model: str = Field(description="The network.")
+    input_shape: list[int]
+    classes: list[str]
+    models: list[ModelFacts]
+
+
+class Health(BaseModel):
+    status: str
+    round: int | None = Field(None, description="Of the models that are served.")
+
+
+def predicting(inputs: Inputs) -> dict[str, Any]:
+    """The options, the three kinds of body, and an example of the right shape."""
+    number: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+    row, zeros = number, 0.0
+    for n in reversed(inputs.shape):
+        row, zeros = {"type": "array", "items": row, "minItems": n, "maxItems": n}, [zeros] * n  # type: ignore[assignment]
+    many = {"type": "array", "items": row, "minItems": 1, "maxItems": MOST_ROWS}
+    body = {
+        "type": "object",
+        "properties": {"rows": {"anyOf": [row, many]}},
+        "required": ["rows"],
+        "additionalProperties": False,
+    }
+    content: dict[str, Any] = {"application/json": {"schema": body, "example": {"rows": [zeros]}}}
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content |= dict.fromkeys((NPY, *IMAGES), binary)
+    options = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in Options.model_json_schema()["properties"].items()
+    ]
+    return {"parameters": options, "requestBody": {"required": True, "content": content}}

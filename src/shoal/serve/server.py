@@ -1,0 +1,152 @@
+"""The service on a socket: uvicorn, with time limits it does not have itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shoal.errors import UserError
+from shoal.serve.app import Service, make_app
+from shoal.serve.gate import Gate, Limits
+from shoal.serve.problems import MEDIA_TYPE, Problem
+from shoal.serve.rates import Rates
+
+BACKLOG = 1024  # connections that wait to be taken
+GRACE_S = 20  # for requests that are under way when the service is asked to stop
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Closes connections whose headers do not come in time, and those that are too many."""
+
+    limits = Limits()
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.close()
+            return
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_are_here()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._timer is None:  # a later request on a connection that was kept
+            self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        self._headers_are_here()
+        super().on_headers_complete()
+
+    def _expect_headers(self) -> None:
+        self._timer = self.loop.call_later(self.limits.header_s, self.timeout_keep_alive_handler)
+
+    def _headers_are_here(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        body = Problem(400, "this is not HTTP/1.1").body()
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+
+@dataclass(frozen=True)
+class Listening:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    certificate: Path | None = None
+    key: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.tokens and not is_loopback(self.host):
+            raise UserError(
+                f"host is {self.host!r}, where others can reach it, but there are no tokens: make one with "
+                "`shoal token NAME` and give --tokens, or listen on 127.0.0.1"
+            )
+        if (self.certificate is None) != (self.key is None):
+            raise UserError("certificate and key belong together: give both --certificate and --key, or neither")
+        for name, path in (("certificate", self.certificate), ("key", self.key)):
+            if path is not None and not path.is_file():
+                raise UserError(f"{name} is {str(path)!r}, but there is no such file; it must be a PEM file")
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(service: Service, listening: Listening) -> uvicorn.Server:
+    limits = listening.limits
+    gate = Gate(make_app(service), service.metrics, limits, listening.tokens, Rates(limits.per_s))
+    tls: dict[str, Any] = {}
+    if listening.certificate and listening.key:
+        tls = {"ssl_certfile": str(listening.certificate), "ssl_keyfile": str(listening.key)}
+    config = uvicorn.Config(
+        gate,
+        host=listening.host,
+        port=listening.port,
+        http=type("Guarded", (GuardedProtocol,), {"limits": limits}),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level=logging.WARNING,
+        server_header=False,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=GRACE_S,
+        **tls,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl's errors are among them
+        raise UserError(
+            f"certificate {listening.certificate} and key {listening.key} cannot be used: {error}"
+        ) from None
+    return uvicorn.Server(config)
+
+
+def bound(listening: Listening) -> tuple[socket.socket, Listening]:
+    """The socket on which callers may wait from now on, and the port that it has."""
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    held = socket.socket(family)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((listening.host, listening.port))
+    except OSError as error:
+        held.close()
+        raise UserError(f"port {listening.port} of {listening.host} cannot be taken: {error.strerror}") from None
+    held.listen(BACKLOG)
+    return held, replace(listening, port=held.getsockname()[1])
+
+
+def serve(service: Service, listening: Listening, told: Callable[[str], None]) -> None:
+    torch.set_num_threads(1)  # passes are small, and threads of one pass would wait for each other
+    server = make_server(service, listening)
+    held, listening = bound(listening)
+    told(listening.url)
+    server.run(sockets=[held])

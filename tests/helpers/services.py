@@ -1,0 +1,60 @@
+"""Real servers on loopback, and what is said to them."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from shoal.serve.app import Service
+from shoal.serve.server import Listening, make_server
+
+
+@contextmanager
+def serving(run, *, tls=None, limits=None, tokens=None, **options):
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    place = {} if tls is None else {"certificate": tls[0], "key": tls[1]}
+    if limits is not None:
+        place["limits"] = limits
+    listening = Listening(port=held.getsockname()[1], tokens=tokens or {}, **place)
+    service = Service(run, **{"poll_s": 0.05} | options)
+    server = make_server(service, listening)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [held]})
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    try:
+        yield SimpleNamespace(url=listening.url, port=listening.port, service=service, server=server, thread=thread)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not stop"
+
+
+def npy(rows):
+    stream = io.BytesIO()
+    np.save(stream, rows, allow_pickle=False)
+    return stream.getvalue()
+
+
+def probabilities(answer):
+    assert answer.status_code == 200, answer.text
+    return torch.tensor([list(row["probabilities"].values()) for row in answer.json()["answers"]])
+
+
+def refused(answer, status):
+    """A problem as RFC 9457 has it; returns its sentence."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["status"] == status
+    assert problem["title"]
+    return problem["detail"]

@@ -1,0 +1,71 @@
+"""Real runs, and real servers on loopback."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from services import serving
+from sklearn.datasets import load_digits
+
+from shoal import lab
+from shoal.job import Job
+from shoal.serve.export import newest
+
+SMALL = {"clients": 10, "cohort": 5, "rounds": 2, "epochs": 1, "fleet": "vector"}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Runs by method, made when they are first asked for."""
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+
+    def run(method, **job):
+        name = "-".join([method.replace(":", "-"), *(f"{k}{v}" for k, v in job.items())]).replace("/", "_")
+        if name not in made:
+            made[name] = folder / name
+            lab.start(Job(**SMALL | {"method": method} | job), made[name])
+        return made[name]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def grouped(runs):
+    """A method with several models, of which everybody is served one."""
+    with serving(runs("ifca")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def routed(runs):
+    """A method that says of each row which model answered."""
+    with serving(runs("ensembles:ensemble")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def http():
+    with httpx.Client(timeout=20, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def images():
+    """Raw digits: [rows, 8, 8], from 0 to 16."""
+    return load_digits().images[:12]
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """Probabilities by the method itself, from prepared rows."""
+
+    def of(run, images, client=None):
+        version = newest(run)
+        x = version.blueprint.inputs.preparation(np.asarray(images, dtype=np.float32)[:, None])
+        with torch.no_grad():
+            models = version.method.models_for(version.state, client)
+            return version.method.predict(models, {}, x).softmax(-1)
+
+    return of

@@ -1,0 +1,145 @@
+"""The commands as a user meets them, and the page that tells of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.serve import Remote
+
+PAGE = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def commands():
+    """What the page tells to type: a line that begins with $, and those that go on with it."""
+    for language, text in FENCE.findall(PAGE):
+        if language == "console":
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                yield part.strip()
+
+
+def shoal(*words):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reader")
+
+
+@pytest.fixture(scope="module")
+def service(folder):
+    """The page's first two commands, but for the port: a run, and a process that serves it."""
+    run, serve = list(commands())[:2]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with contextlib.chdir(folder):
+        assert shoal(*shlex.split(run)[1:]).exit_code == 0
+    command = [sys.executable, "-m", *shlex.split(serve.splitlines()[0]), "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("serving"):
+                break
+        assert re.fullmatch(r"serving runs/served on http://127\.0\.0\.1:\d+\n", line)
+        yield line.split(" on ")[1].strip()
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None and not os.environ.get("SHOAL_NO_SKIP"), reason="needs curl")
+def test_an_unseen_client_asks_with_curl_as_the_page_says(service, folder):
+    digits = np.zeros((3, 8, 8), np.uint8)
+    np.save(folder / "rows.npy", digits)
+    Image.fromarray(digits[0]).save(folder / "digit.png")
+    asked = [c for c in commands() if c.startswith("curl") and "127.0.0.1:8000" in c]
+    said = []
+    for command in asked:
+        words = shlex.split(command.replace("http://127.0.0.1:8000", service))
+        found = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+        said.append(json.loads(found.stdout))
+    assert len(said) == 4
+    first, rows, image, clusters = said
+    assert first["round"] == 10
+    assert first["answers"][0]["label"] == "0"  # which it is
+    assert sum(first["answers"][0]["probabilities"].values()) == pytest.approx(1)
+    assert len(rows["answers"]) == 3
+    assert image["answers"][0]["confidence"] == pytest.approx(rows["answers"][0]["confidence"], abs=1e-6)
+    assert clusters["status"] == 409
+
+
+def test_python_as_the_page_says(service, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    code = next(text for language, text in FENCE.findall(PAGE) if language == "python")
+    exec(compile(code.replace("http://127.0.0.1:8000", service), "docs/serve.md", "exec"), {})
+    assert capsys.readouterr().out.strip().endswith("False")
+    kept = list((folder / "models").iterdir())
+    assert [p.suffix for p in kept] == [".safetensors"]
+
+
+def test_limits_are_as_the_page_says(service):
+    from shoal.serve.batching import Batching
+    from shoal.serve.gate import Limits
+    from shoal.serve.inputs import MOST_ROWS
+
+    text = shoal("serve", "--help").stdout
+    assert "--max-body-mb" in text
+    assert Limits().body_bytes == 8 * 2**20
+    assert (Limits().header_s, Limits().body_s, Limits().connections, Limits().per_s) == (10, 10, 1024, 200)
+    assert (Batching().rows, Batching().wait_s, Batching().queue_rows, MOST_ROWS) == (64, 0.002, 4096, 1024)
+    with Remote(service) as remote:
+        assert remote.retries == 4
+
+
+def test_serving_is_refused_in_a_sentence(runs, tmp_path, monkeypatch):
+    run = str(runs("ifca"))
+
+    def refused(*words):
+        found = shoal("serve", *words)
+        assert found.exit_code == 2
+        assert "Traceback" not in found.stderr
+        return " ".join(found.stderr.split())
+
+    assert "there are no tokens" in refused(run, "--host", "0.0.0.0")
+    assert "is not a run directory" in refused(str(tmp_path))
+    assert "there is no such file" in refused(run, "--tokens", str(tmp_path / "none"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot be taken: Address already in use" in refused(run, "--port", str(taken.getsockname()[1]))
+    for module in [name for name in sys.modules if name.startswith("shoal.serve.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert "shoal serve needs the extra of that name" in refused(run)
+
+
+def test_a_token_is_shown_once(tmp_path):
+    file = tmp_path / "tokens.txt"
+    made = shoal("token", "lab", "--file", str(file))
+    assert made.exit_code == 0
+    assert made.stdout.startswith("shoal_")
+    assert made.stdout.strip() not in file.read_text()
+    also = json.loads(shoal("token", "ward", "--file", str(file), "--json").stdout)
+    assert also["name"] == "ward"
+    assert len(file.read_text().splitlines()) == 2
+    again = shoal("token", "lab", "--file", str(file))
+    assert again.exit_code == 2
+    assert "has a token of that name" in " ".join(again.stderr.split())
+
+
+def test_the_service_says_when_it_is_alive(service):
+    assert httpx.get(f"{service}/healthz", trust_env=False).json() == {"status": "ok", "round": 10}

@@ -1,0 +1,104 @@
+"""Exported files answer what the run's models answer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from shoal.cli import app
+from shoal.codec import unpack
+from shoal.errors import UserError
+from shoal.serve import export as exporting
+from shoal.serve.export import export, newest
+
+
+def logits(run, images, cluster=None):
+    """From raw images, by the method itself."""
+    version = newest(run)
+    x = version.blueprint.inputs.preparation(images[:, None])
+    with torch.no_grad():
+        if cluster is not None:
+            return version.blueprint.model.predict(version.state.models[cluster], x)
+        return version.method.predict(version.method.models_for(version.state, None), {}, x)
+
+
+@pytest.mark.parametrize(("method", "cluster"), [("ifca", None), ("ifca", "1"), ("ensembles:ensemble", None)])
+@pytest.mark.parametrize("format", ["onnx", "torchscript", "safetensors"])
+def test_a_file_answers_as_the_model_does(format, method, cluster, runs, images, tmp_path):
+    run = runs(method)
+    made = export(run, format, tmp_path / "model.bin", cluster)
+    assert made.difference < 1e-5
+    assert made.round == 2
+    assert made.bytes == made.path.stat().st_size
+    right = logits(run, images, made.name if cluster else None)
+    raw = images[:, None].astype(np.float32)
+    assert made.any_rows == (method == "ifca" or format == "safetensors")  # the ensemble asks how many rows there are
+    if not made.any_rows:
+        raw, right = raw[:1], right[:1]
+    if format == "onnx":
+        session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+        found = torch.from_numpy(session.run(["logits"], {"rows": raw})[0])
+        assert session.get_modelmeta().custom_metadata_map["shoal.classes"] == "0,1,2,3,4,5,6,7,8,9"
+    elif format == "torchscript":
+        found = torch.jit.load(made.path)(torch.from_numpy(raw))
+    else:
+        models, facts = unpack(made.path.read_bytes())
+        version = newest(run)
+        found = version.method.predict(models, {}, version.blueprint.inputs.tensor(images))
+        assert facts["round"] == 2
+    assert torch.allclose(found, right, atol=1e-5)
+
+
+def test_a_network_of_convolutions(runs, images, tmp_path):
+    run = runs("fedavg", model="networks:SmallBatchNorm", rounds=1)
+    made = export(run, "onnx", tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"rows": images[:, None].astype(np.float32)})[0]
+    assert torch.allclose(torch.from_numpy(found), logits(run, images), atol=1e-4)
+
+
+def test_a_file_with_other_answers_is_not_written(runs, tmp_path, monkeypatch):
+    def other(version, name, module):
+        return exporting.Written(b"x", lambda x: module(x) + 1)
+
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", other)
+    with pytest.raises(UserError, match="answers that differ by 1 from"):
+        export(runs("ifca"), "safetensors", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(runs, tmp_path):
+    run = runs("ifca")
+
+    def shoal(*words):
+        return CliRunner().invoke(app, ["export", str(run), *words])
+
+    said = shoal(
+        "--format", "safetensors", "--cluster", "expert-000", "--out", str(tmp_path / "a.safetensors"), "--json"
+    )
+    facts = json.loads(said.stdout)
+    assert facts["name"] == "expert-000"
+    assert facts["path"] == str(tmp_path / "a.safetensors")
+    plain = shoal("--format", "safetensors", "--out", str(tmp_path / "b.safetensors")).stdout
+    assert "served of round 2" in plain
+    assert "differ from the model's by 0.0e+00" in plain
+    for words, sentence in (
+        (("--format", "onyx"), "format 'onyx' is not known; did you mean onnx?"),
+        (("--cluster", "9"), "cluster is '9'; it must be 0 to"),
+        (("--out", str(tmp_path / "no" / "x")), "there is no folder"),
+    ):
+        refused = shoal(*words)
+        assert refused.exit_code == 2
+        assert sentence in " ".join(refused.stderr.split())
+
+
+def test_there_must_be_clusters_and_a_round(runs, tmp_path):
+    with pytest.raises(UserError, match="method fedavg has no clusters"):
+        export(runs("fedavg"), "safetensors", tmp_path / "x", "0")
+    with pytest.raises(UserError, match="is not a run directory"):
+        export(tmp_path, "safetensors")
