@@ -13,6 +13,7 @@ from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
+from shoal.methods.fce import fce
 from shoal.methods.fedala import fedala
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
@@ -66,6 +67,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "pm-moe": pm_moe,
     "pfmoe": pfmoe,
     "ifca": ifca,
+    "fce": fce,
     "local": local,
     "centralised": centralised,
 }
