@@ -1,7 +1,7 @@
 """Groups of rows that are dense, by DBSCAN with a radius that follows from the rows (FedClusterEnsemble, paper 004).
 
-Ester, Kriegel, Sander, Xu, A density-based algorithm for discovering clusters in large spatial databases with noise, KDD
-1996; scikit-learn's, on Euclidean distances.
+Ester, Kriegel, Sander, Xu, A density-based algorithm for discovering clusters in large spatial databases with noise,
+KDD 1996; scikit-learn's, on Euclidean distances.
 
 | DBSCAN | here |
 |---|---|

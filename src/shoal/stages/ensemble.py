@@ -1,14 +1,17 @@
-"""Clusters found once, of the models that clients return from the first round, and their members in turn (paper 004)."""
+"""Clusters found once, of the models that return from the first round, and their members in turn (paper 004)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from shoal import tree
+from shoal.client.ensemble import EXTRACTOR
 from shoal.clusterers.neighbours import NeighbourClusters, nearest
 from shoal.errors import UserError
 from shoal.models import Model
@@ -18,7 +21,7 @@ from shoal.stages.experts import expert_for, joined, noted, numbered, without_gr
 from shoal.stages.represent import vector
 from shoal.stages.train import AroundTraining, Federate
 from shoal.table import Table
-from shoal.types import FIXED, ClientId, ModelsFor, Params, Report, ServerState
+from shoal.types import ClientId, ModelsFor, Params, Report, ServerState
 
 GROUPS, FIRST, IDLE = "cluster", "first", "idle"
 
@@ -84,19 +87,20 @@ class TrainApart(AroundTraining):
     Whoever comes later trains the first model once, as everybody did in the first round, and joins the cluster to whose
     members' last layers its own is nearest; a model that sets out from the first weights is averaged into none. Tells
     how many models were sent to the server (Eq. 4), how many clusters there are, and of the first round how many
-    clients were in no dense group.
+    clients were in no dense group. With `average` the mean of that round (line 8) is kept, for `Describe`.
     """
 
     train: Federate
     rule: Neighbours
-    model: Model = field(metadata=FIXED)
+    model: Model
+    average: bool = False
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         told, state = with_rows(reports), noted(state, IDLE, reports)
-        last = {c: {"last": vector({k: r.tensors["model"][k] for k in self.model.head})} for c, r in told.items()}
+        last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
         sound = all(bool(row["last"].isfinite().all()) for row in last.values())  # else the loop sees the divergence
         if not state.membership and told and sound:
-            state = self._clustered(state, Table.of(last))
+            state = self._clustered(state, told, Table.of(last))
         after = self.train.fold(state, reports, seed)
         newcomers = Table.of({c: row for c, row in last.items() if c not in state.membership})
         if state.membership and len(newcomers) and sound:
@@ -104,13 +108,28 @@ class TrainApart(AroundTraining):
         figures = {f"{self.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
         return replace(after, figures={**after.figures, **figures})
 
-    def _clustered(self, state: ServerState, told: Table) -> ServerState:
-        found = self.rule(told["last"].double().numpy())
-        models = [next(iter(state.models.values()))] * (int(found.labels_.max()) + 1)
-        memory = {**state.memory, GROUPS: Table(told.clients, told.columns).tree()}
+    def _last(self, model: Params) -> dict[str, Tensor]:
+        return {"last": vector({k: model[k] for k in self.model.head})}
+
+    def _clustered(self, state: ServerState, reports: Mapping[ClientId, Report], told: Table) -> ServerState:
+        found, first = self.rule(told["last"].double().numpy()), next(iter(state.models.values()))
+        kept = {**told.columns, **self._risen(told, first)}
+        memory = {**state.memory, GROUPS: Table(told.clients, kept).tree()}
+        if self.average:
+            sent, rows = zip(
+                *((r.tensors["model"], r.counts["train"]) for _, r in sorted(reports.items())), strict=True
+            )
+            memory |= {EXTRACTOR: tree.to(tree.weighted_mean(sent, rows), "cpu")}  # line 8
         figures = {**state.figures, f"{GROUPS}.noise": float(found.noise_.sum())}
-        state = replace(state, models=numbered(models), membership={}, memory=memory, figures=figures)
-        return joined(state, told.clients, found.labels_)
+        models = numbered([first] * (int(found.labels_.max()) + 1))
+        return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels_)
+
+    def _risen(self, told: Table, first: Params) -> dict[str, Tensor]:
+        """Whose bias rose for which class: cross-entropy raises it for the classes that a client holds, and only for
+        those. Without biases in the last layer nothing can be read."""
+        change = told["last"] - self._last(first)["last"]
+        places = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
+        return {"risen": change[:, places] > 0} if bool(places.any()) else {}
 
     def _joined(self, state: ServerState, newcomers: Table) -> ServerState:
         known = Table.load(state, GROUPS)
@@ -128,11 +147,3 @@ def trained_by(model: Model) -> ModelsFor:
         return expert_for(state, client)
 
     return models_for
-
-
-def ensemble_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    """A client's own cluster's model, by its name; whoever is in no cluster, such as an unseen client, is served all."""
-    if client is None or client not in state.membership:
-        return state.models
-    name = sorted(state.models)[int(state.membership[client].argmax())]
-    return {name: state.models[name]}
