@@ -63,7 +63,7 @@ def check_names(job: Job, out: Path | None = None) -> None:
         raise UserError(f"country is {job.country!r}, but nothing is measured: add --measure codecarbon")
     _device(job.device)
     if job.clients is not None:
-        job.cohort_size(job.clients)
+        job.cohort_size(job.training(job.clients))
     if job.fleet == "flower":
         _flower()
     if out is not None:
@@ -73,7 +73,7 @@ def check_names(job: Job, out: Path | None = None) -> None:
 def _least_cohort(job: Job) -> int:
     """Clients per round, as far as it can be said before the data are there."""
     if job.clients is not None:
-        return job.cohort_size(job.clients)
+        return job.cohort_size(job.training(job.clients))
     return job.cohort if isinstance(job.cohort, int) and job.cohort > 0 else 1
 
 
@@ -101,6 +101,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         test_share=job.test_share,
         sensitive=SENSITIVE if job.sensitive is None else job.sensitive,
         public=wanted,
+        unseen=job.unseen or 0,
         device=_device(job.device),
     )
 
@@ -140,7 +141,8 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     _refuse_without_validation(built, federation)
     workers = job.workers or cores()
     decided = {
-        "clients": len(federation),
+        "clients": len(federation) + len(federation.unseen),
+        "unseen": len(federation.unseen) or None,
         "cohort": cohort,
         "workers": workers,
         "fleet": choose_fleet(job.fleet, model, workers),
@@ -259,4 +261,5 @@ def describe(federation: Federation) -> dict[str, Any]:
         "spec": federation.spec,
         "note": federation.note,
         "public": public_rows(federation),
+        **({"unseen": list(federation.unseen)} if federation.unseen else {}),
     }
