@@ -251,6 +251,7 @@ def _announce(bench: Any) -> None:
     job = bench.job
     note = f" ({bench.federation.note})" if bench.federation.note else ""
     cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
+    cohort = f"{job.unseen} of them held out, {cohort}" if job.unseen else cohort
     err.print(
         f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"
         f"{job.model} with {bench.model.parameters:,} parameters, {job.fleet} fleet, seed {job.seed}",
