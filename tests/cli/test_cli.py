@@ -631,3 +631,21 @@ def test_groups_are_readable():
     assert as_json("compare", "r")["runs"][0]["groups"] == len(found["groups"])
     assert "groups" not in as_json("run", "fedavg", *QUICK, "--out", "one")
     assert as_json("compare", "one")["runs"][0]["groups"] is None
+
+
+def test_clients_that_never_trained_are_evaluated():
+    result = as_json("run", "fce", *QUICK, "--unseen", "0.3", "--out", "done")
+    assert as_json("evaluate", "done")["accuracy"] == pytest.approx(result["accuracy"])
+    found = as_json("evaluate", "done", "--unseen")
+    assert list(found["clients"]) == sorted(json.loads(Path("done/partition.json").read_text())["unseen"])
+    assert len(found["clients"]) == found["unseen"] == 2
+    assert "2 clients that never trained" in shoal("evaluate", "done", "--unseen").stdout
+    assert "without --unseen" in refused("evaluate", "done", "--assign")
+
+
+def test_a_run_that_held_out_nobody_says_so():
+    as_json("run", "fedavg", *QUICK, "--out", "done")
+    assert "held out nobody" in refused("evaluate", "done", "--unseen")
+    assert "neither a number of clients" in refused("run", "fedavg", "--unseen", "some")
+    assert "leave one to train" in refused("run", "fedavg", *QUICK, "--unseen", "6")
+    assert "is not a run directory" in refused("evaluate", "nowhere")

@@ -14,9 +14,12 @@ from shoal.cost.links import LINKS
 from shoal.cost.model import Costs
 from shoal.data import load, partition
 from shoal.errors import UserError
+from shoal.evaluation import of_unseen
 from shoal.job import Job, make_job
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
+from shoal.serve.blueprint import Blueprint
+from shoal.serve.version import Asked, Version
 from shoal.stages.edges import (
     CLOUD,
     EDGES,
@@ -29,6 +32,7 @@ from shoal.stages.edges import (
     together,
     views,
 )
+from shoal.store.checkpoint import Checkpoints
 from shoal.table import Table
 from shoal.types import Plan, Relay, Report, ServerState, Task
 
@@ -432,3 +436,22 @@ class TestJobs:
         model = load_model("mlp", (3,), 2)
         with pytest.raises(UserError, match=r"option train\.nothing is not known"):
             build("fedavg", Setting(model, 3, 2, options={"train": {"nothing": 1}}, edges=Topology(2)))
+
+
+class TestServing:
+    def test_held_out_clients_are_served_by_the_cloud(self, tmp_path):
+        keys = {"clients": 8, "rows": 400, "rounds": 2, "cohort": 4, "epochs": 1, "unseen": 2}
+        lab.start(make_job({"method": "fedavg", **keys, "edges": "2", "cloud_every": 1}), tmp_path / "run")
+        found = of_unseen(tmp_path / "run")
+        assert found["unseen"] == 2
+        assert 0 <= found["accuracy"]["mean"] <= 1
+
+    def test_the_service_answers_with_the_clouds_model(self, tmp_path):
+        keys = {"clients": 6, "rows": 300, "rounds": 2, "cohort": 3, "epochs": 1}
+        lab.start(make_job({"method": "fedavg", **keys, "edges": "3", "cloud_every": 1}), tmp_path / "run")
+        state = Checkpoints(tmp_path / "run" / "checkpoints").load(2).state
+        version = Version(Blueprint.of_run(tmp_path / "run"), state)
+        x = torch.randn(3, *version.blueprint.inputs.shape)
+        (told,) = version.answer([Asked(x, None)])
+        expected = version.blueprint.model.predict(state.memory[CLOUD]["models"]["global"], x)
+        assert torch.allclose(told[1].probabilities, expected.softmax(-1), atol=1e-5)

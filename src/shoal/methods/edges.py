@@ -39,7 +39,13 @@ def over_edges(make: Callable[[Setting], Method], s: Setting, topology: Topology
     told = (
         ("clients tell the edges' owner their label distributions, by which they are divided",) if topology.asks else ()
     )
-    return replace(method, stages=tuple(stages), models_for=_models_for(method), notes=(*method.notes, *told))
+    return replace(
+        method,
+        stages=tuple(stages),
+        models_for=_models_for(method),
+        assign=None,  # the cloud knows no edge's groups
+        notes=(*method.notes, *told),
+    )
 
 
 def _models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapping[str, Params]]:
