@@ -189,10 +189,19 @@ def test_a_stop_answers_what_is_under_way(runs):
         def ask():
             answers.append(httpx.post(f"{url}/v1/predict", json=ROWS, trust_env=False, timeout=20))
 
+        _until(lambda: httpx.get(f"{url}/readyz", trust_env=False, timeout=20).status_code == 200)
         caller = threading.Thread(target=ask)
         caller.start()
-        time.sleep(0.5)
+        _until(lambda: "shoal_queued_rows 0.0" not in httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text)
         process.send_signal(signal.SIGTERM)
         caller.join(20)
         assert process.wait(20) in (0, -signal.SIGTERM)
     assert [a.status_code for a in answers] == [200]
+
+
+def _until(true, seconds=20):
+    """A busy machine takes its time."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
