@@ -185,6 +185,7 @@ def setting_of(
         options=job.set,
         public=public,
         edges=topology(job, places),
+        cloud_every=job.cloud_every,
     )
 
 

@@ -262,16 +262,18 @@ def _announcing(place: Path) -> Callable[[Any], None]:
 
 
 def _edges(bench: Any) -> str:
-    kind, _, count = (bench.job.edges or "place").partition(":")
-    count = count or len(set((bench.federation.edges or {}).values()))
-    return f"{count} edges by {kind}, a meeting every {bench.job.cloud_every} rounds"
+    kind, _, number = (bench.job.edges or "place").partition(":")
+    count = int(number or len(set((bench.federation.edges or {}).values())))
+    shared = f" that share a cohort of {bench.cohort}, one client each at least" if bench.cohort is not None else ""
+    edges = "1 edge" if count == 1 else f"{count} edges by {kind}"
+    return f"{edges}{shared}, a meeting every {bench.job.cloud_every} rounds"
 
 
 def _announce(bench: Any) -> None:
     job = bench.job
     note = f" ({bench.federation.note})" if bench.federation.note else ""
     cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
-    cohort += f"{_edges(bench)}, " if job.cloud_every else ""
+    cohort = f"{_edges(bench)}, " if job.cloud_every else cohort
     cohort = f"{job.unseen} of them held out, {cohort}" if job.unseen else cohort
     err.print(
         f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"

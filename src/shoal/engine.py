@@ -19,6 +19,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
 from shoal.rng import derive_seed
+from shoal.table import Table
 from shoal.types import ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,14 @@ class Result:
     def accuracy(self) -> dict[str, float]:
         figures: dict[str, float] = self.evaluation.figures()["accuracy"]
         return figures
+
+    @property
+    def edges(self) -> dict[str, list[ClientId]]:
+        """The clients of each edge; empty without edges."""
+        known, found = Table.load(self.state, "edges"), dict[str, list[ClientId]]()
+        for client, edge in zip(known.clients, known.columns.get("edge", torch.empty(0)).tolist(), strict=True):
+            found.setdefault(f"edge-{edge:03d}", []).append(client)
+        return dict(sorted(found.items()))
 
     @property
     def groups(self) -> dict[ClientId, list[str]]:

@@ -9,13 +9,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from shoal.errors import UserError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Joules = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _edges(value: Any) -> Any:
+    """A number is one too; "none" is for grids, which cannot leave a key out."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return None if value == "none" else value
 
 
 class Job(BaseModel):
@@ -47,7 +54,9 @@ class Job(BaseModel):
     sensitive_column: str | None = None  # or a column that says of each row whether it is
     drop_columns: tuple[str, ...] = ()
     public: Annotated[int, Field(ge=0)] | None = None  # rows that no client holds; None: as many as the method wants
-    edges: str | None = None  # edge servers between clients and the cloud: 5, or alike:5, mixed:5; None: none
+    edges: Annotated[str | None, BeforeValidator(_edges)] = (
+        None  # edge servers between clients and the cloud: 5, or alike:5, mixed:5; None: none
+    )
     edge_column: str | None = None  # or a column that names the edge of a row's client
     cloud_every: Positive | None = None  # rounds between two meetings of the edges in the cloud; None: 5
     long_link: str | None = None  # of edges to the cloud; None: ethernet
@@ -102,8 +111,8 @@ def make_job(values: Mapping[str, Any]) -> Job:
         )
     if job.edge_column is not None and not job.natural:
         raise UserError(
-            f"edge_column is {job.edge_column!r}, but partition {job.partition!r} makes clients of its own: name the "
-            "clients with --client-column"
+            f"edge_column is {job.edge_column!r}, but partition {job.partition!r} makes clients of its own: leave that "
+            "out, and name the clients with --client-column"
         )
     if job.edges is not None and job.edge_column is not None:
         raise UserError(

@@ -54,7 +54,8 @@ def run(
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
     for key in (*OF_DATA, "keep", "device"):
         if key in keys:
-            raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to shoal.partition")
+            where = "shoal.load" if key in ("data", "rows") or "_column" in key else "shoal.partition"
+            raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to {where}")
     for key in ("measure", "country"):
         if key in keys:
             raise UserError(f"{key} is {keys[key]!r}, but only runs that are kept are measured: use the command line")

@@ -19,7 +19,7 @@ from shoal.cost.ledger import PARTS, totals
 from shoal.engine import Clock, Result
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
-from shoal.stages.edges import EDGES, AtEdges, edge_name
+from shoal.stages.edges import AtEdges
 from shoal.stages.experts import Experts
 from shoal.table import Table
 from shoal.types import ClientId, Guaranteed, Method, ServerState, Tree
@@ -146,14 +146,15 @@ def _groups(bench: Bench, result: Result) -> dict[str, Any]:
     return {"groups": members, "groups_ari": float(agreement)}
 
 
-def _edges(result: Result) -> dict[str, Any]:
+def _edges(bench: Bench, result: Result) -> dict[str, Any]:
     """Who was under which edge, and what edges and the cloud sent each other, both ways."""
-    known = Table.load(result.state, EDGES)
-    if not len(known):
+    if not result.edges:
         return {}
-    of = known["edge"].tolist()
-    clients = [[c for c, k in zip(known.clients, of, strict=True) if k == edge] for edge in range(max(of) + 1)]
-    members = [{"edge": edge_name(k), "clients": inside} for k, inside in enumerate(clients)]
+    places = bench.federation.edges if bench.job.edges in (None, "place") else None
+    members = [
+        {"edge": edge, **({"name": places[clients[0]]} if places else {}), "clients": clients}
+        for edge, clients in result.edges.items()
+    ]
     return {"edges": members, "bytes_long": sum(r.bytes_long or 0 for r in result.records)}
 
 
@@ -192,7 +193,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         **({"notes": list(bench.method.notes)} if bench.method.notes else {}),
         **_groups(bench, result),
         **_by_group(result),
-        **_edges(result),
+        **_edges(bench, result),
         "sim_time_s": sum(r.sim_time_s for r in result.records),
         "rounds_done": len(result.records),
         "stopped": result.stopped,

@@ -20,7 +20,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.errors import UserError
 from shoal.serve import Remote
+from shoal.serve.app import Service
 
 PAGE = (Path(__file__).parents[2] / "docs/serve.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -143,3 +145,13 @@ def test_a_token_is_shown_once(tmp_path):
 
 def test_the_service_says_when_it_is_alive(service):
     assert httpx.get(f"{service}/healthz", trust_env=False).json() == {"status": "ok", "round": 10}
+
+
+def test_a_network_that_cannot_be_imported_here_is_refused_before_anybody_waits(runs, tmp_path):
+    """In a folder without its module."""
+    run = tmp_path / "run"
+    shutil.copytree(runs("ifca"), run)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"model": "nowhere:Net"}))
+    with pytest.raises(UserError, match="model 'nowhere:Net' cannot be imported"):
+        Service(run)

@@ -194,6 +194,7 @@ def test_values_without_an_answer_are_said_so(grouped, http):
         ({"abstain_below": "2"}, "abstain_below is '2': input should be less than or equal to 1"),
         ({"abstain_below": "x"}, "abstain_below is 'x': input should be a valid number"),
         ({"prepared": "perhaps"}, "prepared is 'perhaps'"),
+        ({"abstain": "0.5"}, "parameter 'abstain' is not known; it must be one of client, prepared, abstain_below"),
     ],
 )
 def test_parameters_are_checked(parameters, sentence, grouped, http, images):

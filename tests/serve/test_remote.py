@@ -42,7 +42,7 @@ def test_while_the_service_is_away_the_kept_models_answer_the_same(client, runs,
     assert after.offline
     assert after.round == 2
     close(after.answers, [a | {"abstained": a["confidence"] < 0.5} | _label(a, 0.5) for a in before.answers])
-    with pytest.raises(UserError, match="must be 1 x 8 x 8 for one row"):
+    with pytest.raises(Refused, match="must be 1 x 8 x 8 for one row"):
         remote.predict([[1.0, 2.0]])
     remote.kept.write_bytes(remote.kept.read_bytes()[:-8])
     with pytest.raises(Away, match="is damaged; remove it"):

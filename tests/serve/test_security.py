@@ -11,6 +11,7 @@ import ssl
 import time
 
 import httpx
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -19,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from services import npy, refused, serving
 
 from shoal.errors import UserError
+from shoal.serve import Remote, Untrusted
 from shoal.serve.auth import bearer_of, hashed, new_token, read_tokens, tokens_from
 from shoal.serve.gate import Limits
 from shoal.serve.rates import MOST_CALLERS, Rates
@@ -93,6 +95,17 @@ def certificate(tmp_path_factory):
     plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain))
     return folder / "cert.pem", folder / "key.pem"
+
+
+def test_an_untrusted_certificate_is_not_an_absent_service(runs, certificate, tmp_path):
+    """Not even with models to answer by: who knows who it is that answers."""
+    rows, slept = np.zeros((1, 1, 8, 8)), []
+    with serving(runs("ifca"), tls=certificate) as running:
+        trusted = ssl.create_default_context(cafile=str(certificate[0]))
+        Remote(running.url, cache=tmp_path, verify=trusted).predict(rows)
+        with pytest.raises(Untrusted, match="cannot be trusted"):
+            Remote(running.url, cache=tmp_path, sleep=slept.append).predict(rows)
+    assert slept == [], "nor is it asked again"
 
 
 def test_tls(runs, certificate):

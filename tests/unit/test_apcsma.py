@@ -392,7 +392,7 @@ def test_the_result_says_on_whose_rows_coefficients_were_learned(tiny):
     assert "equal" in played(tiny, rounds=1, public=False)[2].notes[0]
     assert "equal" in played(tiny, rounds=1, share={"rows_of": "nobody"})[2].notes[0]
     result, _, method = played(tiny, rounds=1, public=False, share={"rows_of": "clients", "rows": 2})
-    said = "coefficients are learned on up to 2 labelled rows of each of the first clients, which leave it"
+    said = "up to 2 labelled rows of each of the first clients go to the server, to learn coefficients on"
     assert method.notes == (said,)
     assert next(p.stage for p in result.ledger.pages) == "share"
 

@@ -39,10 +39,11 @@ from shoal.types import Plan, Relay, Report, ServerState, Task
 UNDER_EDGES = [m for m in METHODS if m not in ("local", "centralised", "hierfavg")]
 
 
-def played(method, federation=None, rounds=3, fleet="plain", **keys):
+def played(method, federation=None, rounds=3, fleet="plain", of=None, **keys):
+    """`rounds` of a run, or the first of a run `of` more."""
     federation = federation or tiny_federation()
     settings = {"cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "model": "mlp", "fleet": fleet}
-    bench = arrange(Job(method=method, rounds=rounds, **settings | keys), method, federation)
+    bench = arrange(Job(method=method, rounds=of or rounds, **settings | keys), method, federation)
     ledger = Ledger(bench.costs)
     result = engine.run(
         bench.method, make_fleet(bench), rounds=rounds, seed=4, central=federation.central, ledger=ledger
@@ -78,7 +79,7 @@ class TestTheCloud:
             assert tree.distance(edge.models["global"], flat.state.models["global"]) < 1e-6
 
     def test_edges_differ_between_meetings_and_agree_after_one(self):
-        apart, _ = played("fedavg", rounds=3, edges="3", cloud_every=2)
+        apart, _ = played("fedavg", rounds=3, of=4, edges="3", cloud_every=2)
         models = [e.models["global"] for e in views(apart.state)]
         assert tree.distance(models[0], models[1]) > 1e-4
         met, _ = played("fedavg", rounds=4, edges="3", cloud_every=2)
@@ -87,10 +88,10 @@ class TestTheCloud:
 
     def test_an_unseen_client_is_served_what_the_cloud_has(self):
         met, bench = played("fedavg", rounds=2, edges="3", cloud_every=2)
-        later, _ = played("fedavg", rounds=3, edges="3", cloud_every=2)
+        later, _ = played("fedavg", rounds=3, of=4, edges="3", cloud_every=2)
         both = [bench.method.models_for(r.state, None)["global"] for r in (met, later)]
         assert tree.distance(*both) == 0
-        first, _ = played("fedavg", rounds=1, edges="3", cloud_every=2)
+        first, _ = played("fedavg", rounds=1, of=4, edges="3", cloud_every=2)
         begun = bench.method.init(4).models["global"]
         assert tree.distance(bench.method.models_for(first.state, None)["global"], begun) == 0
 
@@ -124,6 +125,7 @@ class TestTheCloud:
         assert Cloud(1).fold(state, {}, 0) is state
 
     def test_due(self):
+        assert [r for r in range(12) if Cloud(5, 12).due(r)] == [4, 9, 11], "and after the last round"
         assert [r for r in range(12) if Cloud(5).due(r)] == [4, 9]
 
 
@@ -137,7 +139,7 @@ def edged_state(models, rows):
 
 class TestViews:
     def test_there_and_back(self):
-        result, _ = played("fedepc", tiny_federation(8), rounds=2, edges="2", cloud_every=9)
+        result, _ = played("fedepc", tiny_federation(8), rounds=2, of=9, edges="2", cloud_every=9)
         state = replace(result.state, roster=tuple(f"c{i}" for i in range(8)))
         back = together(state, views(state))
         assert tree.distance(back.models, state.models) == 0
@@ -255,6 +257,8 @@ class TestMethodsUnderEdges:
         assert (bench.method.name, bench.job.edges, bench.job.cloud_every) == ("hierfavg", "chance:5", 5)
         two, _ = played("hierfavg", tiny_federation(8), edges="2", cloud_every=1)
         assert len(views(two.state)) == 2
+        _, often = played("hierfavg", tiny_federation(8), cloud_every=2)
+        assert (often.job.edges, often.job.cloud_every) == ("chance:5", 2)
 
     @pytest.mark.parametrize("by", ["alike", "mixed"])
     def test_clients_tell_their_labels_to_be_divided(self, by):
@@ -274,7 +278,7 @@ def edges_of(state):
 
 
 class TestTheBill:
-    @pytest.mark.parametrize(("every", "meetings"), [(1, 4), (2, 2), (3, 1), (9, 0)])
+    @pytest.mark.parametrize(("every", "meetings"), [(1, 4), (2, 2), (3, 2), (9, 1)])
     def test_long_link_bytes(self, every, meetings):
         """Meetings * 2 * edges * 4 bytes a parameter, and what a message needs beside its numbers."""
         result, bench = played("fedavg", rounds=4, edges="3", cloud_every=every)
@@ -386,6 +390,7 @@ class TestJobs:
         keys = {"data": str(tmp_path / "t.csv"), "client_column": "who", "edge_column": "where", "rounds": 2}
         found = lab.start(make_job({"method": "fedavg", **keys}), tmp_path / "run")
         assert [e["clients"] for e in found["edges"]] == [["a", "b"], ["c", "d"]]
+        assert [e["name"] for e in found["edges"]] == ["north", "south"]
         federation = partition(load(keys["data"], client_column="who", edge_column="where"), "natural", seed=0)
         assert federation.edges == {"a": "north", "b": "north", "c": "south", "d": "south"}
         assert federation.input_shape == (3,), "the column is no feature"
@@ -395,9 +400,8 @@ class TestJobs:
     def test_a_client_is_at_one_edge(self, tmp_path):
         lines = [f"{i % 7},{i % 2},{'ab'[i % 2]},{'ns'[i % 3 == 0]}" for i in range(60)]
         (tmp_path / "t.csv").write_text("\n".join(["u,label,who,where", *lines]))
-        data = load(str(tmp_path / "t.csv"), client_column="who", edge_column="where")
         with pytest.raises(UserError, match=r"client '.' has rows under the edges '.' and '.'; it must be one"):
-            partition(data, "natural", seed=0)
+            load(str(tmp_path / "t.csv"), client_column="who", edge_column="where")
 
     @pytest.mark.parametrize(
         ("keys", "sentence"),
@@ -423,6 +427,9 @@ class TestJobs:
             lab.start(make_job({"rounds": 1, **keys}), tmp_path / "run")
         assert sentence in str(error.value)
         assert not (tmp_path / "run").exists()
+
+    def test_numbers_and_none_are_understood(self):
+        assert [make_job({"edges": x}).edges for x in (5, "5", "none", None)] == ["5", "5", None, None]
 
     def test_parsed(self):
         assert [parse_edges(t, {}) for t in ("5", "chance:2", "alike:3", " mixed:4")] == [

@@ -27,8 +27,8 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages.describe import Describe
-from shoal.stages.ensemble import InTurn
-from shoal.types import Examples, Plan, ServerState, Task
+from shoal.stages.ensemble import FIRST, InTurn
+from shoal.types import Examples, Plan, Report, ServerState, Task
 
 MLP = load_model("mlp", (6,), 4)
 
@@ -440,3 +440,52 @@ def test_batch_norm_and_buffers_travel_with_their_clusters():
     assert model.uses(nn.modules.batchnorm._BatchNorm)
     result = play(build("fce", setting({"serve": {"rule": "density"}}, model=model)), PlainFleet(federation), 2)
     assert set(result.state.models["expert-000"]) == set(model.init(0))
+
+
+def test_a_newcomer_trains_at_the_rate_of_the_first_round():
+    """Its last layer is compared with those of the first round: at a lower rate it would stay near those weights."""
+    stage = build("fce", Setting(MLP, 40, 3, options={"train": {"schedule": "cosine"}})).stages[1]
+    first = MLP.init(0)
+    member = {"a": torch.tensor([1.0])}
+    memory = {FIRST: {"seed": torch.tensor(0)}}
+    state = ServerState(30, {"expert-000": first}, member, roster=("a", "b"), cohort=("a", "b"), memory=memory)
+    rates = {c: task.config["lr"] for c, task in stage.plan(state, 0).tasks.items()}
+    assert rates["b"] == pytest.approx(0.1)
+    assert rates["a"] < 0.05
+
+
+def test_a_newcomer_that_diverged_keeps_nobody_out():
+    stage = build("fce", Setting(MLP, 40, 3)).stages[1]
+    models = {c: MLP.init(k) for k, c in enumerate("abcd")}
+    told = {c: Report({"model": m}, {"loss": (1.0, 1.0)}, {"train": 5}) for c, m in models.items()}
+    begun = ServerState(0, {"expert-000": MLP.init(9)}, roster=tuple("ab"), cohort=tuple("ab"))
+    state = stage.fold(begun, {c: told[c] for c in "ab"}, 0)
+    broken = {k: torch.full_like(x, torch.nan) for k, x in models["c"].items()}
+    after = stage.fold(state, {"c": replace(told["c"], tensors={"model": broken}), "d": told["d"]}, 0)
+    assert set(after.membership) == {"a", "b", "d"}
+
+
+def test_statistics_are_of_the_rows_that_are_trained_on():
+    options = {"train": {"rows": "low"}, "serve": {"rule": "density", "mask": "told"}}
+    method = build("fce", Setting(MLP, 4, 3, options=options))
+    assert {phase.split for program in method.programs.values() for phase in program.phases} == {"train/low"}
+
+
+class Recurrent(nn.Module):
+    """What torch cannot stack."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.steps, self.last = nn.GRU(1, 4, batch_first=True), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.last(self.steps(x.flatten(1)[..., None])[0][:, -1])
+
+
+def test_networks_that_cannot_be_stacked_answer_one_after_the_other():
+    model = load_model(f"{__name__}:Recurrent", (6,), 3)
+    models = {f"expert-{k:03d}": model.init(k) for k in range(2)}
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        found = said_by(model, models, x)
+        assert torch.allclose(found[1], model.predict(models["expert-001"], x))

@@ -17,22 +17,31 @@ def planted(per=5, groups=3, width=40, noise=0.1, seed=0):
 
 
 def test_by_hand():
-    # distances of 0, 1, 6, 7, 9: 1 6 7 9 5 6 8 1 3 2, in order 1 1 2 3 5 6 6 7 8 9; the median is 5.5, half of it 2.75:
-    # 0-1, 6-7-9 (9 is within 2.75 of 7)
+    # distances of 0, 1, 6, 7, 9: 1 6 7 9 5 6 8 1 3 2, in order 1 1 2 3 5 6 6 7 8 9; nine tenths of the way from the
+    # first to the last of ten is 8.1, half of it 4.05: 0-1, 6-7-9
     found = NeighbourClusters().fit([[0.0], [1.0], [6.0], [7.0], [9.0]])
-    assert found.radius_ == 2.75
+    assert found.radius_ == pytest.approx(4.05)
     assert found.labels_.tolist() == [0, 0, 1, 1, 1]
     assert not found.noise_.any()
 
 
 def test_noise_joins_the_cluster_with_the_least_mean_distance():
-    # 0, 1 and 10, 11, 18: within 0.3 medians of each other are the pairs only; 18 is 17.5 from the first on average,
+    # 0, 1 and 10, 11, 18: within 0.3 of 17.1 of each other are the pairs only; 18 is 17.5 from the first on average,
     # 7.5 from the second
     found = NeighbourClusters(reach=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
     assert found.noise_.tolist() == [False, False, False, False, True]
     assert found.labels_.tolist() == [0, 0, 1, 1, 1]
     # mean, not least: 4 is 3 from 1 and 4 from 8; but 28.5 from -50 and 1 on average, and 4.5 from 8 and 9
     assert nearest(np.array([[-50.0], [1.0], [8.0], [9.0]]), np.array([0, 0, 1, 1]), np.array([[4.0]])) == [1]
+
+
+@pytest.mark.parametrize("sizes", [(12, 8), (13, 7), (15, 5), (14, 3, 3), (15, 3, 2), (10, 10)])
+def test_groups_need_not_be_of_one_size(sizes):
+    """With 13 of 20 in one group most pairs are within it: a median would be a distance of that group."""
+    rng = np.random.default_rng(0)
+    rows = np.repeat(rng.normal(size=(len(sizes), 40)), sizes, axis=0)
+    rows = rows + 0.15 * rng.normal(size=rows.shape)
+    assert adjusted_rand_score(np.repeat(np.arange(len(sizes)), sizes), NeighbourClusters().fit(rows).labels_) == 1
 
 
 def test_without_a_dense_group_all_are_one():
@@ -59,11 +68,11 @@ def test_where_rows_start_from_does_not_matter():
 @pytest.mark.parametrize("smallest", [2, 4])
 def test_partition_does_not_depend_on_the_order_of_rows(smallest):
     rows = np.random.default_rng(1).normal(size=(30, 2))  # no structure: rows between groups, and noise
-    found = NeighbourClusters(0.3, smallest).fit(rows)
+    found = NeighbourClusters(0.15, smallest).fit(rows)
     assert 1 < found.labels_.max() + 1 < 30
     for seed in range(8):
         order = np.random.default_rng(seed).permutation(30)
-        again = NeighbourClusters(0.3, smallest).fit(rows[order])
+        again = NeighbourClusters(0.15, smallest).fit(rows[order])
         assert adjusted_rand_score(found.labels_[order], again.labels_) == 1
         assert (found.noise_[order] == again.noise_).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,7 +90,8 @@ def said_by(model: Model, models: Mapping[str, Params], x: Tensor) -> Tensor:
     names = sorted(models)
     if len(names) > 1 and len(x) <= FEW_ROWS and not model.uses(nn.modules.conv._ConvNd):
         stack = {k: torch.stack([models[n][k] for n in names]) for k in models[names[0]]}
-        return vmap(model.predict, in_dims=(0, None))(stack, x)
+        with suppress(RuntimeError):  # a layer of the user's that torch cannot stack, such as a GRU
+            return vmap(model.predict, in_dims=(0, None))(stack, x)
     return torch.stack([model.predict(models[n], x) for n in names])
 
 
@@ -112,7 +114,7 @@ def discriminant(moments: Params, shrink: float, ridge: float) -> Params:
     mixed = (1 - shrink) * within + shrink * torch.einsum("m,mde->de", rows / rows.sum(), within)
     scale = mixed.diagonal(dim1=1, dim2=2).mean(1)
     eye = torch.eye(mixed.shape[1], dtype=mixed.dtype)
-    covariance = mixed + (ridge * scale).clamp(min=1e-12)[:, None, None] * eye
+    covariance = mixed + (ridge * scale).clamp(min=1e-6)[:, None, None] * eye  # rows that are all alike have no spread
     root = torch.linalg.cholesky(covariance)
     whiten = torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)  # its rows make features independent
     found = {
@@ -125,7 +127,7 @@ def discriminant(moments: Params, shrink: float, ridge: float) -> Params:
 
 
 def log_densities(router: Params, features: Tensor) -> Tensor:
-    """[models, rows], but for what all have in common; the classes of a cluster are equally likely."""
+    """[models, rows], but for what all have in common; every class of every cluster is equally likely."""
     white = torch.einsum("mde,ne->mnd", router["whiten"], features)
     far = torch.cdist(white, router["centre"]).square()  # [models, rows, classes]
     far = far.masked_fill(~router["held"][:, None], torch.inf)

@@ -20,6 +20,7 @@ class LabelHistogram:
 
     classes: int = field(metadata=FIXED)
     gamma: float = 0.0
+    split: str = field(default="train", metadata=FIXED)  # what the client trains on
     name: str = "represent"
     batchable: bool = field(default=True, metadata=FIXED)
 
@@ -29,7 +30,7 @@ class LabelHistogram:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", 1, 1024, self.step, shuffle=False),)
+        return (Phase(self.split, 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return {"counts": torch.zeros(self.classes), "private": private}
@@ -46,7 +47,7 @@ class LabelHistogram:
         elif self.gamma:
             p = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
             kept = s["private"] | {"released": p.float()}
-        return Report({"labels": {"p": p.float()}}, {}, {"train": counts["train"]}), kept
+        return Report({"labels": {"p": p.float()}}, {}, {"train": counts[self.split]}), kept
 
     def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
         return guarantee(self.gamma, self.classes, sizes) if self.gamma else {}

@@ -18,12 +18,13 @@ class FeatureMoments:
 
     model: Model
     width: int = field(metadata=FIXED)  # channels at most
+    split: str = field(default="train", metadata=FIXED)  # what the client trains on
     name: str = "describe"
     batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("train", 1, 256, self.step, shuffle=False),)
+        return (Phase(self.split, 1, 256, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         received = next(iter(task.models.values()))

@@ -5,7 +5,7 @@ KDD 1996; scikit-learn's, on Euclidean distances.
 
 | DBSCAN | here |
 |---|---|
-| eps | `reach` times the median of all pairwise distances |
+| eps | `reach` times the distance that nine tenths of all pairs are within |
 | min_samples, with the row itself | `smallest` |
 | noise | joins the cluster to whose rows its mean distance is least; where there is no cluster, all rows are one |
 """
@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, table, whole
 from shoal.errors import UserError
+
+MOST = 0.9  # of all pairs
 
 
 class NeighbourClusters:
@@ -52,7 +54,8 @@ class NeighbourClusters:
         from sklearn.cluster import DBSCAN
 
         distances = pdist(rows) if len(rows) > 1 else np.empty(0)
-        self.radius_ = self.reach * float(np.median(distances)) if len(distances) else 0.0
+        # a median would be a distance within a group as soon as one group has most of the pairs
+        self.radius_ = self.reach * float(np.quantile(distances, MOST)) if len(distances) else 0.0
         if len(rows) < 2:
             return np.zeros(len(rows), dtype=np.int64)
         least = np.finfo(np.float64).tiny  # most rows may be equal: then these are neighbours

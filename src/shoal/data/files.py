@@ -72,6 +72,8 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         raise UserError(f"{where}: clients have shape {raw.owner.shape}, but there must be one per row, {len(raw.x)}")
     if raw.edge is not None and raw.edge.shape != (len(raw.x),):
         raise UserError(f"{where}: edges have shape {raw.edge.shape}, but there must be one per row, {len(raw.x)}")
+    if raw.edge is not None and raw.owner is not None:
+        _check_edges(where, raw.owner, raw.edge)
     if raw.sensitive is not None:
         raw = replace(raw, sensitive=_flags(where, raw.sensitive, len(raw.x), options.sensitive_column))
     _check_finite(where, raw.x, raw.columns)
@@ -91,6 +93,15 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         columns=raw.columns,
     )
     return validate(_with_test(path, rest, raw.x[test], labels[test]))
+
+
+def _check_edges(where: str, owner: Array, edge: Array) -> None:
+    found: dict[str, str] = {}
+    for client, place in zip(map(str, owner.tolist()), map(str, edge.tolist()), strict=True):
+        if found.setdefault(client, place) != place:
+            raise UserError(
+                f"{where}: client {client!r} has rows under the edges {found[client]!r} and {place!r}; it must be one"
+            )
 
 
 def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Dataset:

@@ -119,7 +119,7 @@ def shared_set(
         given = {"shape": s.model.input_shape, "labelled": True, "rows": 4, "split": program.split}
         give = s.make(SHARE, ShareRows, **given)
         note = (
-            f"coefficients are learned on up to {give.rows} labelled rows of each of the first clients, which leave it"
+            f"up to {give.rows} labelled rows of each of the first clients go to the server, to learn coefficients on"
         )
         return (AskOnce(give, newcomers=False, name=SHARE),), learn, (note,)
     public = s.want_public(PUBLIC_ROWS) if of == "public" and learn.steps else None

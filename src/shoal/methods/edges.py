@@ -35,10 +35,8 @@ def over_edges(make: Callable[[Setting], Method], s: Setting, topology: Topology
     for place, stage in enumerate(method.stages):
         stages.append(AtEdges(lambda cohort, place=place: of(cohort).stages[place], s.cohort))  # type: ignore[misc]
         if stage.name == TRAIN:
-            stages.append(Cloud(topology.every))
-    told = (
-        ("clients tell the edges' owner their label distributions, by which they are divided",) if topology.asks else ()
-    )
+            stages.append(Cloud(topology.every, s.rounds))
+    told = ("clients tell the server their label distributions, by which edges are formed",) if topology.asks else ()
     return replace(
         method,
         stages=tuple(stages),

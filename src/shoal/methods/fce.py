@@ -16,11 +16,11 @@ ensembles and cyclic intra cluster client selection (paper 004).
 `--cohort` plays no part: `select` says how many take part.
 
 Deviation: line 9 takes the last layer of the mean, of which there is one; here of the clients' models, as in Sec. 4.
-Of ε and min_samples no values are given: half the median distance, and 2. Noise is not spoken of: it joins the cluster
-that is nearest on average, and where there is no cluster at all, there is one. One client of one cluster would be one
-client of all: with a single cluster `select.take=one` takes a share.
+Of ε and min_samples no values are given: half the distance that nine tenths of all pairs are within, and 2. Noise is
+not spoken of: it joins the cluster that is nearest on average, and where there is no cluster at all, there is one. One
+client of one cluster would be one client of all: with a single cluster `select.take=one` takes a share.
 
-Deviation: "in turn" is a line in which whoever took part stands last: with everybody there it is the cyclic schedule,
+Deviation: "in turn" is a line in which whoever was chosen stands last: with everybody there it is the cyclic schedule,
 and whoever is away holds up nobody. Who was silent in the first round, or comes later, trains the first model once,
 joins the cluster nearest to its last layer by the rule for noise, and is averaged in from then on. Who has no rows is
 in no cluster. Both are served the ensemble until they are in one.
@@ -30,7 +30,8 @@ the wrong model. `serve.rule=density` asks instead where a row lies: the mean of
 paper computes and does not use) describes rows by what its ReLUs give, members tell once how many rows of each class
 they have, and the sums of features and of their products, and every cluster is a mixture of Gaussians around its
 classes. The largest logit counts beside the log density with `serve.trust`. Members' labels are then known to the
-server; `serve.mask=read` shows that they are anyway, from the biases of the first round.
+server; `serve.mask=read` shows that it can read much of it anyway, from the biases of the first round. Where members of
+a cluster have left before they told, the largest logit answers for all.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def fce(s: Setting) -> Method:
     return Method(
         name="fce",
         init=init,
-        stages=(s.make("select", InTurn), apart, *asked(s, confidence)),
+        stages=(s.make("select", InTurn), apart, *asked(s, confidence, program.split)),
         models_for=served_by(s.model, confidence),
         predict=ensemble_predict(s.model, confidence),
         classes=s.model.classes,
@@ -77,8 +78,11 @@ def fce(s: Setting) -> Method:
     )
 
 
-def asked(s: Setting, confidence: Confidence) -> tuple[Stage, ...]:
+def asked(s: Setting, confidence: Confidence, split: str) -> tuple[Stage, ...]:
     """What members tell beside their models, for the sake of those who never train."""
-    describe = (Describe(FeatureMoments(s.model, confidence.width)),) if confidence.rule == "density" else ()
-    labels = (AskOnce(LabelHistogram(s.model.classes, name=LABELS), name=LABELS),) if confidence.mask == "told" else ()
-    return (*describe, *labels)
+    stages: list[Stage] = []
+    if confidence.rule == "density":
+        stages.append(Describe(FeatureMoments(s.model, confidence.width, split)))
+    if confidence.mask == "told":
+        stages.append(AskOnce(LabelHistogram(s.model.classes, split=split, name=LABELS), name=LABELS))
+    return tuple(stages)

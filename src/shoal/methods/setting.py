@@ -41,6 +41,7 @@ class Setting:
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
     edges: Topology | None = None  # who is under which edge; None: clients and one server
+    cloud_every: int | None = None  # rounds between two meetings of edges; None: as usual
 
     def make(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:
         """`piece(**defaults)` with the user's options for `name` on top, but for those that the method has `fixed`."""
@@ -74,7 +75,7 @@ class Setting:
 
     def want_edges(self, topology: Topology) -> None:
         """The method is one of edges: these, where the user did not say which."""
-        self.edges = self.edges or topology
+        self.edges = self.edges or dataclasses.replace(topology, every=self.cloud_every or topology.every)
 
     def refuse_unused(self, method: str) -> None:
         for name, keys in self.options.items():

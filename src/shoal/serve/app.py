@@ -36,6 +36,7 @@ from shoal.types import ServerState
 log = logging.getLogger(__name__)
 
 ALWAYS = (401, 413, 408, 429, 500)  # what the gate, or a fault of ours, may answer on any path
+KNOWN = ", ".join(schemas.Options.model_fields)
 Client = Annotated[str | None, Query(description=schemas.OF_CLIENT)]
 
 
@@ -52,6 +53,9 @@ class Service:
 
     def __post_init__(self) -> None:
         self.blueprint = Blueprint.of_run(self.run)
+        _ = (
+            self.blueprint.method
+        )  # what cannot be rebuilt here, such as a class that is not at hand, is refused at once
         self.clients = clients_of(self.run)
         self.watch = Watch(Checkpoints(self.run / "checkpoints"))
         self.batcher: Batcher | None = None
@@ -171,6 +175,10 @@ def _options_of(request: Request) -> schemas.Options:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise Problem(
+                422, f"parameter {field[:100]!r} is not known; it must be one of {KNOWN}", field[:100]
+            ) from None
         said = f"{field} is {str(first['input'])[:100]!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise Problem(422, said, field) from None
 

@@ -21,6 +21,7 @@ from shoal.codec import unpack
 from shoal.errors import UserError
 from shoal.serve.answers import Lot, answered, rows_of
 from shoal.serve.blueprint import Blueprint
+from shoal.serve.inputs import Unfit
 from shoal.store.files import write_bytes
 
 AGAIN = (429, 502, 503)
@@ -33,6 +34,10 @@ class Refused(UserError):
 
 class Away(UserError):
     """The service cannot be reached, and there is no model here to answer with."""
+
+
+class Untrusted(UserError):
+    """Whoever answers shows no certificate that is trusted here: being offline is no way round that."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,10 @@ class Remote:
                 answer = self._http.request(method, path, **what)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
+                if (
+                    "CERTIFICATE_VERIFY_FAILED" in reason
+                ):  # somebody else's, perhaps: no reason to try again or go on alone
+                    raise Untrusted(f"the certificate of {self._http.base_url} cannot be trusted: {reason}") from None
             else:
                 if answer.status_code not in AGAIN:
                     return _checked(answer)
@@ -140,7 +149,10 @@ class Remote:
                 f"{self.kept} is made for {blueprint.own_code!r}, code that the service names; give own_code=True if "
                 "you trust it and have that code here"
             )
-        x = blueprint.inputs.tensor(rows, prepared)
+        try:
+            x = blueprint.inputs.tensor(rows, prepared)
+        except Unfit as error:
+            raise Refused(f"422: {error}") from None  # as the service would
         with torch.no_grad():
             said = answered(blueprint.method, Lot(models, facts["expert"]), x)
         return Predicted(rows_of(said, blueprint.inputs.classes, below), facts["round"], offline=True)

@@ -15,6 +15,8 @@ OF_CLIENT = "A client of the run: it is served the model of its cluster."
 class Options(BaseModel):
     """What may stand behind the question mark of a prediction."""
 
+    model_config = ConfigDict(extra="forbid")
+
     client: str | None = Field(None, description=OF_CLIENT)
     prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
     abstain_below: float | None = Field(None, ge=0, le=1, description="No label for rows of less confidence.")
@@ -26,7 +28,9 @@ class RowAnswer(BaseModel):
     confidence: float = Field(description="The largest of the probabilities.")
     probabilities: dict[str, float] = Field(description="By class.")
     expert: str | None = Field(description="Which model answered; null where the method has one for all.")
-    score: float | None = Field(description="How sure the rule was that chose it; null where none chooses.")
+    score: float | None = Field(
+        description="How sure the rule was that chose it; null where the method has no such rule."
+    )
 
 
 class Prediction(BaseModel):

@@ -15,6 +15,7 @@ class Watch:
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self._seen: tuple[int, ...] | None = None
+        self._told: tuple[int, str] | None = None  # said once
 
     def newer(self, take_up: Callable[[ServerState], None]) -> bool:
         """Takes up the newest checkpoint that is whole, unless it is the one that was taken up last.
@@ -29,7 +30,9 @@ class Watch:
                     return False
                 take_up(self.checkpoints.load(round).state)
             except (OSError, ValueError, KeyError) as error:
-                log.info("the checkpoint of round %d cannot be read now: %s", round, error)
+                if (round, str(error)) != self._told:
+                    log.warning("the checkpoint of round %d cannot be read now: %s", round, error)
+                self._told = (round, str(error))
                 continue
             self._seen = mark
             return True

@@ -294,9 +294,12 @@ class Update(OneProgram, EveryRound):
             raise UserError(f"update.schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        config = {"kappa": learning_rate(self.schedule, self.kappa, state.round, self.rounds, self.decay)}
+        config = {"kappa": self._kappa(state)}
         tasks = {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.roster}
         return Plan(self.program, tasks, reuse=True)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return state
+        return replace(state, figures={**state.figures, f"{self.name}.kappa": self._kappa(state)})
+
+    def _kappa(self, state: ServerState) -> float:
+        return learning_rate(self.schedule, self.kappa, state.round, self.rounds, self.decay)

@@ -276,19 +276,20 @@ def _heard(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerStat
 
 @dataclass(frozen=True)
 class Cloud(ServerOnly):
-    """Every so many rounds the edges' models become their mean, weighed by the rows of the edges' clients, as far as
-    these are known.
+    """Every so many rounds, and after the last, the edges' models become their mean, weighed by the rows of the edges'
+    clients, as far as these are known.
 
     Where edges have several models, these bear no common names: the edge with most of them is the reference, and each
     model of another edge counts as the one of these that it is closest to, weighed by its share of its edge's clients.
     """
 
     every: int
+    rounds: int = 0  # of the run; 0: it has no end
     name: str = CLOUD
     purpose: ClassVar[Purpose] = "train"
 
     def due(self, round: int) -> bool:
-        return (round + 1) % self.every == 0
+        return (round + 1) % self.every == 0 or round + 1 == self.rounds
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         edges, known = views(state), Table.load(state, EDGES)

@@ -21,7 +21,7 @@ from shoal.stages.experts import expert_for, joined, noted, numbered, without_gr
 from shoal.stages.represent import vector
 from shoal.stages.train import AroundTraining, Federate
 from shoal.table import Table
-from shoal.types import ClientId, ModelsFor, Params, Report, ServerState
+from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 
 GROUPS, FIRST, IDLE = "cluster", "first", "idle"
 
@@ -30,7 +30,7 @@ GROUPS, FIRST, IDLE = "cluster", "first", "idle"
 class Neighbours:
     """Clients whose last layers are close after the first round."""
 
-    reach: float = 0.5  # the radius of a neighbourhood, in medians of all distances
+    reach: float = 0.5  # the radius of a neighbourhood, in units of what nine tenths of all distances are within
     smallest: int = 2
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class InTurn(ServerOnly):
 class TrainApart(AroundTraining):
     """Trains as `train` does; what returns from the first round is clustered by its last layers (Alg. 2, 4-15).
 
-    Whoever comes later trains the first model once, as everybody did in the first round, and joins the cluster to whose
+    Whoever comes later trains the first model once, at the rate of the first round, and joins the cluster to whose
     members' last layers its own is nearest; a model that sets out from the first weights is averaged into none. Tells
     how many models were sent to the server (Eq. 4), how many clusters there are, and of the first round how many
     clients were in no dense group. With `average` the mean of that round (line 8) is kept, for `Describe`.
@@ -95,15 +95,23 @@ class TrainApart(AroundTraining):
     model: Model
     average: bool = False
 
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        plan, first = super().plan(state, seed), self.train.rate.at(0)
+        tasks = {
+            c: task if c in state.membership else replace(task, config={**task.config, "lr": first})
+            for c, task in plan.tasks.items()
+        }
+        return replace(plan, tasks=tasks)
+
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         told, state = with_rows(reports), noted(state, IDLE, reports)
         last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
-        sound = all(bool(row["last"].isfinite().all()) for row in last.values())  # else the loop sees the divergence
-        if not state.membership and told and sound:
+        sound = {c for c, row in last.items() if bool(row["last"].isfinite().all())}
+        if not state.membership and told and len(sound) == len(told):  # else the loop sees the divergence
             state = self._clustered(state, told, Table.of(last))
         after = self.train.fold(state, reports, seed)
-        newcomers = Table.of({c: row for c, row in last.items() if c not in state.membership})
-        if state.membership and len(newcomers) and sound:
+        newcomers = Table.of({c: last[c] for c in sound if c not in state.membership})
+        if state.membership and len(newcomers):
             after = self._joined(after, newcomers)
         figures = {f"{self.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
         return replace(after, figures={**after.figures, **figures})
@@ -125,8 +133,8 @@ class TrainApart(AroundTraining):
         return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels_)
 
     def _risen(self, told: Table, first: Params) -> dict[str, Tensor]:
-        """Whose bias rose for which class: cross-entropy raises it for the classes that a client holds, and only for
-        those. Without biases in the last layer nothing can be read."""
+        """Whose bias rose for which class: cross-entropy raises it only for classes that a client holds, and for those
+        of which it has more than the model expected. Without biases in the last layer nothing can be read."""
         change = told["last"] - self._last(first)["last"]
         places = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
         return {"risen": change[:, places] > 0} if bool(places.any()) else {}

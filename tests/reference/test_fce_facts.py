@@ -79,8 +79,9 @@ def test_where_nothing_is_dense_there_is_one_model():
     assert len(result.state.models) == 1
 
 
-def test_the_server_can_read_label_sets():
-    """After the first round the bias of a class has risen iff the client holds the class: all 10 x 10."""
+def test_in_label_groups_the_server_can_read_label_sets():
+    """After the first round the bias of a class has risen iff the client holds the class: all 10 x 10. Of a class
+    that a client has less of than the model expected it would fall."""
     federation, result = first_round(10, 0)
     table = Table.load(result.state, "cluster")
     for client, risen in zip(table.clients, table["risen"], strict=True):
