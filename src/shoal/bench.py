@@ -65,7 +65,7 @@ def check_names(job: Job, out: Path | None = None) -> None:
         raise UserError(f"country is {job.country!r}, but nothing is measured: add --measure codecarbon")
     _device(job.device)
     if job.clients is not None:
-        job.cohort_size(job.clients)
+        job.cohort_size(job.training(job.clients))
     if job.fleet == "flower":
         _flower()
     if out is not None:
@@ -89,7 +89,7 @@ def _refuse_cloud_without_edges(job: Job, edges: Topology | None) -> None:
 def _least_cohort(job: Job) -> int:
     """Clients per round, as far as it can be said before the data are there."""
     if job.clients is not None:
-        return job.cohort_size(job.clients)
+        return job.cohort_size(job.training(job.clients))
     return job.cohort if isinstance(job.cohort, int) and job.cohort > 0 else 1
 
 
@@ -118,6 +118,7 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         test_share=job.test_share,
         sensitive=SENSITIVE if job.sensitive is None else job.sensitive,
         public=wanted,
+        unseen=job.unseen or 0,
         device=_device(job.device),
     )
 
@@ -160,7 +161,8 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     _refuse_without_validation(built, setting, federation)
     workers = job.workers or cores()
     decided = {
-        "clients": len(federation),
+        "clients": len(federation) + len(federation.unseen),
+        "unseen": len(federation.unseen) or None,
         "cohort": cohort,
         "workers": workers,
         "fleet": choose_fleet(job.fleet, model, workers),
@@ -294,4 +296,5 @@ def describe(federation: Federation) -> dict[str, Any]:
         "note": federation.note,
         "public": public_rows(federation),
         **({} if federation.edges is None else {"edges": federation.edges}),
+        **({"unseen": list(federation.unseen)} if federation.unseen else {}),
     }

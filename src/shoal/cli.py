@@ -125,6 +125,12 @@ FLAGS: dict[str, Any] = {
     "public": Annotated[
         int | None, typer.Option(help="Rows that no client holds, for the server (default: as the method wants).")
     ],
+    "unseen": Annotated[
+        str | None,
+        typer.Option(
+            help="Clients to hold out of training, a number or a share such as 0.2: `shoal evaluate --unseen`."
+        ),
+    ],
     "set": Annotated[
         list[str] | None, typer.Option(help="An option of a stage, such as train.mu=0.1; may be repeated.")
     ],
@@ -198,11 +204,11 @@ def _print_json(value: Any) -> None:
 
 def _overrides(flags: dict[str, Any]) -> dict[str, Any]:
     """The job's keys that were given as flags."""
-    from shoal.job import parse_cohort, parse_options
+    from shoal.job import parse_amount, parse_options
 
     given = dict(flags)
-    if "cohort" in given:
-        given["cohort"] = parse_cohort(given["cohort"])
+    for key in given.keys() & {"cohort", "unseen"}:
+        given[key] = parse_amount(f"--{key}", given[key])
     if "drop_column" in given:
         given["drop_columns"] = tuple(given.pop("drop_column"))
     given["set"] = parse_options(given.pop("set", []))
@@ -266,6 +272,7 @@ def _announce(bench: Any) -> None:
     note = f" ({bench.federation.note})" if bench.federation.note else ""
     cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
     cohort += f"{_edges(bench)}, " if job.cloud_every else ""
+    cohort = f"{job.unseen} of them held out, {cohort}" if job.unseen else cohort
     err.print(
         f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"
         f"{job.model} with {bench.model.parameters:,} parameters, {job.fleet} fleet, seed {job.seed}",
@@ -421,6 +428,37 @@ def resume(
         else:
             _show([run_dir])
             out.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="On the clients that --unseen held out of training.")
+    ] = False,
+    assign: Annotated[
+        bool,
+        typer.Option("--assign", help="With --unseen: each in the group that its rows, without labels, are most like."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate what a finished run serves: to its clients, or to those who never trained."""
+    with _told(as_json):
+        from shoal import evaluation
+        from shoal.console import DownloadProgress
+        from shoal.report import evaluation_view
+
+        if assign and not unseen:
+            raise UserError("--assign is given without --unseen; it is for clients that never trained")
+        with DownloadProgress(err) as progress:
+            if unseen:
+                found = evaluation.of_unseen(run_dir, assign, progress)
+            else:
+                found = evaluation.of_clients(run_dir, progress)
+        if as_json:
+            _print_json(found)
+        else:
+            out.print(evaluation_view(found))
 
 
 @app.command()

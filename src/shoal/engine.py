@@ -163,6 +163,18 @@ def evaluate(
     return Evaluation(scores, central)
 
 
+def evaluate_unseen(
+    method: Method, state: ServerState, held: Mapping[ClientId, Examples], assign: bool = False
+) -> Evaluation:
+    """Clients that never trained, each on all of its rows: with what anybody is served, or with `assign` by what the
+    method makes of its rows without labels."""
+    fleet, nobody = PlainFleet({c: {"test": rows} for c, rows in held.items()}), method.models_for(state, None)
+    place = method.assign if assign else None
+    tasks = {c: Task(nobody if place is None else place(state, rows.x)) for c, rows in held.items() if len(rows.y)}
+    reports = fleet.execute(Plan(Evaluate.of(method), tasks))
+    return Evaluation({c: _score(r) for c, r in reports.items()}, None)
+
+
 def _score(report: Report) -> Score:
     hits, rows = report.metrics["accuracy"]
     f1 = metrics.macro_f1(*report.tensors["classes"]["counts"])

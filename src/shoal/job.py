@@ -51,6 +51,7 @@ class Job(BaseModel):
     edge_column: str | None = None  # or a column that names the edge of a row's client
     cloud_every: Positive | None = None  # rounds between two meetings of the edges in the cloud; None: 5
     long_link: str | None = None  # of edges to the cloud; None: ethernet
+    unseen: int | float | None = None  # clients that never train, a number or a share; None: nobody
     keep: Positive = 3  # checkpoints
     devices: str = "pi"  # what clients are: a profile, or a mix such as pi:0.5,phone:0.5
     link: str = "wifi"
@@ -66,6 +67,14 @@ class Job(BaseModel):
     @property
     def natural(self) -> bool:
         return self.partition.split("+")[0].split(":")[0] == "natural"
+
+    def training(self, clients: int) -> int:
+        """How many of so many clients are left to train."""
+        if not self.unseen:
+            return clients
+        from shoal.data.partitions import held_out
+
+        return clients - held_out(clients, self.unseen)
 
     def cohort_size(self, clients: int) -> int:
         size = self.cohort
@@ -137,13 +146,13 @@ def _literal(text: str) -> Any:
         return text
 
 
-def parse_cohort(text: str) -> int | float:
+def parse_amount(flag: str, text: str) -> int | float:
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"--cohort {text!r} is neither a number of clients (10) nor a share (0.1)") from None
+        raise UserError(f"{flag} {text!r} is neither a number of clients (10) nor a share (0.1)") from None
     if not math.isfinite(value):
-        raise UserError(f"--cohort {text!r} is not a number of clients")
+        raise UserError(f"{flag} {text!r} is not a number of clients")
     return int(text) if text.strip().lstrip("+-").isdigit() else value
 
 

@@ -30,6 +30,7 @@ from shoal.types import Method
 OF_DATA = (
     *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
     *("label_column", "client_column", "sensitive", "sensitive_column", "edge_column", "drop_columns", "public"),
+    "unseen",
 )
 WITHOUT_LIBRARIES = (
     "again",
@@ -83,7 +84,7 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
 
 
 def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
-    config = json.loads(bench.job.model_dump_json())
+    config = json.loads(bench.job.model_dump_json(exclude={"unseen"} if bench.job.unseen is None else None))
     facts = describe(bench.federation), bench.costs.facts()
     with RunStore.create(out, config, *facts, keep=bench.job.keep) as store:
         try:
@@ -97,14 +98,18 @@ def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: An
     """Go on from the last complete round; the end is the same bytes as without the stop."""
     with RunStore.open(path) as store:
         bench = setup(make_job(store.config), kw.pop("progress", None))
-        before = {"public": 0} | json.loads((path / "partition.json").read_text())  # older runs do not say it
-        if describe(bench.federation) != before:
-            raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
+        check_data(path, bench)
         check_devices(path, bench.job)
         store.checkpoints.keep = bench.job.keep
         if on_setup:
             on_setup(bench)
         return _play(bench, store, **kw)
+
+
+def check_data(path: Path, bench: Bench) -> None:
+    before = {"public": 0} | json.loads((path / "partition.json").read_text())  # older runs do not say it
+    if describe(bench.federation) != before:
+        raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
 
 
 def profile(job: Job, **kw: Any) -> list[dict[str, Any]]:
@@ -123,7 +128,9 @@ def profile(job: Job, **kw: Any) -> list[dict[str, Any]]:
 def check_same(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for."""
     found = make_job(json.loads((path / "config.json").read_text()))
-    asked = job.model_dump() | {"cohort": job.cohort_size(found.clients or 1)}
+    clients = found.clients or 1
+    train = job.training(clients)
+    asked = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
     undecided = {"clients": None, "workers": None, "fleet": "auto", "public": None}
     undecided |= dict.fromkeys(("edges", "cloud_every", "long_link"))
     open_choices = {k for k, v in undecided.items() if asked[k] == v}

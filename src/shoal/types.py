@@ -193,6 +193,7 @@ class Answer(NamedTuple):
 ModelsFor = Callable[[ServerState, ClientId | None], Mapping[str, Params]]
 Predict = Callable[[Mapping[str, Params], Tree, Tensor], Tensor]
 Route = Callable[[Mapping[str, Params], Tree, Tensor], Answer]
+Assign = Callable[[ServerState, Tensor], Mapping[str, Params]]
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ class Method:
     predict: Predict  # (models, private, x) -> logits
     classes: int
     route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
+    assign: Assign | None = None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
     notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 
     @property

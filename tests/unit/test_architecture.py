@@ -9,7 +9,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 
-TOP = ("job", "bench", "lab", "outcome")  # where everything is put together
+TOP = ("job", "bench", "lab", "outcome", "evaluation")  # where everything is put together
 
 # room -> rooms of the package that it may not import
 FORBIDDEN = {

@@ -14,7 +14,7 @@ from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.privacy import epsilon, stated
 from shoal.rng import derive_seed, generator
-from shoal.types import Batch, Phase, Report, Task, Tree
+from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ class Sparsity:
             vectors = self.released(exact, rows, task.seed)
             kept = private | {"released": vectors} if self.noise else None
         return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), kept
+
+    def received(self, model: Params, x: Tensor) -> Tensor:
+        """The vector of a model as received, over rows without labels."""
+        zero = (self.adaptation.model.rectified(model, x, self.place) == 0).float()
+        return zero.flatten(2).mean(-1).mean(0) if zero.dim() > 2 else zero.mean(0)
 
     def released(self, exact: Tensor, rows: int, seed: int) -> Tensor:
         """All four, from the adapted vector and those of both halves. Only these three are given noise: the vector

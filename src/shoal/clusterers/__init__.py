@@ -10,6 +10,7 @@ from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.clusterers.greedy import GreedyClusters
+from shoal.clusterers.neighbours import NeighbourClusters
 from shoal.clusterers.overlapping import OverlappingClusters
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
@@ -19,6 +20,7 @@ __all__ = [
     "DecomposedClusters",
     "FuzzyClusters",
     "GreedyClusters",
+    "NeighbourClusters",
     "OverlappingClusters",
     "RepulsiveClusters",
     "SimilarClusters",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 from typing import Self
 
@@ -43,7 +43,8 @@ class Federation(Mapping[ClientId, ClientData]):
     of these are its sensitive ones in "train" and "val": as many as `sensitive[split]` says.
     `POOL` is a key too, the union of all clients, but is neither counted nor iterated; it has no sensitive part.
     `public` are labelled rows that no client holds and the server may use, if there are any. `edges` names the edge
-    that each client is under, where it is known.
+    that each client is under, where it is known. `unseen` are clients that are held out, each with all of its rows:
+    they are no clients of the federation, and only evaluation meets them.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Federation(Mapping[ClientId, ClientData]):
         sensitive: Mapping[str, NDArray[np.int64]] | None = None,
         public: Examples | None = None,
         edges: Mapping[ClientId, str] | None = None,
+        unseen: Mapping[ClientId, Examples] | None = None,
     ) -> None:
+        self.unseen = {c: _laid_out(held) for c, held in (unseen or {}).items()}
         self.central = _laid_out(central)
         self.public = _laid_out(public) if public is not None and len(public.y) else None
         self.classes = classes
@@ -165,11 +168,36 @@ class Federation(Mapping[ClientId, ClientData]):
         cell = client * len(self.classes) + self._rows.y.cpu()
         return cell.bincount(minlength=len(self._clients) * len(self.classes)).view(-1, len(self.classes))
 
+    def holding_out(self, unseen: Collection[ClientId]) -> Federation:
+        """The same clients but these, of whom all rows, whatever their split, are kept apart."""
+        kept = [i for i, client in enumerate(self._clients) if client not in unseen]
+        spans = [slice(*self._bounds[split][i : i + 2]) for split in SPLITS for i in kept]
+        n, ends = len(kept), np.array([0, *accumulate(span.stop - span.start for span in spans)])
+        clients = tuple(self._clients[i] for i in kept)
+        apart = {c: [self[c][split] for split in SPLITS] for c in self._clients if c in unseen}
+        return Federation(
+            Examples(*(torch.cat([part[span] for span in spans]) for part in self._rows)),
+            {split: ends[s * n : (s + 1) * n + 1] for s, split in enumerate(SPLITS)},
+            clients,
+            central=self.central,
+            classes=self.classes,
+            name=self.name,
+            spec=self.spec,
+            note=self.note,
+            shifts={c: text for c, text in self.shifts.items() if c in clients},
+            groups=None if self.groups is None else {c: self.groups[c] for c in clients},
+            sensitive={split: np.array(rows)[kept] for split, rows in self._sensitive.items()},
+            public=self.public,
+            edges=None if self.edges is None else {c: self.edges[c] for c in clients},
+            unseen={c: Examples(*map(torch.cat, zip(*parts, strict=True))) for c, parts in apart.items()},
+        )
+
     def to(self, device: torch.device | str) -> Federation:
         return Federation(
             Examples(*(part.to(device) for part in self._rows)),
             {split: np.array(bounds) for split, bounds in self._bounds.items()},
             self._clients,
+            unseen={c: Examples(*(part.to(device) for part in held)) for c, held in self.unseen.items()},
             central=Examples(*(part.to(device) for part in self.central)),
             classes=self.classes,
             name=self.name,

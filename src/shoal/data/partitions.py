@@ -75,12 +75,14 @@ def partition(
     test_share: float = 0.2,
     sensitive: float = SENSITIVE,
     public: int = 0,
+    unseen: int | float = 0,
     device: torch.device | str = "cpu",
 ) -> Federation:
     """`spec` is one base and any number of shifts: `iid`, `dirichlet:0.3`, `groups:5,1+rotate:0,90`.
 
     Of each client's rows to train and to validate on, a share of `sensitive` is so, unless the data set says it of
     every row. As many training rows as `public` says are held by no client and not shifted: the server may use them.
+    So many clients as `unseen` says, or such a share of them, are held out whole, by chance.
     """
     base, shifts = parse(
         spec,
@@ -117,6 +119,8 @@ def partition(
         public=Examples(dataset.train.x[apart], dataset.train.y[apart]),
         edges=_edges(dataset, deal),
     )
+    if unseen:
+        federation = federation.holding_out(_held_out(deal.clients, unseen, seed))
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 
 
@@ -134,6 +138,21 @@ def _edges(dataset: Dataset, deal: _Deal) -> dict[ClientId, str] | None:
                 f"client {client!r} has rows under the edges {found[client]!r} and {edge!r}; it must be one"
             )
     return found
+
+
+def held_out(clients: int, unseen: int | float) -> int:
+    """How many of so many clients are held out: a number of them, or a share. Somebody must be left to train."""
+    count = max(1, round(unseen * clients)) if isinstance(unseen, float) else unseen
+    if unseen <= 0 or count >= clients:
+        raise UserError(
+            f"unseen is {unseen} of {clients} clients; it must be 1 or more, or a share, and leave one to train"
+        )
+    return count
+
+
+def _held_out(clients: Sequence[ClientId], unseen: int | float, seed: int) -> set[ClientId]:
+    rng = np.random.default_rng(derive_seed(seed, "unseen"))
+    return {clients[i] for i in rng.choice(len(clients), held_out(len(clients), unseen), replace=False).tolist()}
 
 
 def client_names(count: int) -> tuple[ClientId, ...]:

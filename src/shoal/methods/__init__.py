@@ -14,6 +14,7 @@ from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
 from shoal.methods.edges import over_edges
+from shoal.methods.fce import fce
 from shoal.methods.fedala import fedala
 from shoal.methods.fedavg import fedavg
 from shoal.methods.fedavg_ft import fedavg_ft
@@ -70,6 +71,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "pm-moe": pm_moe,
     "pfmoe": pfmoe,
     "ifca": ifca,
+    "fce": fce,
     "local": local,
     "centralised": centralised,
 }

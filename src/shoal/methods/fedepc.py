@@ -30,13 +30,19 @@ gradients are not sent. Eq. (12) is a model that nothing observable follows from
 
 Deviation (Alg. 4): not the run but a group stops, when its loss changes by less than `select.tolerance` of itself in
 `select.history` rounds in a row; by default none does. A client that is in no group is served the largest group's
-model.
+model; an unseen one too, or that of the group whose members' received models are as sparse on their rows (`shoal
+evaluate --assign`).
 
 Deviation: the paper takes sparsity vectors for private. A server can read label distributions from them, so noise can
 be added and its (ε, δ) is stated.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
 
 from shoal.client.probe import LossProbe
 from shoal.client.sparsity import Sparsity
@@ -50,7 +56,8 @@ from shoal.stages.extract import Extractor, extractor_for
 from shoal.stages.represent import AskOnce
 from shoal.stages.select import Random
 from shoal.stages.train import Federate, Rate
-from shoal.types import Method, ServerState
+from shoal.table import Table
+from shoal.types import Method, Params, ServerState
 
 
 def fedepc(s: Setting) -> Method:
@@ -61,7 +68,8 @@ def fedepc(s: Setting) -> Method:
     sparsity = s.make("represent", Sparsity, adaptation=adaptation)
     ask = s.make("represent", AskOnce, program=sparsity, models_for=extractor_for, after=extractor.warmup)
     warmup = (Random(s.cohort, name="warmup"),) if extractor.warmup else ()
-    experts = Experts(s.make("cluster", Adaptive), column="sparsity")
+    rule = s.make("cluster", Adaptive)
+    experts = Experts(rule, column="sparsity")
     choose = s.make("select", Budgeted)
     losses = (
         (AskOnce(LossProbe(s.model), expert_for, every=1, after=extractor.warmup, name="probe"),) if choose.asks else ()
@@ -73,6 +81,17 @@ def fedepc(s: Setting) -> Method:
         s.model.relu(sparsity.layer)  # one that is not there is refused before any client is asked
         return one_model_init(s.model)(seed)
 
+    def assign(state: ServerState, x: Tensor) -> Mapping[str, Params]:
+        """An unseen client has no labels to adapt by: the received model's vectors are compared, on the client, so
+        that nothing leaves it."""
+        known = Table.load(state, experts.name)
+        if not len(known):
+            return expert_for(state, None)
+        with torch.no_grad():
+            vector = sparsity.received(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
+        group = rule.like(known["rows"].double().numpy(), known["expert"].numpy(), vector)
+        return {"expert": state.models[sorted(state.models)[group]]}
+
     return Method(
         name="fedepc",
         init=init,
@@ -80,4 +99,5 @@ def fedepc(s: Setting) -> Method:
         models_for=expert_for,
         predict=received_model_predict(s.model),
         classes=s.model.classes,
+        assign=assign,
     )

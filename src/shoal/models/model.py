@@ -131,6 +131,21 @@ class Model:
             self.predict(params, x)
         return watching.outputs[place]
 
+    def features(self, params: Params, x: Tensor, most: int) -> Tensor:
+        """What the last ReLUs give, as served, channel by channel (means over positions): [rows, channels], of as many
+        layers as have at most so many channels together; of the last one in any case."""
+        with Watching() as watching:
+            self.predict(params, x)
+        outputs = [h.flatten(2).mean(-1) if h.dim() > 2 else h for h in watching.outputs]
+        if not outputs:
+            raise UserError(f"model {self.name} has no ReLU, whose outputs could describe rows; mlp and the cnns have")
+        kept = outputs[-1:]
+        for h in reversed(outputs[:-1]):
+            if sum(k.shape[1] for k in kept) + h.shape[1] > most:
+                break
+            kept.insert(0, h)
+        return torch.cat(kept, dim=1)
+
     @property
     def head(self) -> tuple[str, ...]:
         """Names of the last layer's parameters: the personal part where a method splits base and head."""

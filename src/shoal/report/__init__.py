@@ -13,7 +13,7 @@ from shoal.report.joules import at_budget, parse_accuracy, parse_counted, to_acc
 from shoal.report.page import write_page, write_partition_page
 from shoal.report.paper import beside_paper, check_paper, read_paper
 from shoal.report.summary import summarise, summarise_seeds
-from shoal.report.terminal import compare_table, paper_view, partition_view, result_table, sheet_view
+from shoal.report.terminal import compare_table, evaluation_view, paper_view, partition_view, result_table, sheet_view
 
 __all__ = [
     "Answers",
@@ -26,6 +26,7 @@ __all__ = [
     "check_paper",
     "client_boxes",
     "compare_table",
+    "evaluation_view",
     "joule_bars",
     "paper_view",
     "parse_accuracy",

@@ -43,6 +43,19 @@ def _remarks(records: Sequence[RunRecord]) -> list[Text]:
     return [Text(remark, style="yellow") for remark in remarks(records)]
 
 
+def evaluation_view(found: Mapping[str, Any]) -> RenderableType:
+    """What a finished run serves, in one line of figures."""
+    whom = f"{found['unseen']} clients that never trained" if "unseen" in found else f"{len(found['clients'])} clients"
+    how = ", each in the group its rows are most like" if found.get("assigned") else ""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    heads = {"mean": "Mean %", "std": "Std %", "worst10": "Worst 10 %", "f1": "F1 %", "central": "Central %"}
+    known = {k: head for k, head in heads.items() if found["accuracy"][k] is not None}
+    for head in known.values():
+        table.add_column(Text(head), justify="right")
+    table.add_row(*(f"{100 * found['accuracy'][k]:.1f}" for k in known))
+    return Group(Text(f"{found['method']} after round {found['round']}: {whom}{how}"), table)
+
+
 def sheet_view(sheet: Sheet) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for i, head in enumerate(sheet.heads):

@@ -96,6 +96,11 @@ class Adaptive:
         means = np.stack([distances[:, labels == k].mean(axis=1) for k in np.unique(labels)], axis=1)
         return np.unique(labels)[means.argmin(axis=1)]
 
+    def like(self, rows: Floats, labels: Labels, received: Floats) -> int:
+        """The group of a client of whom only the vector of the received model is known, for that needs no labels."""
+        distances = modified_js(received[None], np.split(rows, 4, axis=1)[1])[0]
+        return int(np.argmin([distances[labels == k].mean() for k in range(labels.max() + 1)]))
+
     def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
         """Only who has changed leaves its group; groups are split and merged from where they were."""
         moved = np.flatnonzero(self.drifted(rows, now))

@@ -169,6 +169,16 @@ class RunStore:
             Clock(*(sum(x[k] for x in kept["timing.jsonl"]) for k in ("wall_s", "server_s"))),
         )
 
+    def last(self, device: torch.device | str = "cpu") -> ServerState:
+        """The state after the last round of a run that is finished; private state with it."""
+        if not (self.path / "result.json").exists():
+            raise UserError(f"{self.path} is not finished: `shoal resume {self.path}` goes on with it")
+        latest = self.checkpoints.latest(lambda found: self.private.check(found.private), device)
+        if latest is None:
+            raise UserError(f"{self.path} has no checkpoint that is whole")
+        self.private.restore(latest.state.round, device)
+        return latest.state
+
     def _sweep(self) -> None:
         """What a killed process left beside its place."""
         for left in [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")]:

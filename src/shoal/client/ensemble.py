@@ -1,0 +1,156 @@
+"""Several models, of which the most confident one answers, row by row (FedClusterEnsemble, paper 004, Alg. 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional as F
+
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.types import Answer, Params, Predict, Route, Tree
+
+FEW_ROWS = 256
+EXTRACTOR, ROUTER = "extractor", "router"  # what an unseen client is sent beside experts, and not one of them
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How the models of an ensemble answer together.
+
+    By confidence, the one model that is surest of a row answers: by its largest logit, its largest probability, its
+    free energy (logsumexp of its logits), or by `density`: how likely the row is among those of the model's cluster,
+    plus `trust` times the largest logit. For comparison all may answer: by the mean of their probabilities, or for the
+    class that most of them choose. `mask` leaves out classes that nobody in a model's cluster holds: as the server
+    reads off what the first round did to the biases, or as members tell. `width`, `shrink` and `ridge` are those of
+    the densities: how many features, how much of a cluster's covariance is that of all, and what is added to its
+    diagonal.
+    """
+
+    rule: Literal["logit", "probability", "energy", "density", "average", "majority"] = "logit"
+    mask: Literal["none", "read", "told"] = "none"
+    trust: float = 0.5
+    width: int = 256
+    shrink: float = 0.8
+    ridge: float = 0.001
+
+    def __post_init__(self) -> None:
+        if self.trust < 0 or self.ridge <= 0:
+            raise UserError(
+                f"serve.trust is {self.trust} and serve.ridge is {self.ridge}; they must be 0 or more, and above 0"
+            )
+        if not 0 <= self.shrink <= 1:
+            raise UserError(f"serve.shrink is {self.shrink}; it must be from 0 to 1")
+        if self.width < 1:
+            raise UserError(f"serve.width is {self.width}; it must be 1 or more")
+
+    def answer(self, logits: Tensor, densities: Tensor | None = None) -> Answer:
+        """Of logits [models, rows, classes], and log densities [models, rows] where there are any."""
+        if self.rule in ("average", "majority"):
+            return self._together(logits)
+        sure = self.scores(logits)
+        if densities is not None:
+            sure = (densities + self.trust * sure).log_softmax(0).exp()
+        chosen = sure.argmax(0)  # Alg. 3, line 8
+        return Answer(_picked(logits, chosen), chosen, sure.amax(0))  # line 10
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """[models, rows]: how sure each model is of each row, by its logits."""
+        match self.rule:
+            case "probability":
+                return logits.softmax(-1).amax(-1)
+            case "energy":
+                return logits.logsumexp(-1)
+        return logits.amax(-1)
+
+    def _together(self, logits: Tensor) -> Answer:
+        """Named as the one who answered is the model that is surest of the class that all of them chose."""
+        p = logits.softmax(-1)
+        mean, votes = p.mean(0), F.one_hot(p.argmax(-1), p.shape[-1]).to(p).mean(0)
+        said = mean if self.rule == "average" else (votes + 1e-3 * mean) / 1.001  # of equal votes the larger mean
+        chosen = said.argmax(-1)
+        expert = p.gather(-1, chosen.expand(len(p), -1)[..., None]).squeeze(-1).argmax(0)
+        return Answer(said.clamp(min=1e-12).log(), expert, said.amax(-1))
+
+
+def _picked(logits: Tensor, chosen: Tensor) -> Tensor:
+    place = chosen[None, :, None].expand(1, -1, logits.shape[-1])
+    return logits.gather(0, place).squeeze(0)
+
+
+def said_by(model: Model, models: Mapping[str, Params], x: Tensor) -> Tensor:
+    """Logits [models, rows, classes], by sorted names. Few rows of dense networks pass all models at once; with many,
+    or with convolutions, one model after the other is faster on a CPU."""
+    names = sorted(models)
+    if len(names) > 1 and len(x) <= FEW_ROWS and not model.uses(nn.modules.conv._ConvNd):
+        stack = {k: torch.stack([models[n][k] for n in names]) for k in models[names[0]]}
+        return vmap(model.predict, in_dims=(0, None))(stack, x)
+    return torch.stack([model.predict(models[n], x) for n in names])
+
+
+def masked(logits: Tensor, held: Tensor) -> Tensor:
+    """Classes that a model's cluster does not hold [models, classes] are the least likely by far."""
+    return torch.where(held[:, None], logits, logits.amin(-1, keepdim=True) - 10)
+
+
+def discriminant(moments: Params, shrink: float, ridge: float) -> Params:
+    """For each cluster a Gaussian around every class that it holds, all of one covariance: what `log_densities` needs.
+
+    A cluster's covariance is that within its classes, mixed with that within the classes of all clusters. From moments
+    [models, ...]: rows of each class, sums of features and of their products, both divided by the cluster's rows.
+    """
+    count, mean, square = (moments[k].double() for k in ("count", "mean", "square"))
+    rows = count.sum(1).clamp(min=1)
+    share = count / rows[:, None]  # [models, classes]
+    centre = mean / share.clamp(min=1e-12)[..., None]  # [models, classes, features]
+    within = square - torch.einsum("mc,mcd,mce->mde", share, centre, centre)
+    mixed = (1 - shrink) * within + shrink * torch.einsum("m,mde->de", rows / rows.sum(), within)
+    scale = mixed.diagonal(dim1=1, dim2=2).mean(1)
+    eye = torch.eye(mixed.shape[1], dtype=mixed.dtype)
+    covariance = mixed + (ridge * scale).clamp(min=1e-12)[:, None, None] * eye
+    root = torch.linalg.cholesky(covariance)
+    whiten = torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)  # its rows make features independent
+    found = {
+        "held": count > 0,
+        "centre": torch.einsum("mde,mce->mcd", whiten, centre),
+        "whiten": whiten,
+        "volume": root.diagonal(dim1=1, dim2=2).log().sum(1),
+    }
+    return {k: x.float() if x.is_floating_point() else x for k, x in found.items()}
+
+
+def log_densities(router: Params, features: Tensor) -> Tensor:
+    """[models, rows], but for what all have in common; the classes of a cluster are equally likely."""
+    white = torch.einsum("mde,ne->mnd", router["whiten"], features)
+    far = torch.cdist(white, router["centre"]).square()  # [models, rows, classes]
+    far = far.masked_fill(~router["held"][:, None], torch.inf)
+    return (-far / 2).logsumexp(-1) - router["volume"][:, None]
+
+
+def ensemble_route(model: Model, confidence: Confidence) -> Route:
+    """Whoever is sent one model is answered by it; otherwise by confidence."""
+
+    def route(models: Mapping[str, Params], private: Tree, x: Tensor) -> Answer:
+        logits = said_by(model, {k: m for k, m in models.items() if k not in (EXTRACTOR, ROUTER)}, x)
+        router, densities = models.get(ROUTER, {}), None
+        if EXTRACTOR in models:
+            densities = log_densities(router, model.features(models[EXTRACTOR], x, confidence.width))
+        if "mask" in router:
+            logits = masked(logits, router["mask"])
+        return confidence.answer(logits, densities)
+
+    return route
+
+
+def ensemble_predict(model: Model, confidence: Confidence) -> Predict:
+    route = ensemble_route(model, confidence)
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        return route(models, private, x).logits
+
+    return predict

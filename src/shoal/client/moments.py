@@ -1,0 +1,50 @@
+"""Where a client's rows lie among the features of a model: sums that add up over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from shoal.models import Model
+from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class FeatureMoments:
+    """Of the received model's features h over the training rows: how many rows each class has, the sum of h over them,
+    and the sum of h hᵀ over all. The last two leave divided by the number of rows."""
+
+    model: Model
+    width: int = field(metadata=FIXED)  # channels at most
+    name: str = "describe"
+    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, 256, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        received = next(iter(task.models.values()))
+        with torch.no_grad():
+            x = torch.zeros(1, *self.model.input_shape, device=self.model.device)
+            channels = self.model.features(received, x, self.width).shape[1]
+        shapes = {"count": (), "mean": (channels,)}
+        zeros = {k: torch.zeros(self.model.classes, *shape, device=x.device) for k, shape in shapes.items()}
+        return {"model": received, **zeros, "square": torch.zeros(channels, channels, device=x.device)}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        h = self.model.features(s["model"], b.x, self.width)
+        each = torch.arange(self.model.classes, device=b.y.device)
+        held = (b.y[:, None] == each) * b.w[:, None]  # [rows, classes]
+        return s | {
+            "count": s["count"] + held.sum(0),
+            "mean": s["mean"] + held.T @ h,
+            "square": s["square"] + (b.w[:, None] * h).T @ h,
+        }
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        rows = max(1, counts["train"])
+        told = {"count": s["count"], "mean": s["mean"] / rows, "square": s["square"] / rows}
+        return Report({"moments": told}, {}, {"train": counts["train"]}), None

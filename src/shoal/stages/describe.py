@@ -1,0 +1,96 @@
+"""What members of clusters tell for the sake of those who never train, and what these are sent (paper 004)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.client.ensemble import EXTRACTOR, ROUTER, Confidence, discriminant
+from shoal.models import Model
+from shoal.rng import derive_seed
+from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.ensemble import GROUPS
+from shoal.table import Table
+from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task, Tree
+
+DESCRIBED, LABELS = "describe", "labels"
+
+
+@dataclass(frozen=True)
+class Describe(OneProgram, EveryRound):
+    """Members of clusters tell once where their rows lie among the features of the first round's mean; what they tell
+    is added up, cluster by cluster."""
+
+    program: ClientProgram
+    name: str = DESCRIBED
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        told = set(self._told(state))
+        asked = [c for c in state.roster if c in state.membership and c not in told]
+        sent = {EXTRACTOR: state.memory[EXTRACTOR]} if asked else {}
+        return Plan(self.program, {c: Task(sent, {}, derive_seed(seed, c)) for c in asked})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        if not reports:
+            return state
+        kept = state.memory.get(self.name, {}).get("moments", {})
+        for client, report in sorted(reports.items()):
+            kept = _added(kept, report.tensors["moments"], state.membership[client])
+        told = Table((*self._told(state), *sorted(reports)), {})
+        return replace(state, memory={**state.memory, self.name: {"moments": kept, "told": told.tree()}})
+
+    def _told(self, state: ServerState) -> tuple[ClientId, ...]:
+        return Table.read(state.memory.get(self.name, {}).get("told", {})).clients
+
+
+def _added(kept: Tree, told: Params, inside: Tensor) -> Tree:
+    """Counts add up; means over rows are those of both. [models, ...]"""
+    empty = {k: torch.zeros(len(inside), *x.shape) for k, x in told.items()}
+    before = kept or empty
+    place, rows = int(inside.argmax()), float(told["count"].sum())
+    share = rows / max(1.0, float(before["count"][place].sum()) + rows)
+    after = {k: x.clone() for k, x in before.items()}
+    after["count"][place] += told["count"].cpu()
+    for k in ("mean", "square"):
+        after[k][place] = torch.lerp(before[k][place], told[k].cpu(), share)
+    return after
+
+
+def served_by(model: Model, confidence: Confidence) -> ModelsFor:
+    """A client's own cluster's model, by its name; to whoever is in no cluster, such as an unseen client, all of them,
+    and what helps to choose among them."""
+
+    def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+        if client is not None and client in state.membership:
+            name = sorted(state.models)[int(state.membership[client].argmax())]
+            return {name: state.models[name]}
+        if len(state.models) == 1:
+            return state.models
+        router, extractor = _mask(state, confidence), {}
+        moments = state.memory.get(DESCRIBED, {}).get("moments", {})
+        if confidence.rule == "density" and moments and bool((moments["count"].sum(1) > 0).all()):
+            router |= discriminant(moments, confidence.shrink, confidence.ridge)
+            extractor = {EXTRACTOR: state.memory[EXTRACTOR]}
+        return {**state.models, **_on(model.device, extractor | ({ROUTER: router} if router else {}))}
+
+    return models_for
+
+
+def _mask(state: ServerState, confidence: Confidence) -> Params:
+    """Which classes somebody in each cluster holds, [models, classes]; empty where that is not asked for."""
+    if confidence.mask == "none":
+        return {}
+    known = Table.load(state, GROUPS if confidence.mask == "read" else LABELS)
+    known = known.where(known.present(tuple(state.membership))) if len(known) else known
+    column = "risen" if confidence.mask == "read" else "labels"
+    held = torch.zeros(len(state.models), known[column].shape[1] if len(known) else 0, dtype=torch.bool)
+    for client, row in zip(known.clients, known.columns.get(column, ()), strict=True):
+        held[int(state.membership[client].argmax())] |= row > 0
+    return {"mask": held} if len(known) and bool(held.any(1).all()) else {}
+
+
+def _on(device: str, models: Mapping[str, Params]) -> dict[str, Params]:
+    return {name: {k: x.to(device) for k, x in model.items()} for name, model in models.items()}

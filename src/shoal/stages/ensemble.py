@@ -1,0 +1,149 @@
+"""Clusters found once, of the models that return from the first round, and their members in turn (paper 004)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal import tree
+from shoal.client.ensemble import EXTRACTOR
+from shoal.clusterers.neighbours import NeighbourClusters, nearest
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.selectors.turns import in_turn, share_of
+from shoal.stages.base import ServerOnly, with_rows
+from shoal.stages.experts import expert_for, joined, noted, numbered, without_group
+from shoal.stages.represent import vector
+from shoal.stages.train import AroundTraining, Federate
+from shoal.table import Table
+from shoal.types import ClientId, ModelsFor, Params, Report, ServerState
+
+GROUPS, FIRST, IDLE = "cluster", "first", "idle"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Clients whose last layers are close after the first round."""
+
+    reach: float = 0.5  # the radius of a neighbourhood, in medians of all distances
+    smallest: int = 2
+
+    def __post_init__(self) -> None:
+        self._clusters().fit(np.zeros((1, 1)))
+
+    def _clusters(self) -> NeighbourClusters:
+        return NeighbourClusters(self.reach, self.smallest)
+
+    def __call__(self, rows: np.ndarray) -> NeighbourClusters:
+        return self._clusters().fit(rows)
+
+
+@dataclass(frozen=True)
+class InTurn(ServerOnly):
+    """In every cluster a share of its members in turn, or one (where there are several clusters); and whoever is in
+    none, which in the first round is everybody. Only who is known to have no rows is never asked."""
+
+    take: Literal["share", "one"] = "share"
+    share: float = 0.7
+    name: str = "select"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UserError(f"{self.name}.share is {self.share}; it must be above 0 and at most 1")
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        members = tuple(sorted(state.membership))
+        turns, here = self._turns(state, members), np.isin(members, state.roster)
+        groups = np.array([int(state.membership[c].argmax()) for c in members], dtype=np.int64)
+        chosen: list[ClientId] = without_group(state, IDLE)
+        for k in range(len(state.models) if members else 0):
+            inside = np.flatnonzero(groups == k)
+            taken, turns[inside] = in_turn(turns[inside], here[inside], self._count(len(inside), len(state.models)))
+            chosen += [members[i] for i in inside[taken].tolist()]
+        memory = {**state.memory, self.name: Table(members, {"turn": torch.from_numpy(turns)}).tree()}
+        return replace(state, cohort=tuple(sorted(chosen)), memory=memory if members else state.memory)
+
+    def _count(self, members: int, clusters: int) -> int:
+        return 1 if self.take == "one" and clusters > 1 else share_of(members, self.share)
+
+    def _turns(self, state: ServerState, members: tuple[ClientId, ...]) -> np.ndarray:
+        """Who is new stands behind all, in the order of names."""
+        known = Table.load(state, self.name)
+        turns = known.column("turn", members) if len(known) else np.full(len(members), np.nan)
+        new = np.isnan(turns)
+        turns[new] = np.nanmax(turns, initial=-1) + 1 + np.arange(new.sum())
+        return turns.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TrainApart(AroundTraining):
+    """Trains as `train` does; what returns from the first round is clustered by its last layers (Alg. 2, 4-15).
+
+    Whoever comes later trains the first model once, as everybody did in the first round, and joins the cluster to whose
+    members' last layers its own is nearest; a model that sets out from the first weights is averaged into none. Tells
+    how many models were sent to the server (Eq. 4), how many clusters there are, and of the first round how many
+    clients were in no dense group. With `average` the mean of that round (line 8) is kept, for `Describe`.
+    """
+
+    train: Federate
+    rule: Neighbours
+    model: Model
+    average: bool = False
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        told, state = with_rows(reports), noted(state, IDLE, reports)
+        last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
+        sound = all(bool(row["last"].isfinite().all()) for row in last.values())  # else the loop sees the divergence
+        if not state.membership and told and sound:
+            state = self._clustered(state, told, Table.of(last))
+        after = self.train.fold(state, reports, seed)
+        newcomers = Table.of({c: row for c, row in last.items() if c not in state.membership})
+        if state.membership and len(newcomers) and sound:
+            after = self._joined(after, newcomers)
+        figures = {f"{self.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
+        return replace(after, figures={**after.figures, **figures})
+
+    def _last(self, model: Params) -> dict[str, Tensor]:
+        return {"last": vector({k: model[k] for k in self.model.head})}
+
+    def _clustered(self, state: ServerState, reports: Mapping[ClientId, Report], told: Table) -> ServerState:
+        found, first = self.rule(told["last"].double().numpy()), next(iter(state.models.values()))
+        kept = {**told.columns, **self._risen(told, first)}
+        memory = {**state.memory, GROUPS: Table(told.clients, kept).tree()}
+        if self.average:
+            sent, rows = zip(
+                *((r.tensors["model"], r.counts["train"]) for _, r in sorted(reports.items())), strict=True
+            )
+            memory |= {EXTRACTOR: tree.to(tree.weighted_mean(sent, rows), "cpu")}  # line 8
+        figures = {**state.figures, f"{GROUPS}.noise": float(found.noise_.sum())}
+        models = numbered([first] * (int(found.labels_.max()) + 1))
+        return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels_)
+
+    def _risen(self, told: Table, first: Params) -> dict[str, Tensor]:
+        """Whose bias rose for which class: cross-entropy raises it for the classes that a client holds, and only for
+        those. Without biases in the last layer nothing can be read."""
+        change = told["last"] - self._last(first)["last"]
+        places = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
+        return {"risen": change[:, places] > 0} if bool(places.any()) else {}
+
+    def _joined(self, state: ServerState, newcomers: Table) -> ServerState:
+        known = Table.load(state, GROUPS)
+        groups = np.array([int(state.membership[c].argmax()) for c in known.clients], dtype=np.int64)
+        labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
+        return joined(state, newcomers.clients, labels)
+
+
+def trained_by(model: Model) -> ModelsFor:
+    """What a client trains: its cluster's model, or the first one, by which it is told where it belongs."""
+
+    def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+        if state.membership and client not in state.membership:
+            return {"expert": model.init(int(state.memory[FIRST]["seed"]))}
+        return expert_for(state, client)
+
+    return models_for

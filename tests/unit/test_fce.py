@@ -1,0 +1,442 @@
+"""FedClusterEnsemble: clusters of the first round's models, members in turn, the surest model answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federations import tiny_federation
+from torch import nn
+from torch.nn import functional as F
+
+import shoal
+from shoal import engine, tree
+from shoal.client.ensemble import (
+    EXTRACTOR,
+    ROUTER,
+    Confidence,
+    discriminant,
+    log_densities,
+    masked,
+    said_by,
+)
+from shoal.client.moments import FeatureMoments
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.stages.describe import Describe
+from shoal.stages.ensemble import InTurn
+from shoal.types import Examples, Plan, ServerState, Task
+
+MLP = load_model("mlp", (6,), 4)
+
+
+def setting(options=None, **kw):
+    return Setting(**{"model": MLP, "rounds": 8, "cohort": 6, "batch_size": 8, "options": options or {}} | kw)
+
+
+def grouped_federation(clients=6, rows=40):
+    """Even clients hold classes 0 and 1, odd ones 2 and 3: two groups."""
+    g = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(4, 6, generator=g)
+
+    def draw(count, held):
+        y = torch.tensor(held)[torch.randint(0, len(held), (count,), generator=g)]
+        return Examples(torch.randn(count, 6, generator=g) + centres[y], y)
+
+    data = {f"c{i}": {s: draw(rows, [[0, 1], [2, 3]][i % 2]) for s in ("train", "test")} for i in range(clients)}
+    return shoal.Federation.from_clients(data, draw(200, [0, 1, 2, 3]), tuple("0123"))
+
+
+class Absent(PlainFleet):
+    """A fleet in which some do not answer in some rounds' training, or are not there at all."""
+
+    def __init__(self, data, silent=(), away=()):
+        super().__init__(data)
+        self.silent, self.away = set(silent), set(away)
+
+    def roster(self):
+        return tuple(c for c in super().roster() if c not in self.away)
+
+    def execute(self, plan):
+        return {c: r for c, r in super().execute(plan).items() if c not in self.silent}
+
+
+def play(method, fleet, rounds, state=None, seed=0):
+    return engine.run(method, fleet, rounds=rounds, seed=seed, state=state)
+
+
+class TestRules:
+    # three models, two rows, two classes; of the first row the second model has the largest logit, 5, the third the
+    # largest probability, for 3 - (-3) = 6 is the widest margin
+    logits = torch.tensor([[[1.0, 0.0], [9.0, 8.0]], [[5.0, 4.0], [0.0, 7.0]], [[-3.0, 3.0], [0.0, 1.0]]])
+
+    @pytest.mark.parametrize(
+        ("rule", "experts", "classes"),
+        [
+            ("logit", [1, 0], [0, 0]),
+            ("probability", [2, 1], [1, 1]),
+            ("energy", [1, 0], [0, 0]),  # ln(e^5 + e^4) = 5.3; ln(e^9 + e^8) = 9.3
+        ],
+    )
+    def test_the_surest_model_answers(self, rule, experts, classes):
+        found = Confidence(rule).answer(self.logits)
+        assert found.expert.tolist() == experts
+        assert found.logits.argmax(-1).tolist() == classes
+        for row, k in enumerate(experts):
+            assert torch.equal(found.logits[row], self.logits[k, row])
+
+    def test_scores_by_hand(self):
+        assert Confidence("logit").answer(self.logits).score.tolist() == [5.0, 9.0]
+        assert Confidence("energy").answer(self.logits).score[0] == pytest.approx(np.log(np.exp(5) + np.exp(4)))
+        assert Confidence("probability").answer(self.logits).score[0] == pytest.approx(1 / (1 + np.exp(-6)))
+
+    def test_the_largest_logit_is_that_of_the_flat_table(self):
+        """Algorithm 3 is the argmax over models and classes, modulo classes."""
+        logits = torch.randn(4, 50, 10, generator=torch.Generator().manual_seed(1))
+        flat = logits.transpose(0, 1).flatten(1).argmax(-1)
+        found = Confidence().answer(logits)
+        assert torch.equal(found.logits.argmax(-1), flat % 10)
+        assert torch.equal(found.expert, flat // 10)
+
+    def test_all_answer(self):
+        # votes for the first row: 0, 0, 1; probabilities of class 0: .731, .731, .002, mean .488
+        assert Confidence("majority").answer(self.logits).logits.argmax(-1).tolist() == [0, 1]
+        found = Confidence("average").answer(self.logits)
+        assert found.logits[0].exp()[0] == pytest.approx((2 / (1 + np.exp(-1)) + 1 / (1 + np.exp(6))) / 3)
+        assert found.logits.argmax(-1).tolist() == [1, 1]
+        assert found.expert.tolist() == [2, 1]  # the surest of the class that was chosen
+
+    def test_of_equal_votes_the_larger_mean(self):
+        logits = torch.tensor([[[2.0, 0.0]], [[0.0, 3.0]]])
+        assert Confidence("majority").answer(logits).logits.argmax(-1).tolist() == [1]
+
+    @pytest.mark.parametrize("rule", ["logit", "probability", "energy", "density", "average", "majority"])
+    def test_a_single_model_answers_by_every_rule(self, rule):
+        logits = torch.randn(1, 30, 10, generator=torch.Generator().manual_seed(2))
+        found = Confidence(rule).answer(logits)
+        assert torch.equal(found.logits.argmax(-1), logits[0].argmax(-1))
+        assert not found.expert.any()
+
+    def test_masked_classes_are_never_chosen(self):
+        held = torch.tensor([[True, False], [False, True], [True, True]])
+        found = masked(self.logits, held)
+        assert found.argmax(-1).tolist() == [[0, 0], [1, 1], [1, 1]]
+        assert bool(found.isfinite().all())
+        assert torch.equal(found[2], self.logits[2])
+
+    def test_densities_decide_and_logits_count_beside_them(self):
+        densities = torch.tensor([[0.0, 0.0], [-3.0, 0.0], [-9.0, -9.0]])
+        assert Confidence("density", trust=0.5).answer(self.logits, densities).expert.tolist() == [0, 0]
+        assert Confidence("density", trust=1.0).answer(self.logits, densities).expert.tolist() == [1, 0]
+        score = Confidence("density", trust=0.0).answer(self.logits, densities).score
+        assert score[1] == pytest.approx(1 / (2 + np.exp(-9)))
+
+    @pytest.mark.parametrize("model", ["mlp", "networks:SmallConvolution"])
+    def test_models_together_say_what_each_says(self, model):
+        net = load_model(model, (1, 6, 6), 4)
+        models = {f"expert-{k:03d}": net.init(k) for k in (2, 0, 1)}
+        for rows in (3, 300):
+            x = torch.randn(rows, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+            each = torch.stack([net.predict(models[k], x) for k in sorted(models)])
+            torch.testing.assert_close(said_by(net, models, x), each)
+
+    @pytest.mark.parametrize(
+        ("option", "sentence"),
+        [
+            ({"trust": -1}, "serve.trust is -1"),
+            ({"ridge": 0}, "serve.ridge is 0"),
+            ({"shrink": 2}, "serve.shrink is 2"),
+            ({"width": 0}, "serve.width is 0"),
+            ({"rule": "loudest"}, "option serve.rule is 'loudest'"),
+        ],
+    )
+    def test_bad_options(self, option, sentence):
+        with pytest.raises(UserError, match=sentence):
+            build("fce", setting({"serve": option}))
+
+
+class TestDensities:
+    def told(self):
+        """Two clusters on a line of features (x, 0): one with classes around 0 and 4, the other around 10."""
+        rows = [
+            torch.tensor([[-1.0, 1.0], [1.0, -1.0], [3.0, 1.0], [5.0, -1.0]]),
+            torch.tensor([[9.0, 1.0], [11.0, -1.0]]),
+        ]
+        counts = torch.tensor([[2.0, 2.0, 0.0], [0.0, 0.0, 2.0]])
+        means = torch.zeros(2, 3, 2)
+        means[0, :2] = torch.tensor([[0.0, 0.0], [8.0, 0.0]]) / 4
+        means[1, 2] = torch.tensor([20.0, 0.0]) / 2
+        return {"count": counts, "mean": means, "square": torch.stack([h.T @ h / len(h) for h in rows])}
+
+    def test_by_hand(self):
+        # within classes x and y have variance 1 and covariance -1 everywhere; ridge 1 makes it [[2, -1], [-1, 2]], of
+        # determinant 3, with the inverse [[2, 1], [1, 2]] / 3; (6, 0) is at 4 * 2/3 from class 1, 36 * 2/3 from class 0
+        # and 16 * 2/3 from class 2
+        router = discriminant(self.told(), shrink=0.5, ridge=1.0)
+        found = log_densities(router, torch.tensor([[6.0, 0.0]]))[:, 0]
+        half = 0.5 * np.log(3)
+        assert found[0] == pytest.approx(np.log(np.exp(-4 / 3) + np.exp(-12)) - half, abs=1e-5)
+        assert found[1] == pytest.approx(-16 / 3 - half, abs=1e-5)
+
+    def test_a_class_that_a_cluster_does_not_hold_attracts_nothing(self):
+        """The empty class's centre would be at the origin."""
+        router = discriminant(self.told(), shrink=0.0, ridge=1.0)
+        assert log_densities(router, torch.zeros(1, 2)).argmax(0).tolist() == [0]
+        assert log_densities(router, torch.tensor([[10.0, 0.0]])).argmax(0).tolist() == [1]
+
+    def test_members_tell_their_moments(self):
+        federation = tiny_federation(1)
+        program, params = FeatureMoments(MLP, 256), MLP.init(3)
+        (report,) = PlainFleet(federation).execute(Plan(program, {"c0": Task({"m": params})})).values()
+        x, y = federation["c0"]["train"]
+        hidden = F.relu(F.linear(x, params["fc1.weight"], params["fc1.bias"]))
+        h = torch.cat([hidden, F.relu(F.linear(hidden, params["fc2.weight"], params["fc2.bias"]))], 1)
+        told = report.tensors["moments"]
+        assert told["count"].tolist() == y.bincount(minlength=4).tolist()
+        torch.testing.assert_close(told["mean"], torch.stack([h[y == c].sum(0) for c in range(4)]) / len(y))
+        torch.testing.assert_close(told["square"], h.T @ h / len(y))
+
+    def test_what_members_tell_adds_up_however_it_comes(self):
+        federation = grouped_federation(4)
+        program = FeatureMoments(MLP, 256)
+        tasks = {c: Task({"m": MLP.init(3)}) for c in federation}
+        reports = PlainFleet(federation).execute(Plan(program, tasks))
+        state = ServerState(0, {}, membership={c: torch.eye(2)[i % 2] for i, c in enumerate(federation)})
+        stage = Describe(program)
+        at_once = stage.fold(state, reports, 0)
+        one_by_one = state
+        for c in ("c2", "c0", "c3", "c1"):
+            one_by_one = stage.fold(one_by_one, {c: reports[c]}, 0)
+        a, b = (s.memory["describe"]["moments"] for s in (at_once, one_by_one))
+        assert tree.distance(a, b) < 1e-5
+        x = torch.cat([federation[c]["train"].x for c in ("c1", "c3")])
+        h = MLP.features(MLP.init(3), x, 256)
+        torch.testing.assert_close(a["square"][1], h.T @ h / len(h))
+
+    def test_features_are_those_of_the_last_layers_that_fit(self):
+        x = torch.randn(3, 6)
+        assert MLP.features(MLP.init(0), x, 94).shape == (3, 94)
+        assert MLP.features(MLP.init(0), x, 93).shape == (3, 30)
+        assert MLP.features(MLP.init(0), x, 1).shape == (3, 30)
+        net = load_model("cnn-cifar", (3, 32, 32), 4)
+        assert net.features(net.init(0), torch.randn(2, 3, 32, 32), 256).shape == (2, 32 + 64 + 64 + 64)
+
+    def test_a_network_without_relu_is_refused_before_anybody_is_asked(self):
+        method = build("fce", setting({"serve": {"rule": "density"}}, model=load_model("linear", (6,), 4)))
+        with pytest.raises(UserError, match="has no ReLU"):
+            method.init(0)
+
+
+class TestMethod:
+    def test_groups_are_found_and_trained_apart(self):
+        federation = grouped_federation()
+        result = play(build("fce", setting()), PlainFleet(federation), 6)
+        assert result.groups == {f"c{i}": [f"expert-00{i % 2}"] for i in range(6)}
+        assert result.accuracy["mean"] > 0.9
+        assert [r.metrics["train.updates"] for r in result.records] == [6, 4, 4, 4, 4, 4]  # round(.7 * 3) of each
+        assert result.records[0].metrics["cluster.groups"] == 2
+        assert result.records[0].metrics["cluster.noise"] == 0
+        assert "cluster.noise" not in result.records[1].metrics
+
+    def test_the_first_models_are_means_weighed_by_rows(self):
+        federation = tiny_federation(4)
+        method = build("fce", setting({"cluster": {"reach": 100.0}}))  # one cluster
+        result = play(method, PlainFleet(federation), 1)
+        plan = method.stages[1].plan(
+            replace(method.init(0), cohort=tuple(federation)), engine.derive_seed(0, 0, "train")
+        )
+        reports = PlainFleet(federation).execute(plan)
+        rows = [len(federation[c]["train"].y) for c in federation]
+        expected = tree.weighted_mean([reports[c].tensors["model"] for c in federation], rows)
+        assert tree.distance(result.state.models["expert-000"], expected) < 1e-6
+
+    def test_one_client_of_each_in_turn_and_its_model_is_the_clusters(self):
+        federation = grouped_federation()
+        method = build("fce", setting({"select": {"take": "one"}}))
+        state = play(method, PlainFleet(federation), 1).state
+        for number, pair in enumerate([("c0", "c1"), ("c2", "c3"), ("c4", "c5"), ("c0", "c1")]):
+            fleet = Recording(federation)
+            state = play(method, fleet, number + 2, state).state
+            assert tuple(fleet.sent) == pair
+            for place, client in enumerate(pair):
+                model, sent = state.models[f"expert-00{place}"], fleet.sent[client].tensors["model"]
+                assert all(torch.equal(model[k], sent[k]) for k in sent)
+
+    def test_with_one_cluster_a_share_takes_part(self):
+        options = {"select": {"take": "one"}, "cluster": {"reach": 100.0}}
+        result = play(build("fce", setting(options)), PlainFleet(grouped_federation()), 3)
+        assert len(result.state.models) == 1
+        assert [r.cohort for r in result.records] == [6, 4, 4]
+
+    def test_everybody_takes_part_before_anybody_does_twice(self):
+        fleet = Recording(grouped_federation(6))
+        play(build("fce", setting({"select": {"share": 0.34}})), fleet, 4)
+        assert fleet.order[6:] == ["c0", "c1", "c2", "c3", "c4", "c5"]
+
+    def test_who_was_silent_joins_by_what_it_makes_of_the_first_model(self):
+        federation = grouped_federation()
+        method = build("fce", setting())
+        state = play(method, Absent(federation, silent=["c4", "c5"]), 1).state
+        assert set(state.membership) == {"c0", "c1", "c2", "c3"}
+        assert len(method.models_for(state, "c5")) == 2  # served by all until then
+        first = method.init(0).models["expert-000"]
+        fleet = Recording(federation)
+        after = play(method, fleet, 2, state)
+        assert {"c4", "c5"} < set(fleet.sent)
+        assert tree.distance(fleet.asked["c4"].models["expert"], first) == 0
+        assert after.groups["c4"] == ["expert-000"]
+        assert after.groups["c5"] == ["expert-001"]
+        # a model that sets out from the first weights is averaged into none
+        others = [c for c in fleet.sent if c in ("c0", "c2")]
+        expected = tree.weighted_mean([fleet.sent[c].tensors["model"] for c in others], [1.0] * len(others))
+        assert tree.distance(after.state.models["expert-000"], expected) < 1e-6
+
+    def test_newcomers_stand_behind_all(self):
+        federation = grouped_federation(8)
+        method = build("fce", setting({"select": {"take": "one"}}))
+        state = play(method, Absent(federation, away=["c6", "c7"]), 1).state
+        fleet = Recording(federation)
+        play(method, fleet, 6, state)
+        evens = [c for c in fleet.order if int(c[1]) % 2 == 0]
+        assert evens == ["c0", "c6", "c2", "c4", "c0", "c6"]  # c6 joins in the second round, behind c0
+
+    def test_who_is_away_holds_up_nobody(self):
+        federation = grouped_federation()
+        method = build("fce", setting({"select": {"take": "one"}}))
+        state = play(method, PlainFleet(federation), 1).state
+        fleet = Recording(federation)
+        fleet._roster = ("c1", "c2", "c3", "c4", "c5")
+        play(method, fleet, 4, state)
+        assert [c for c in fleet.order if int(c[1]) % 2 == 0] == ["c2", "c4", "c2"]
+
+    def test_a_first_round_without_answers_is_tried_again(self):
+        federation = grouped_federation()
+        method = build("fce", setting())
+        state = play(method, Absent(federation, silent=federation), 1).state
+        assert not state.membership
+        result = play(method, PlainFleet(federation), 2, state)
+        assert len(result.groups) == 6
+
+    def test_who_has_no_rows_is_in_no_cluster_and_not_asked_again(self):
+        federation = grouped_federation()
+        method = build("fce", setting())
+        stage = method.stages[1]
+        state = replace(method.init(0), cohort=tuple(federation), roster=tuple(federation))
+        reports = dict(PlainFleet(federation).execute(stage.plan(state, 0)))
+        reports["c5"] = replace(reports["c5"], counts={"train": 0})
+        after = stage.fold(state, reports, 0)
+        assert "c5" not in after.membership
+        assert "c5" not in InTurn().fold(replace(after, round=1), {}, 0).cohort
+        assert len(method.models_for(after, "c5")) == 2
+
+    def test_a_client_is_served_its_clusters_model_by_name(self):
+        federation = grouped_federation()
+        method = build("fce", setting())
+        state = play(method, PlainFleet(federation), 2).state
+        assert list(method.models_for(state, "c3")) == ["expert-001"]
+        assert list(method.models_for(state, None)) == ["expert-000", "expert-001"]
+        x = federation.central.x
+        known, unseen = (method.route(method.models_for(state, c), {}, x) for c in ("c3", None))
+        assert not known.expert.any()
+        assert set(unseen.expert.tolist()) == {0, 1}
+        assert torch.equal(method.predict(method.models_for(state, None), {}, x), unseen.logits)
+
+    def test_the_router_knows_whose_rows_they_are(self):
+        federation = grouped_federation()
+        method = build("fce", setting({"serve": {"rule": "density"}}))
+        result = play(method, PlainFleet(federation), 3)
+        models = method.models_for(result.state, None)
+        assert set(models) == {"expert-000", "expert-001", EXTRACTOR, ROUTER}
+        answer = method.route(models, {}, federation.central.x)
+        assert (answer.expert == (federation.central.y > 1)).float().mean() > 0.97
+        assert sum(r.metrics["train.updates"] for r in result.records) == 14  # what is told beside is no update
+        again = play(method, VectorFleet(federation), 3)
+        assert tree.distance(result.state.memory["describe"], again.state.memory["describe"]) < 1e-4
+        # the mean of the first round, weighed by rows: all have as many
+        fleet = Recording(federation)
+        play(method, fleet, 1)
+        mean = tree.weighted_mean([fleet.trained[c].tensors["model"] for c in federation], [1.0] * 6)
+        assert tree.distance(models[EXTRACTOR], mean) < 1e-6
+
+    def test_without_statistics_of_every_cluster_logits_decide(self):
+        federation = grouped_federation()
+        method = build("fce", setting({"serve": {"rule": "density"}}))
+        state = play(method, PlainFleet(federation), 1).state
+        moments = {k: x.clone() for k, x in state.memory["describe"]["moments"].items()}
+        moments["count"][1] = 0
+        state = replace(state, memory={**state.memory, "describe": {"moments": moments}})
+        assert ROUTER not in method.models_for(state, None)
+
+    @pytest.mark.parametrize("mask", ["read", "told"])
+    def test_the_server_knows_which_classes_a_cluster_holds(self, mask):
+        federation = grouped_federation()
+        method = build("fce", setting({"serve": {"mask": mask}}))
+        state = play(method, PlainFleet(federation), 2).state
+        models = method.models_for(state, None)
+        assert models[ROUTER]["mask"].tolist() == [[True, True, False, False], [False, False, True, True]]
+        answer = method.route(models, {}, federation.central.x)
+        assert torch.equal(answer.expert, (answer.logits.argmax(-1) > 1).long())
+
+    def test_diverged_models_are_left_to_the_loop(self):
+        method = build("fce", setting(lr=1e30))
+        with pytest.raises(UserError, match="no longer finite"):
+            play(method, PlainFleet(grouped_federation()), 2)
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"select": {"share": 0.0}}, "select.share is 0.0"),
+            ({"cluster": {"reach": 0.0}}, "reach is 0.0"),
+            ({"cluster": {"smallest": 0}}, "smallest is 0"),
+        ],
+    )
+    def test_bad_options(self, options, sentence):
+        with pytest.raises(UserError, match=sentence):
+            build("fce", setting(options))
+
+
+class Recording(PlainFleet):
+    """Keeps what was asked and sent in training."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.order, self.sent, self.asked, self.trained = [], {}, {}, {}
+
+    def execute(self, plan):
+        reports = super().execute(plan)
+        if plan.program.name == "train":
+            self.order += list(plan.tasks)
+            self.asked, self.sent = dict(plan.tasks), dict(reports)
+            self.trained |= reports
+        return reports
+
+
+@pytest.mark.parametrize(("take", "clients", "total"), [("share", 10, 423), ("share", 20, 846), ("share", 30, 1269)])
+def test_updates_of_sixty_rounds(take, clients, total):
+    """n + 59 times the share of each cluster: 4 + 3 + 3, 7 + 7 + 6, 10 + 10 + 10 members."""
+    assert clients + 59 * cohort(take, clients) == total
+
+
+@pytest.mark.parametrize(("clients", "rounds", "total"), [(10, 60, 187), (20, 60, 197), (30, 60, 207), (30, 30, 117)])
+def test_updates_of_one_client_in_turn(clients, rounds, total):
+    assert clients + (rounds - 1) * cohort("one", clients) == total
+
+
+def cohort(take, clients):
+    names = [f"c{i:02d}" for i in range(clients)]
+    groups = np.repeat(np.arange(3), [len(part) for part in np.array_split(np.arange(clients), 3)])
+    membership = {c: torch.eye(3)[k] for c, k in zip(names, groups.tolist(), strict=True)}
+    models = {f"expert-00{k}": {} for k in range(3)}
+    state = ServerState(1, models, membership=membership, roster=tuple(names))
+    return len(InTurn(take=take).fold(state, {}, 0).cohort)
+
+
+def test_batch_norm_and_buffers_travel_with_their_clusters():
+    federation = tiny_federation(5, (1, 6, 6))
+    model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
+    assert model.uses(nn.modules.batchnorm._BatchNorm)
+    result = play(build("fce", setting({"serve": {"rule": "density"}}, model=model)), PlainFleet(federation), 2)
+    assert set(result.state.models["expert-000"]) == set(model.init(0))

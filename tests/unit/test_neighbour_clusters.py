@@ -1,0 +1,108 @@
+"""DBSCAN with a radius that follows from the rows, and nobody left over (paper 004)."""
+
+import numpy as np
+import pytest
+from sklearn.cluster import DBSCAN
+from sklearn.metrics import adjusted_rand_score
+
+from shoal.clusterers import NeighbourClusters
+from shoal.clusterers.neighbours import nearest
+from shoal.errors import UserError
+
+
+def planted(per=5, groups=3, width=40, noise=0.1, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = np.repeat(rng.normal(size=(groups, width)), per, axis=0)
+    return rows + noise * rng.normal(size=rows.shape), np.repeat(np.arange(groups), per)
+
+
+def test_by_hand():
+    # distances of 0, 1, 6, 7, 9: 1 6 7 9 5 6 8 1 3 2, in order 1 1 2 3 5 6 6 7 8 9; the median is 5.5, half of it 2.75:
+    # 0-1, 6-7-9 (9 is within 2.75 of 7)
+    found = NeighbourClusters().fit([[0.0], [1.0], [6.0], [7.0], [9.0]])
+    assert found.radius_ == 2.75
+    assert found.labels_.tolist() == [0, 0, 1, 1, 1]
+    assert not found.noise_.any()
+
+
+def test_noise_joins_the_cluster_with_the_least_mean_distance():
+    # 0, 1 and 10, 11, 18: within 0.3 medians of each other are the pairs only; 18 is 17.5 from the first on average,
+    # 7.5 from the second
+    found = NeighbourClusters(reach=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
+    assert found.noise_.tolist() == [False, False, False, False, True]
+    assert found.labels_.tolist() == [0, 0, 1, 1, 1]
+    # mean, not least: 4 is 3 from 1 and 4 from 8; but 28.5 from -50 and 1 on average, and 4.5 from 8 and 9
+    assert nearest(np.array([[-50.0], [1.0], [8.0], [9.0]]), np.array([0, 0, 1, 1]), np.array([[4.0]])) == [1]
+
+
+def test_without_a_dense_group_all_are_one():
+    found = NeighbourClusters(reach=0.01).fit([[0.0], [1.0], [3.0], [7.0]])
+    assert found.noise_.all()
+    assert found.labels_.tolist() == [0, 0, 0, 0]
+
+
+def test_is_scikit_learns():
+    rows, truth = planted(noise=0.5)
+    found = NeighbourClusters(reach=0.6, smallest=3).fit(rows)
+    assert adjusted_rand_score(DBSCAN(eps=found.radius_, min_samples=3).fit(rows).labels_, found.labels_) == 1
+    assert adjusted_rand_score(truth, found.labels_) == 1
+
+
+def test_where_rows_start_from_does_not_matter():
+    """Last layers, or what training changed in them: distances are the same."""
+    rows, truth = planted()
+    moved = NeighbourClusters().fit(rows - np.random.default_rng(1).normal(size=rows.shape[1]))
+    assert (moved.labels_ == NeighbourClusters().fit(rows).labels_).all()
+    assert adjusted_rand_score(truth, moved.labels_) == 1
+
+
+@pytest.mark.parametrize("smallest", [2, 4])
+def test_partition_does_not_depend_on_the_order_of_rows(smallest):
+    rows = np.random.default_rng(1).normal(size=(30, 2))  # no structure: rows between groups, and noise
+    found = NeighbourClusters(0.3, smallest).fit(rows)
+    assert 1 < found.labels_.max() + 1 < 30
+    for seed in range(8):
+        order = np.random.default_rng(seed).permutation(30)
+        again = NeighbourClusters(0.3, smallest).fit(rows[order])
+        assert adjusted_rand_score(found.labels_[order], again.labels_) == 1
+        assert (found.noise_[order] == again.noise_).all()
+
+
+def test_nor_on_scale_and_labels_are_numbered_by_first_appearance():
+    rows, _ = planted()
+    assert NeighbourClusters().fit(1e3 * rows[::-1]).labels_[[0, 5, 10]].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        (np.empty((0, 4)), []),
+        (np.ones((1, 4)), [0]),
+        (np.ones((3, 4)), [0, 0, 0]),
+        (np.array([[0.0], [0.0], [0.0], [0.0], [9.0]]), [0, 0, 0, 0, 0]),
+        (np.array([[0.0], [1.0]]), [0, 0]),
+    ],
+    ids=["empty", "single", "equal", "most equal", "two"],
+)
+def test_degenerate(rows, labels):
+    assert NeighbourClusters().fit(rows).labels_.tolist() == labels
+
+
+def test_input_unmodified():
+    rows, _ = planted()
+    kept = rows.copy()
+    NeighbourClusters().fit(rows)
+    assert (rows == kept).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "sentence"),
+    [
+        ({"reach": 0.0}, [[1.0]], "reach is 0.0; it must be above 0"),
+        ({"smallest": 0}, [[1.0]], "smallest is 0; it must be a whole number, 1 or more"),
+        ({}, [[np.nan]], "X has nan in row 0, column 0; entries must be finite$"),
+    ],
+)
+def test_bad_input(keys, rows, sentence):
+    with pytest.raises(UserError, match=sentence):
+        NeighbourClusters(**keys).fit(rows)

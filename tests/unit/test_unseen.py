@@ -1,0 +1,196 @@
+"""Clients that never train: every method answers them; some can be held out of a run to see how well."""
+
+import json
+
+import pytest
+import torch
+from federations import tiny_federation
+
+import shoal
+from shoal import engine, evaluation, lab
+from shoal.bench import describe
+from shoal.client.sparsity import Sparsity
+from shoal.client.train import LocalTraining
+from shoal.data.partitions import held_out
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.job import Job
+from shoal.methods import METHODS, Setting, build
+from shoal.models import load_model
+from shoal.stages.cluster import Adaptive
+from shoal.types import POOL
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_answers_a_client_that_it_never_saw(method, rounds):
+    """From the first models too, before anybody trained."""
+    federation = tiny_federation(5)
+    setting = Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3, batch_size=8)
+    built = build(method, setting)
+    state = engine.run(built, PlainFleet(federation), rounds=rounds, seed=0).state if rounds else built.init(0)
+    models = built.models_for(state, None)
+    logits = built.predict(models, {}, federation.central.x)
+    assert logits.shape == (40, 4)
+    assert bool(logits.isfinite().all())
+    if built.route is not None:
+        answer = built.route(models, {}, federation.central.x)
+        assert torch.equal(answer.logits, logits)
+        assert answer.expert.shape == answer.score.shape == (40,)
+
+
+class TestHoldingOut:
+    whole = tiny_federation(5)
+    kept = whole.holding_out({"c1", "c4"})
+
+    def test_who_is_left_has_what_it_had(self):
+        assert list(self.kept) == ["c0", "c2", "c3"]
+        for client in self.kept:
+            for split, (x, y) in self.whole[client].items():
+                assert torch.equal(self.kept[client][split].x, x)
+                assert torch.equal(self.kept[client][split].y, y)
+
+    def test_who_is_held_out_is_nowhere_but_apart(self):
+        assert "c1" not in self.kept
+        assert list(self.kept.unseen) == ["c1", "c4"]
+        parts = self.whole["c4"]
+        assert torch.equal(self.kept.unseen["c4"].y, torch.cat([parts[s].y for s in ("train", "val", "test")]))
+        assert len(self.kept[POOL]["train"].y) == sum(len(self.whole[c]["train"].y) for c in self.kept)
+        assert self.kept.counts().sum() == self.whole.counts()[[0, 2, 3]].sum()
+
+    def test_what_is_said_of_it(self):
+        assert describe(self.kept)["unseen"] == ["c1", "c4"]
+        assert "unseen" not in describe(self.whole)
+
+    def test_goes_with_its_federation(self):
+        assert list(self.kept.to("cpu").unseen) == ["c1", "c4"]
+
+    def test_planted_groups_and_chance(self):
+        data = shoal.load("digits")
+        whole = shoal.partition(data, "groups:2,100", clients=8, seed=3)
+        kept = shoal.partition(data, "groups:2,100", clients=8, seed=3, unseen=3)
+        assert set(kept) | set(kept.unseen) == set(whole)
+        assert kept.groups == {c: whole.groups[c] for c in kept}
+        assert set(shoal.partition(data, "groups:2,100", clients=8, seed=3, unseen=0.375).unseen) == set(kept.unseen)
+        others = [set(shoal.partition(data, "iid", clients=8, seed=s, unseen=3).unseen) for s in range(4)]
+        assert any(chosen != set(kept.unseen) for chosen in others)
+
+
+@pytest.mark.parametrize(("clients", "unseen", "count"), [(20, 5, 5), (20, 0.25, 5), (20, 0.01, 1), (2, 1, 1)])
+def test_how_many(clients, unseen, count):
+    assert held_out(clients, unseen) == count
+    assert Job(unseen=unseen).training(clients) == clients - count
+
+
+@pytest.mark.parametrize("unseen", [-1, 20, 21, 0.99, -0.5])
+def test_somebody_must_be_left(unseen):
+    with pytest.raises(UserError, match=f"unseen is {unseen} of 20 clients; it must be 1 or more"):
+        held_out(20, unseen)
+
+
+def job(method, **kw):
+    return Job(**{"method": method, "partition": "groups:3,100", "clients": 12, "rounds": 4, "epochs": 1} | kw)
+
+
+def files(folder):
+    skip = ("timing.jsonl", "result.json", "lock")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name not in skip}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "fedepc"
+    return path, lab.start(job("fedepc", unseen=3), path)
+
+
+class TestRuns:
+    def test_a_run_says_who_was_held_out(self, done):
+        path, result = done
+        assert result["unseen"] == 3
+        assert result["clients"] == 12
+        assert len(json.loads((path / "partition.json").read_text())["unseen"]) == 3
+        assert len(json.loads((path / "clients.jsonl").read_text().splitlines()[0])["accuracy"]) == 9
+
+    def test_the_last_checkpoint_gives_the_last_rounds_figures(self, done):
+        path, result = done
+        before = files(path)
+        found = evaluation.of_clients(path)
+        assert found["accuracy"] == pytest.approx(result["accuracy"])
+        assert found["loss"] == pytest.approx(result["loss"])
+        assert len(found["clients"]) == 9
+        assert files(path) == before
+
+    def test_the_unseen_are_evaluated_on_all_their_rows(self, done):
+        path, _ = done
+        found, again = (evaluation.of_unseen(path) for _ in range(2))
+        assert found == again
+        held = json.loads((path / "partition.json").read_text())["unseen"]
+        assert list(found["clients"]) == sorted(held)
+        whole = shoal.partition(shoal.load("digits"), "groups:3,100", clients=12, seed=0)
+        for client, score in found["clients"].items():
+            assert score["n"] == sum(len(whole[client][s].y) for s in ("train", "val", "test"))
+        mean = sum(score["accuracy"] for score in found["clients"].values()) / 3
+        assert found["accuracy"]["mean"] == pytest.approx(mean)
+        assert found["accuracy"]["worst10"] == min(score["accuracy"] for score in found["clients"].values())
+
+    def test_groups_that_rows_without_labels_point_to(self, done):
+        """Planted groups hold different classes: the largest group's model knows one third of the fleet at most."""
+        path, _ = done
+        anybody, assigned = evaluation.of_unseen(path), evaluation.of_unseen(path, assign=True)
+        assert assigned["accuracy"]["mean"] > anybody["accuracy"]["mean"] + 0.2
+        assert assigned["assigned"] and not anybody["assigned"]
+
+    def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(self, done, tmp_path):
+        path, _ = done
+
+        class Stop(Exception):
+            pass
+
+        def stop(record):
+            if record.round == 2:
+                raise Stop
+
+        with pytest.raises(Stop):
+            lab.start(job("fedepc", unseen=3), tmp_path / "two", on_round=stop)
+        with pytest.raises(UserError, match="is not finished"):
+            evaluation.of_clients(tmp_path / "two")
+        lab.resume(tmp_path / "two")
+        assert files(tmp_path / "two") == files(path)
+
+    def test_a_recipe_goes_on_with_it(self, done):
+        path, _ = done
+        lab.check_same(path, job("fedepc", unseen=0.25))
+        with pytest.raises(UserError, match="was run with unseen 3, not 4"):
+            lab.check_same(path, job("fedepc", unseen=4))
+
+    def test_private_state_and_updates(self, tmp_path):
+        result = lab.start(job("fedavg-ft", cohort=5), tmp_path / "ft")
+        assert evaluation.of_clients(tmp_path / "ft")["accuracy"] == pytest.approx(result["accuracy"])
+        assert result["updates"] == 20
+        assert "unseen" not in result
+        assert "unseen" not in json.loads((tmp_path / "ft/config.json").read_text())
+
+    def test_who_held_out_nobody_is_told_so(self, tmp_path):
+        lab.start(job("fce", rounds=1), tmp_path / "fce")
+        with pytest.raises(UserError, match="held out nobody: run it with --unseen N"):
+            evaluation.of_unseen(tmp_path / "fce")
+        lab.start(job("fce", rounds=1, unseen=2), tmp_path / "two")
+        with pytest.raises(UserError, match="method fce has no groups that rows without labels point to"):
+            evaluation.of_unseen(tmp_path / "two", assign=True)
+
+
+def test_the_vector_without_labels_is_that_which_members_told():
+    model = load_model("mlp", (6,), 4)
+    federation, params = tiny_federation(1), model.init(1)
+    program = Sparsity(LocalTraining(model))
+    plan = engine.Plan(program, {"c0": engine.Task({"m": params})})
+    (report,) = PlainFleet(federation).execute(plan).values()
+    vectors = report.tensors["sparsity"]["s"]
+    torch.testing.assert_close(program.received(params, federation["c0"]["train"].x), vectors[1])
+
+
+def test_the_group_with_the_least_mean_distance_of_received_vectors():
+    rows = torch.tensor([[9, 9, 0.9, 0.1], [9, 9, 0.8, 0.2], [9, 9, 0.1, 0.9]]).repeat_interleave(1, 0)
+    rows = torch.cat([rows[:, :2], rows[:, 2:], rows[:, 2:], rows[:, 2:]], 1).double().numpy()
+    assert Adaptive().like(rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.2, 0.9]).double().numpy()) == 1
+    assert Adaptive().like(rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.7, 0.2]).double().numpy()) == 0
