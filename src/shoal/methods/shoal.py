@@ -78,12 +78,13 @@ def shoal(s: Setting) -> Method:
         models_for=models_for,
         predict=corrected_predict(s.model, gate, alpha, parts.prior),
         classes=s.model.classes,
+        adapt=s.make("estimate", EstimatePrior, model=s.model) if parts.prior else None,
     )
 
 
 def tells(parts: Parts, adjust: bool) -> bool:
     """Whether the server has a use for label distributions."""
-    return parts.select == "balanced" or (adjust and parts.head)
+    return parts.select == "balanced" or parts.split or (adjust and parts.head)
 
 
 def labels(s: Setting, parts: Parts, adjust: bool) -> list[Stage]:
@@ -103,7 +104,7 @@ def choosing(s: Setting, parts: Parts) -> tuple[Stage, ...]:
 
 def probing(s: Setting) -> tuple[Stage, ...]:
     """One epoch with the adjusted loss, whatever clients train with."""
-    trial = s.training("probe", AdjustedTraining, epochs=1, name=PROBE)
+    trial = s.training("probe", AdjustedTraining, epochs=1, lam=0.05, name=PROBE)
     probe = s.make("probe", ShiftProbe, program=trial, trainable=s.model.trainable)
     return probe, ClientColdStart(trial, s.model.trainable, source=PROBE)
 

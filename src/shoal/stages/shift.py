@@ -9,15 +9,17 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from shoal.clusterers.bisecting import bisected
+from shoal.clusterers.bisecting import bisected, explained
 from shoal.clusterers.inputs import Labels, as_before, by_first_appearance
 from shoal.errors import UserError
 from shoal.rng import derive_seed
+from shoal.stages.balanced import TOLD
 from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.beside import GLOBAL
 from shoal.stages.experts import joined, numbered
 from shoal.stages.overlap import direction
 from shoal.stages.represent import vector
+from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 PROBE = "probe"
@@ -26,8 +28,9 @@ PROBE = "probe"
 @dataclass(frozen=True)
 class ShiftProbe(OneProgram):
     """Once, in round `at`, everybody trains the global model a little with a loss that leaves class frequencies out of
-    account. Where clients then go ways that are clearly apart, each of these groups has an expert from now on, which
-    starts as the global model. Kept are the model and the groups' ways, for those who come later.
+    account. Where clients then go ways that are clearly apart, by a silhouette above `threshold`, and labels do not
+    explain it (a chance of `chance` or less), each of these groups has an expert from now on, which starts as the
+    global model. Kept are the model and the groups' ways, for those who come later.
 
     With `every` all are asked again every so many rounds: groups follow, experts go on with those who had them, and
     where no groups are seen any longer those that there are remain.
@@ -38,8 +41,10 @@ class ShiftProbe(OneProgram):
     at: int = 20
     every: int = 0
     threshold: float = 0.05
+    chance: float = 0.05
     smallest: int = 3
     most: int = 2
+    source: str = field(default=TOLD, metadata=FIXED)
     name: str = PROBE
 
     def __post_init__(self) -> None:
@@ -64,15 +69,26 @@ class ShiftProbe(OneProgram):
             return state  # a client diverged: nothing can be said of ways
         rows = torch.stack([direction(way) for way in ways.values()]).numpy()
         labels, silhouette = bisected(rows, self.threshold, self.smallest, self.most, seed)
-        said = {f"{self.name}.silhouette": silhouette, f"{self.name}.groups": float(labels.max() + 1)}
-        state = replace(state, figures={**state.figures, **said})
-        if labels.max() == 0:
-            return state
         clients = list(ways)
+        by_labels = self._explained(state, clients, labels, seed)
+        split = labels.max() > 0 and by_labels > self.chance
+        said = {"silhouette": silhouette, "by_labels": by_labels, "groups": float(labels.max() + 1) if split else 1.0}
+        state = replace(state, figures={**state.figures, **{f"{self.name}.{k}": v for k, v in said.items()}})
+        if not split:
+            return state
         labels = _numbered_as_before(state, clients, labels)
         means = [_mean_way([ways[c] for c, k in zip(clients, labels, strict=True) if k == g]) for g in _groups(labels)]
         kept = {"first": vector(start), "directions": torch.stack(means)}
         return self._split(replace(state, memory={**state.memory, self.name: kept}), clients, labels)
+
+    def _explained(self, state: ServerState, clients: list[ClientId], labels: Labels, seed: int) -> float:
+        """By the label distributions of those who told theirs."""
+        known = Table.load(state, self.source)
+        group = dict(zip(clients, labels.tolist(), strict=True))
+        known = known.where(known.present(clients)) if len(known) else known
+        if not len(known):
+            return 1.0
+        return explained([group[c] for c in known.clients], known["labels"].double().numpy(), seed)
 
     def _split(self, state: ServerState, clients: list[ClientId], labels: Labels) -> ServerState:
         """Experts of groups that there were go on; new ones start as the global model."""
