@@ -117,10 +117,10 @@ def told(counts):
 
 
 class TestStage:
-    COUNTS = [[8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [8, 0]]
+    COUNTS = ([8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [8, 0])
 
     def test_the_cohort_and_what_is_said_of_it(self):
-        after = Balanced(2).fold(told(self.COUNTS), {}, 0)
+        after = Balanced(2).fold(told(list(self.COUNTS)), {}, 0)
         held = np.array(self.COUNTS)[[int(c[1]) for c in after.cohort]].sum(0)
         assert held.tolist() == [8, 8]
         assert after.figures["select.concentration"] == 0.5
@@ -128,7 +128,7 @@ class TestStage:
         assert {c for c, t in zip(last.clients, last["last"].tolist(), strict=True) if t == 3} == set(after.cohort)
 
     def test_over_rounds_everybody_takes_part(self):
-        state, seen = told(self.COUNTS), set()
+        state, seen = told(list(self.COUNTS)), set()
         for t in range(6):
             state = Balanced(2, waiting=0.5).fold(replace(state, round=t), {}, t)
             seen |= set(state.cohort)
@@ -139,12 +139,12 @@ class TestStage:
         one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 1.0, 0])
         member = {f"c{i}": one if i < 2 else other for i in range(6)}
         for seed in range(5):
-            cohort = Balanced(3).fold(replace(told(self.COUNTS), membership=member), {}, seed).cohort
+            cohort = Balanced(3).fold(replace(told(list(self.COUNTS)), membership=member), {}, seed).cohort
             assert sum(c in ("c0", "c1") for c in cohort) == 1
             assert "c3" in cohort, "the only one of its class in its group"
 
     def test_who_is_away_is_not_chosen_and_before_anybody_told_nobody_is(self):
-        state = replace(told(self.COUNTS), roster=("c0", "c1"))
+        state = replace(told(list(self.COUNTS)), roster=("c0", "c1"))
         assert Balanced(4).fold(state, {}, 0).cohort == ("c0", "c1")
         assert Balanced(4).fold(ServerState(0, {}, roster=("c0",)), {}, 0).cohort == ()
 

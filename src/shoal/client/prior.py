@@ -97,37 +97,60 @@ def expected(log_prior: Tensor, log_told: Tensor, w: Tensor) -> Tensor:
 
 def estimated(log_told: Tensor, first: Tensor, alpha: float, iterations: int) -> Tensor:
     """Expected counts of classes after so many rounds of EM from the prior `first`, [classes]."""
-    w, counts = torch.ones(len(log_told)), len(log_told) * first
+    w, prior = torch.ones(len(log_told)), first
     for _ in range(iterations):
-        counts = expected(smoothed_prior(counts, alpha).log(), log_told, w)
+        counts = expected(prior.log(), log_told, w)
+        prior = smoothed_prior(counts, alpha)
     return counts
+
+
+def likelier(log_prior: Tensor, log_before: Tensor, log_told: Tensor, w: Tensor) -> Tensor:
+    """By how much inputs are likelier with one prior than with another: the mean log ratio over rows."""
+    gain = torch.logsumexp(log_told + log_prior, dim=-1) - torch.logsumexp(log_told + log_before, dim=-1)
+    return (gain * w).sum() / w.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class EstimatePrior:
     """A client without labels estimates how often its classes occur from what the global model says of its inputs, by
-    EM, and keeps that as it would keep counts. Nothing is told. Each pass over the inputs is one iteration."""
+    EM, and keeps that as it would keep counts. Nothing is told. Each pass over the inputs is one iteration.
+
+    Guarded: every class is taken to have `alpha` rows more, so that few inputs say little, and where the estimate makes
+    inputs likelier by no more than `guard` (nats a row) than the prior that the model was taught, nothing is kept.
+    """
 
     model: Model
     alpha: float = 0.1
     iterations: int = 50
+    guard: float = 0.1
     name: str = "estimate"
     batchable: bool = field(default=True, metadata=FIXED)
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0 or self.iterations < 1:
+            raise UserError(
+                f"{self.name}.alpha is {self.alpha} and {self.name}.iterations is {self.iterations}; alpha must be "
+                "above 0, and there must be 1 iteration or more"
+            )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(UNLABELLED, self.iterations, 2**20, self.step, inputs=self.inputs, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        counts = torch.ones(self.model.classes, device=self.model.device)
-        lean = task.models[PRIOR]["taught"] if PRIOR in task.models else mixed_prior(counts, 1.0)
-        return {"model": task.models["global"], "taught": lean, "counts": lean, "private": private}
+        even = torch.full((self.model.classes,), 1 / self.model.classes, device=self.model.device)
+        lean = task.models[PRIOR]["taught"] if PRIOR in task.models else even
+        kept = {"model": task.models["global"], "taught": lean, "private": private}
+        return kept | {"prior": lean, "counts": torch.zeros_like(lean), "gain": torch.zeros((), device=lean.device)}
 
     def inputs(self, s: Tree, x: Tensor) -> Tensor:
         return F.log_softmax(self.model.predict(s["model"], x), dim=-1) - s["taught"].log()
 
     def step(self, s: Tree, b: Batch) -> Tree:
-        return s | {"counts": expected(smoothed_prior(s["counts"], self.alpha).log(), b.x, b.w)}
+        counts = expected(s["prior"].log(), b.x, b.w)
+        prior = smoothed_prior(counts, self.alpha)
+        return s | {"prior": prior, "counts": counts, "gain": likelier(prior.log(), s["taught"].log(), b.x, b.w)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report(), s["private"] | {LABELS: s["counts"]}
+        sure = float(s["gain"]) > self.guard
+        return Report(), s["private"] | {LABELS: s["counts"]} if sure else None
