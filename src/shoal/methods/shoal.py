@@ -1,15 +1,15 @@
 """shoal: one model from balanced cohorts, every client's own prior, and experts only where a probe sees a shift.
 
-Ours. Where clients differ only in how often classes occur, p(x|y) is shared, and one good model with each client's prior
-is the best answer: no clusters, no fine-tuning, no private model. Clusters are for clients whose p(x|y) differs. The
+Ours. Where clients differ only in how often classes occur, p(x|y) is shared, and one good model with each client's
+prior is the best answer: no clusters, no fine-tuning, no private model. Clusters are for clients whose p(x|y) differs. The
 prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 2021), momentum FedAvgM (Hsu et al., 2019).
 
 | piece | here | without it |
 |---|---|---|
-| cohorts whose summed label counts are flattest | `select.waiting`: `stages.balanced.Balanced` | `parts.select=chance` |
+| cohorts with flat label counts | `select.waiting`: `stages.balanced.Balanced` | `parts.select=chance` |
 | server momentum β | `stages.momentum.Momentum` | `parts.momentum=0` |
 | running mean of models, for serving only | `stages.momentum.RunningMean` | `parts.average=0` |
-| loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `parts.adjust=off` (`on`, `auto`) |
+| loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `parts.adjust=off` |
 | last layer averaged class by class, with that loss | `stages.beside.FederateBeside` | `parts.head=false` |
 | logits + log (n_c + α) / (n + α C) - log taught | `serve.alpha`: `client.prior.correction` | `parts.prior=false` |
 | an unseen client's prior, by EM | `estimate`: `client.prior.EstimatePrior` | without `--assign` |
