@@ -1,8 +1,9 @@
 """shoal: one model from balanced cohorts, every client's own prior, and experts only where a probe sees a shift.
 
 Ours. Where clients differ only in how often classes occur, p(x|y) is shared, and one good model with each client's
-prior is the best answer: no clusters, no fine-tuning, no private model. Clusters are for clients whose p(x|y) differs. The
-prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 2021), momentum FedAvgM (Hsu et al., 2019).
+prior is the best answer: no clusters, no fine-tuning, no private model. Clusters are for clients whose p(x|y) differs.
+The prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 2021), momentum FedAvgM (Hsu et al.,
+2019).
 
 | piece | here | without it |
 |---|---|---|
