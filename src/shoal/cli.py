@@ -440,8 +440,11 @@ def evaluate(
     ] = False,
     assign: Annotated[
         bool,
-        typer.Option("--assign", help="With --unseen: each in the group that its rows, without labels, are most like."),
+        typer.Option("--assign", help="With --unseen: each as its rows, without labels, tell: by group, or by prior."),
     ] = False,
+    inputs: Annotated[
+        int | None, typer.Option("--inputs", help="With --assign: how many of its rows each is judged by (all).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate what a finished run serves: to its clients, or to those who never trained."""
@@ -452,9 +455,11 @@ def evaluate(
 
         if assign and not unseen:
             raise UserError("--assign is given without --unseen; it is for clients that never trained")
+        if inputs is not None and not assign:
+            raise UserError("--inputs is given without --assign; it is for what rows without labels tell")
         with DownloadProgress(err) as progress:
             if unseen:
-                found = evaluation.of_unseen(run_dir, assign, progress)
+                found = evaluation.of_unseen(run_dir, assign, progress, inputs)
             else:
                 found = evaluation.of_clients(run_dir, progress)
         if as_json:

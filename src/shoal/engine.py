@@ -18,9 +18,9 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
-from shoal.rng import derive_seed
+from shoal.rng import derive_seed, generator
 from shoal.table import Table
-from shoal.types import ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task
+from shoal.types import UNLABELLED, ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task
 
 log = logging.getLogger(__name__)
 
@@ -173,15 +173,33 @@ def evaluate(
 
 
 def evaluate_unseen(
-    method: Method, state: ServerState, held: Mapping[ClientId, Examples], assign: bool = False
+    method: Method,
+    state: ServerState,
+    held: Mapping[ClientId, Examples],
+    assign: bool = False,
+    inputs: int | None = None,
+    seed: int = 0,
 ) -> Evaluation:
     """Clients that never trained, each on all of its rows: with what anybody is served, or with `assign` by what the
-    method makes of its rows without labels."""
+    method makes of its rows without labels; of so many `inputs`, drawn by chance, or of all."""
+    held = {c: rows for c, rows in held.items() if len(rows.y)}
+    seen = {c: _inputs(rows, inputs, derive_seed(seed, "inputs", c)) for c, rows in held.items()} if assign else {}
     fleet, nobody = PlainFleet({c: {"test": rows} for c, rows in held.items()}), method.models_for(state, None)
-    place = method.assign if assign else None
-    tasks = {c: Task(nobody if place is None else place(state, rows.x)) for c, rows in held.items() if len(rows.y)}
+    place = method.assign
+    tasks = {c: Task(nobody if place is None or not assign else place(state, seen[c].x)) for c in held}
+    if assign and method.adapt is not None:
+        PlainFleet({c: {UNLABELLED: rows} for c, rows in seen.items()}, fleet.private).execute(
+            Plan(method.adapt, tasks)
+        )
     reports = fleet.execute(Plan(Evaluate.of(method), tasks))
     return Evaluation({c: _score(r) for c, r in reports.items()}, None)
+
+
+def _inputs(rows: Examples, count: int | None, seed: int) -> Examples:
+    """Without labels: what stands in their place says nothing."""
+    order = torch.randperm(len(rows.y), generator=generator(seed))[:count].to(rows.y.device)
+    x = rows.x[order.sort().values]
+    return Examples(x, torch.zeros(len(x), dtype=rows.y.dtype, device=rows.y.device))
 
 
 def _score(report: Report) -> Score:

@@ -27,15 +27,19 @@ def of_clients(path: Path, progress: Any = None) -> dict[str, Any]:
         return _said(bench, state, found)
 
 
-def of_unseen(path: Path, assign: bool = False, progress: Any = None) -> dict[str, Any]:
+def of_unseen(path: Path, assign: bool = False, progress: Any = None, inputs: int | None = None) -> dict[str, Any]:
+    """`inputs`: how many of its rows, without labels, each is assigned by; None: all."""
+    if inputs is not None and inputs < 1:
+        raise UserError(f"inputs is {inputs}; it must be 1 row or more")
     with _opened(path, progress) as (_, bench, state):
         held = bench.federation.unseen
         if not held:
             raise UserError(f"{path} held out nobody: run it with --unseen N to keep some clients out of training")
-        if assign and bench.method.assign is None:
+        if assign and bench.method.assign is None and bench.method.adapt is None:
             raise UserError(f"--assign: method {bench.method.name} has no groups that rows without labels point to")
-        found = engine.evaluate_unseen(bench.method, state, held, assign)
-        return _said(bench, state, found) | {"unseen": len(held), "assigned": assign}
+        found = engine.evaluate_unseen(bench.method, state, held, assign, inputs, bench.job.seed)
+        how = {"assigned": assign} | ({} if inputs is None else {"inputs": inputs})
+        return _said(bench, state, found) | {"unseen": len(held), **how}
 
 
 @contextmanager

@@ -54,9 +54,7 @@ class Job(BaseModel):
     sensitive_column: str | None = None  # or a column that says of each row whether it is
     drop_columns: tuple[str, ...] = ()
     public: Annotated[int, Field(ge=0)] | None = None  # rows that no client holds; None: as many as the method wants
-    edges: Annotated[str | None, BeforeValidator(_edges)] = (
-        None  # edge servers between clients and the cloud: 5, or alike:5, mixed:5; None: none
-    )
+    edges: Annotated[str | None, BeforeValidator(_edges)] = None  # between clients and the cloud: 5, alike:5, mixed:5
     edge_column: str | None = None  # or a column that names the edge of a row's client
     cloud_every: Positive | None = None  # rounds between two meetings of the edges in the cloud; None: 5
     long_link: str | None = None  # of edges to the cloud; None: ethernet

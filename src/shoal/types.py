@@ -19,6 +19,8 @@ Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is se
 
 FIXED = {"fixed": True}  # metadata of a piece's field that a method decides and a user does not
 
+UNLABELLED = "unlabelled"  # the split of a client that has inputs and no labels
+
 POOL: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster
 
 
@@ -206,8 +208,10 @@ class Method:
     classes: int
     route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
     assign: Assign | None = None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
+    adapt: ClientProgram | None = None  # what an unseen client may run on inputs without labels before it is served
     notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 
     @property
     def programs(self) -> dict[str, ClientProgram]:
-        return {p.name: p for stage in self.stages for p in stage.programs}
+        found = {p.name: p for stage in self.stages for p in stage.programs}
+        return found if self.adapt is None else found | {self.adapt.name: self.adapt}

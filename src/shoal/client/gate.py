@@ -220,11 +220,11 @@ class TrainGate:
         return torch.stack([self.fit.model.predict(m, x) for m in models], dim=1)
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        marks = torch.stack([_mark(self.fit.model, m) for m in s["models"].values()])
+        marks = torch.stack([mark(self.fit.model, m) for m in s["models"].values()])
         return Report(), {"model": self.own.whole(s), "gate": s["gate"], "experts": {"marks": marks}}
 
 
-def _mark(model: Model, params: Params) -> Tensor:
+def mark(model: Model, params: Params) -> Tensor:
     """What tells one expert from another: the last of its parameters, which every step changes."""
     return params[model.trainable[-1]].flatten()
 
@@ -237,10 +237,10 @@ def gated_predict(model: Model, gate: Gate) -> Predict:
         own = [private["model"]] if "model" in private else []
         logits = torch.stack([model.predict(m, x) for m in (*own, *experts)], dim=1)
         sure = confident(logits, gate.temperature)
-        if not _fits(private, experts):
+        if not fits(private, experts):
             return sure
         mixed = gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
-        return torch.where(_same(model, private, experts), mixed, sure)
+        return torch.where(same(model, private, experts), mixed, sure)
 
     return predict
 
@@ -249,7 +249,7 @@ def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], priva
     """The same prediction, with every model run for those rows only for which its prior allows it to count. Which these
     are depends on the rows, so clients cannot be stacked: for serving."""
     experts = [models[k] for k in sorted(models)]
-    if not _fits(private, experts) or not bool(_same(model, private, experts)):
+    if not fits(private, experts) or not bool(same(model, private, experts)):
         return gated_predict(model, gate)(models, private, x)
     every, scores = (private["model"], *experts), gate.scores(private["gate"], x)
     run = gate.run(scores)
@@ -269,10 +269,10 @@ def _rows(x: Tensor, rows: Tensor) -> Tensor:
     return x if len(rows) == len(x) else x.index_select(0, rows)
 
 
-def _same(model: Model, private: Tree, experts: Sequence[Params]) -> Tensor:
+def same(model: Model, private: Tree, experts: Sequence[Params]) -> Tensor:
     """Whether a gate was trained for just these: clusters are renumbered, and a client may have been away."""
-    return (torch.stack([_mark(model, m) for m in experts]) == private["experts"]["marks"]).all()
+    return (torch.stack([mark(model, m) for m in experts]) == private["experts"]["marks"]).all()
 
 
-def _fits(private: Tree, experts: Sequence[Params]) -> bool:
+def fits(private: Tree, experts: Sequence[Params]) -> bool:
     return "gate" in private and len(private["gate"]["bias2"]) == 1 + len(experts)

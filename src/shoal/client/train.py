@@ -100,9 +100,13 @@ class LocalTraining:
         return s | ({"anchor": {k: towards[k] for k in params}} if self.mu else {})
 
     def objective(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
-        logits, buffers = self.model.forward(params | s["rest"], b.x, b.key)
+        logits, buffers = self.said(params, s, b)
         total = cross_entropy(logits, b)
         return self.penalised(total / b.w.sum().clamp(min=1), logits, params, s, b), (total, buffers)
+
+    def said(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, Params]:
+        """The logits whose loss is made small, and the buffers after this batch."""
+        return self.model.forward(params | s["rest"], b.x, b.key)
 
     def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
         """The mean loss of a batch, and what else is made small."""

@@ -38,12 +38,14 @@ from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
 from shoal.methods.scmoe import scmoe
 from shoal.methods.setting import Setting
+from shoal.methods.shoal import shoal
 from shoal.methods.simclust import simclust
 from shoal.models import load_model
 from shoal.stages.edges import Topology
 from shoal.types import Method
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
+    "shoal": shoal,
     "fedavg": fedavg,
     "hierfavg": hierfavg,
     "fedprox": fedprox,

@@ -46,7 +46,7 @@ def _remarks(records: Sequence[RunRecord]) -> list[Text]:
 def evaluation_view(found: Mapping[str, Any]) -> RenderableType:
     """What a finished run serves, in one line of figures."""
     whom = f"{found['unseen']} clients that never trained" if "unseen" in found else f"{len(found['clients'])} clients"
-    how = ", each in the group its rows are most like" if found.get("assigned") else ""
+    how = ", each as its rows without labels tell" if found.get("assigned") else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     heads = {"mean": "Mean %", "std": "Std %", "worst10": "Worst 10 %", "f1": "F1 %", "central": "Central %"}
     known = {k: head for k, head in heads.items() if found["accuracy"][k] is not None}

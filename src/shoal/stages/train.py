@@ -96,10 +96,17 @@ class Federate(OneProgram, EveryRound):
     def _merged(self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]) -> Params:
         given = self._given(state)
         weights = [given.get(c, 1.0) * self._weight(state, place, c, r) for c, r in reports.items()]
-        parts = [(w, r.tensors["model"]) for w, r in zip(weights, reports.values(), strict=True) if w > 0]
+        parts = {c: (w, self._sent(name, reports[c])) for w, c in zip(weights, reports, strict=True) if w > 0}
         if not parts:
             return state.models[name]  # nobody of this cluster replied
-        return tree.weighted_mean([model for _, model in parts], [w for w, _ in parts])
+        return self._mean(state, parts)
+
+    def _sent(self, name: str, report: Report) -> Params:
+        """What a client reported of a model that it counts in."""
+        return report.tensors["model"]
+
+    def _mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
+        return tree.weighted_mean([model for _, model in parts.values()], [w for w, _ in parts.values()])
 
     def _given(self, state: ServerState) -> dict[ClientId, float]:
         if not self.weights_from:

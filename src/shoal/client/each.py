@@ -1,0 +1,38 @@
+"""Several received models, each trained on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shoal.client.train import LocalTraining
+from shoal.types import Batch, Phase, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class TrainEach:
+    """Every received model is trained as `training` says, batch by batch side by side, and sent back: the first as the
+    model, others by their names. Of one model nothing differs from training it alone."""
+
+    training: LocalTraining
+    name: str = "train"
+
+    @property
+    def batchable(self) -> bool:
+        return self.training.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(replace(phase, step=self.step) for phase in self.training.phases)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return {k: self.training.begin(replace(task, models={k: model}), private) for k, model in task.models.items()}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        return {k: self.training.step(part, b) for k, part in s.items()}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        first, *others = task.models
+        report, private = self.training.end(task, s[first], counts)
+        beside = {k: self.training.whole(s[k]) for k in others}
+        return replace(report, tensors={**report.tensors, **beside}), private

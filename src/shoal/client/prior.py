@@ -1,0 +1,156 @@
+"""How often each class occurs with a client: counted, or estimated where there are no labels; and what it is good for.
+
+A model that was taught with prior t says log p(x|y) + log t_y, up to what all classes have in common. A client whose
+classes occur with prior p is best answered by logits + log p - log t, whatever the model: no training is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.models import Model
+from shoal.types import FIXED, UNLABELLED, Batch, Params, Phase, Report, Task, Tree
+
+LABELS = "labels"  # in a client's private tree: its label counts, or what it takes for them
+PRIOR = "prior"  # beside the models that a client is served: what they were taught
+
+
+def mixed_prior(counts: Tensor, lam: float) -> Tensor:
+    """The distribution of `counts` [..., classes], with a share `lam` of equal classes; equal where there are none."""
+    total, equal = counts.sum(-1, keepdim=True), 1 / counts.shape[-1]
+    p = torch.where(total > 0, counts / total.clamp(min=1e-12), equal)
+    return (1 - lam) * p + lam * equal
+
+
+def smoothed_prior(counts: Tensor, alpha: float) -> Tensor:
+    """(n_c + α) / (n + α C)"""
+    return (counts + alpha) / (counts.sum(-1, keepdim=True) + alpha * counts.shape[-1])
+
+
+def correction(models: Mapping[str, Params], private: Tree, alpha: float) -> Tensor | None:
+    """What is added to logits: log of the client's prior over what the models were taught. None for whoever knows
+    nothing of its classes."""
+    if LABELS not in private:
+        return None
+    prior = smoothed_prior(private[LABELS], alpha).log()
+    return prior - models[PRIOR]["taught"].log() if PRIOR in models else prior
+
+
+@dataclass(frozen=True)
+class CountLabels:
+    """A client counts its training labels and keeps the counts; nothing of them is told."""
+
+    classes: int
+    device: str = "cpu"
+    name: str = "prior"
+    batchable: bool = True
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, 1024, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        return {"counts": torch.zeros(self.classes, device=self.device), "private": private}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        each = torch.arange(self.classes, device=b.y.device)
+        return s | {"counts": s["counts"] + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report(), s["private"] | {LABELS: s["counts"]}
+
+
+@dataclass(frozen=True)
+class AdjustedTraining(LocalTraining):
+    """Cross-entropy of logits + log prior, so that a model learns what tells classes apart and not how often they occur
+    here. The prior is the client's own, mixed with a share `lam` of equal classes, without which a class that it does
+    not hold would be free to take any value. Who has not counted its labels trains as usual."""
+
+    lam: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.lam <= 1:
+            raise UserError(f"{self.name}.lam is {self.lam}; it must be above 0 and at most 1")
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        counts = private.get(LABELS, torch.zeros(self.model.classes, device=self.model.device))
+        return super().begin(task, private) | {"shift": mixed_prior(counts, self.lam).log()}
+
+    def said(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, Params]:
+        logits, buffers = super().said(params, s, b)
+        return logits + s["shift"], buffers
+
+
+def expected(log_prior: Tensor, log_told: Tensor, w: Tensor) -> Tensor:
+    """How many of the rows are of each class, if classes occur with that prior: [classes] (Saerens, E step). `log_told`
+    [rows, classes] is log p(x|y) up to a constant of each row; rows of weight 0 do not count."""
+    return (torch.softmax(log_told + log_prior, dim=-1) * w[:, None]).sum(0)
+
+
+def estimated(log_told: Tensor, first: Tensor, alpha: float, iterations: int) -> Tensor:
+    """Expected counts of classes after so many rounds of EM from the prior `first`, [classes]."""
+    w, prior = torch.ones(len(log_told)), first
+    for _ in range(iterations):
+        counts = expected(prior.log(), log_told, w)
+        prior = smoothed_prior(counts, alpha)
+    return counts
+
+
+def likelier(log_prior: Tensor, log_before: Tensor, log_told: Tensor, w: Tensor) -> Tensor:
+    """By how much inputs are likelier with one prior than with another: the mean log ratio over rows."""
+    gain = torch.logsumexp(log_told + log_prior, dim=-1) - torch.logsumexp(log_told + log_before, dim=-1)
+    return (gain * w).sum() / w.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class EstimatePrior:
+    """A client without labels estimates how often its classes occur from what the global model says of its inputs, by
+    EM, and keeps that as it would keep counts. Nothing is told. Each pass over the inputs is one iteration.
+
+    Guarded: every class is taken to have `alpha` rows more, so that few inputs say little, and where the estimate makes
+    inputs likelier by no more than `guard` (nats a row) than the prior that the model was taught, nothing is kept.
+    """
+
+    model: Model
+    alpha: float = 0.1
+    iterations: int = 50
+    guard: float = 0.1
+    name: str = "estimate"
+    batchable: bool = field(default=True, metadata=FIXED)
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0 or self.iterations < 1:
+            raise UserError(
+                f"{self.name}.alpha is {self.alpha} and {self.name}.iterations is {self.iterations}; alpha must be "
+                "above 0, and there must be 1 iteration or more"
+            )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(UNLABELLED, self.iterations, 2**20, self.step, inputs=self.inputs, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        even = torch.full((self.model.classes,), 1 / self.model.classes, device=self.model.device)
+        lean = task.models[PRIOR]["taught"] if PRIOR in task.models else even
+        kept = {"model": task.models["global"], "taught": lean, "private": private}
+        return kept | {"prior": lean, "counts": torch.zeros_like(lean), "gain": torch.zeros((), device=lean.device)}
+
+    def inputs(self, s: Tree, x: Tensor) -> Tensor:
+        return F.log_softmax(self.model.predict(s["model"], x), dim=-1) - s["taught"].log()
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        counts = expected(s["prior"].log(), b.x, b.w)
+        prior = smoothed_prior(counts, self.alpha)
+        return s | {"prior": prior, "counts": counts, "gain": likelier(prior.log(), s["taught"].log(), b.x, b.w)}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        sure = float(s["gain"]) > self.guard
+        return Report(), s["private"] | {LABELS: s["counts"]} if sure else None

@@ -1,0 +1,69 @@
+"""Choice of a cohort whose rows, taken together, hold all classes alike.
+
+The cohort grows one client at a time: first those who have waited longest, then whoever makes the sum of all label
+counts flattest, by Σ s_c² / (Σ s_c)², which is 1/C where all C classes are alike and 1 where there is one class only.
+Equals are taken by chance. A choice by flatness alone never takes some clients. Those who have waited longest, a share
+of the cohort, come first whatever they hold, and the others make up for them: with `first` of them in a round,
+whoever is there waits N / first rounds at most.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.selectors.choice import Floats, Indices, amounts, candidates, matrix, taken
+
+_TIE = 1e-12
+
+
+def concentration(counts: ArrayLike) -> Floats:
+    """Σ s_c² / (Σ s_c)² along the last axis; 1 where there is nothing."""
+    s = np.asarray(counts, dtype=np.float64)
+    total = s.sum(-1)
+    squares = np.square(s).sum(-1)
+    return np.divide(squares, np.square(total), out=np.ones_like(total), where=total > 0)
+
+
+def flattest(counts: ArrayLike, last: ArrayLike, available: ArrayLike, k: int, share: float, seed: int) -> Indices:
+    """k clients of those available, by their label `counts` [clients, classes] and the round in which each took part
+    `last` (the lower, the longer it has waited). `share` of the cohort, one client at least, is who has waited longest.
+    Who has no rows is taken only where nobody else is left."""
+    held, since = _counts(counts), _rounds(last)
+    there = candidates(available, len(held))
+    if not 0 <= share <= 1:
+        raise UserError(f"share is {share}; it must be from 0 to 1")
+    if len(since) != len(held):
+        raise UserError(f"last has {len(since)} entries; it must have {len(held)}, as many as counts")
+    chance = np.random.default_rng(derive_seed(seed, "flattest")).random(len(held))
+    filled = there[held[there].sum(1) > 0]
+    size = taken(k, there)
+    first = max(1, math.ceil(share * size - _TIE))
+    chosen = filled[np.lexsort((chance[filled], since[filled]))][: min(first, size)].tolist()
+    left = [i for i in filled[np.argsort(chance[filled])].tolist() if i not in chosen]
+    total = held[chosen].sum(0)
+    while left and len(chosen) < size:
+        spread = concentration(total + held[left])
+        best = left.pop(int(np.flatnonzero(spread <= spread.min() + _TIE)[0]))
+        chosen.append(best)
+        total = total + held[best]
+    empty = there[held[there].sum(1) == 0]
+    chosen += empty[np.argsort(chance[empty])].tolist()[: size - len(chosen)]
+    return np.sort(np.array(chosen, dtype=np.int64))
+
+
+def _counts(counts: ArrayLike) -> Floats:
+    held = matrix("counts", counts, "clients x classes")
+    amounts("counts", held.ravel())
+    return held
+
+
+def _rounds(last: ArrayLike) -> Floats:
+    since = np.asarray(last, dtype=np.float64)
+    if since.ndim != 1 or np.isnan(since).any():
+        raise UserError(f"last has shape {since.shape}; it must hold one number per client")
+    return since

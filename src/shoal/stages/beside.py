@@ -1,0 +1,80 @@
+"""One model for all, and beside it experts for groups of clients, if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.rng import derive_seed
+from shoal.stages.balanced import TOLD
+from shoal.stages.personalise import Personalise
+from shoal.stages.train import Federate
+from shoal.table import Table
+from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState, Task
+
+GLOBAL, EXPERT = "global", "expert"
+
+
+def trained_beside(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """The global model; to members of a group its expert too."""
+    models = {GLOBAL: state.models[GLOBAL]}
+    if client is not None and client in state.membership:
+        models[EXPERT] = state.models[sorted(state.models)[int(state.membership[client].argmax())]]
+    return models
+
+
+@dataclass(frozen=True)
+class FederateBeside(Federate):
+    """Everybody counts in the global model, members in their expert. With `head` each class's row of the last layer
+    is weighed by how many rows of that class a client has: who does not hold a class has little to say about it. A
+    class that nobody in the round holds is averaged like everything else."""
+
+    head: tuple[str, ...] = field(default=(), metadata=FIXED)
+    source: str = field(default=TOLD, metadata=FIXED)
+
+    def _sent(self, name: str, report: Report) -> Params:
+        return report.tensors["model" if name == GLOBAL else EXPERT]
+
+    def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
+        rows = float(report.counts["train"] if self.weighting == "size" else 1)
+        if sorted(state.models)[place] == GLOBAL:
+            return rows
+        return rows * float(state.membership[client][place]) if client in state.membership else 0.0
+
+    def _mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
+        mean, known = super()._mean(state, parts), Table.load(state, self.source)
+        if not self.head or not len(known):
+            return mean
+        weights = _classes(known, parts)  # [clients, classes]
+        total = weights.sum(0)
+        by_class = {k: torch.stack([model[k] for _, model in parts.values()]) for k in self.head}
+        return mean | {k: _by_row(x, weights, total, mean[k]) for k, x in by_class.items() if x.shape[1] == len(total)}
+
+
+def _classes(known: Table, parts: Mapping[ClientId, tuple[float, Params]]) -> Tensor:
+    """Who has told nothing is taken to hold all classes alike."""
+    told = dict(zip(known.clients, known["labels"].double(), strict=True))
+    alike = torch.full_like(known["labels"][0], 1 / known["labels"].shape[1]).double()
+    return torch.stack([weight * told.get(c, alike) for c, (weight, _) in parts.items()])
+
+
+def _by_row(heads: Tensor, weights: Tensor, total: Tensor, mean: Tensor) -> Tensor:
+    """Of heads [clients, classes, ...], weighed [clients, classes]; the mean where nobody weighs anything."""
+    share = (weights / total.clamp(min=1e-12)).to(heads)
+    rows = torch.einsum("nc...,nc->c...", heads, share)
+    heard = (total > 0).to(heads.device).view(-1, *[1] * (rows.dim() - 1))
+    return torch.where(heard, rows, mean)
+
+
+@dataclass(frozen=True)
+class PersonaliseMembers(Personalise):
+    """Only members of groups have something to weigh: without groups nobody is asked."""
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        members = [c for c in state.roster if c in state.membership]
+        if not members:
+            return Plan()
+        return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in members})

@@ -1,0 +1,76 @@
+"""What a server makes of its models over the rounds: momentum for training, a running mean for serving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from shoal import tree
+from shoal.errors import UserError
+from shoal.stages.base import ServerOnly
+from shoal.stages.train import AroundTraining, Federate
+from shoal.types import ClientId, Params, Report, ServerState
+
+AVERAGE = "average"
+
+
+@dataclass(frozen=True)
+class Momentum(AroundTraining):
+    """v ← β v + (mean - w), w ← w + v, for each model that somebody trained. What is no parameter, such as batch norm's
+    statistics, is the mean. Without β it is plain averaging, to the byte."""
+
+    train: Federate
+    trainable: tuple[str, ...]
+    beta: float = 0.7
+    slot: str = "momentum"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise UserError(f"parts.momentum is {self.beta}; it must be from 0 to below 1")
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        after = self.train.fold(state, reports, seed)
+        if not self.beta:
+            return after
+        velocities = {k: v for k, v in state.memory.get(self.slot, {}).items() if k in after.models}
+        models = dict(after.models)
+        for name, mean in after.models.items():
+            before = state.models[name]
+            if mean is not before:  # somebody trained it
+                models[name], velocities[name] = self._moved(before, mean, velocities.get(name))
+        return replace(after, models=models, memory={**after.memory, self.slot: velocities})
+
+    def _moved(self, before: Params, mean: Params, velocity: Params | None) -> tuple[Params, Params]:
+        change = {k: mean[k] - before[k] for k in self.trainable}
+        if velocity is not None:
+            change = {k: torch.add(x, velocity[k], alpha=self.beta) for k, x in change.items()}
+        return {k: before[k] + change[k] if k in change else x for k, x in mean.items()}, change
+
+
+@dataclass(frozen=True)
+class RunningMean(ServerOnly):
+    """a ← d a + (1 - d) w, of each model from when it is first seen: steadier than the newest, for serving. Whole
+    numbers are the newest."""
+
+    decay: float = 0.8
+    name: str = AVERAGE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise UserError(f"parts.average is {self.decay}; it must be from 0 to below 1")
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        before = state.memory.get(self.name, {})
+        after = {k: self._mean(before[k], model) if k in before else dict(model) for k, model in state.models.items()}
+        return replace(state, memory={**state.memory, self.name: after})
+
+    def _mean(self, average: Params, model: Params) -> Params:
+        return tree.map(lambda a, x: torch.lerp(a, x, 1 - self.decay) if x.is_floating_point() else x, average, model)
+
+
+def averaged(state: ServerState, slot: str = AVERAGE) -> Mapping[str, Params]:
+    """The running means of the models there are; of one that has none, and without them, the model."""
+    means = state.memory.get(slot, {})
+    return {name: means.get(name, model) for name, model in state.models.items()}

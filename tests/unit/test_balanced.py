@@ -1,0 +1,183 @@
+"""Cohorts whose rows hold all classes alike: the choice by hand, who gets a turn, and what models were taught."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import UserError
+from shoal.selectors.balanced import concentration, flattest
+from shoal.stages.balanced import Balanced, Taught, taught
+from shoal.table import Table
+from shoal.types import ServerState
+
+
+def chosen(counts, k, last=None, share=0.0, seed=0, there=None):
+    counts = np.asarray(counts, dtype=float)
+    last = np.zeros(len(counts)) if last is None else last
+    return flattest(counts, last, np.ones(len(counts), bool) if there is None else there, k, share, seed).tolist()
+
+
+class TestByHand:
+    def test_concentration(self):
+        # (9 + 1) / 16; all alike 1/2; one class 1; nothing 1
+        assert concentration([[3, 1], [2, 2], [5, 0], [0, 0]]).tolist() == [10 / 16, 0.5, 1, 1]
+
+    def test_whoever_makes_up_for_the_first(self):
+        """Client 0 has waited longest and holds (4, 0). With 1: (4, 4), 1/2. With 2: (6, 2), 40/64. With 3: (8, 0)."""
+        counts = [[4, 0], [0, 4], [2, 2], [4, 0]]
+        last = [0, 1, 1, 1]
+        assert chosen(counts, 2, last) == [0, 1]
+        # then (4, 4) with 2 is (6, 6), 1/2, and with 3 (8, 4), 80/144
+        assert chosen(counts, 3, last) == [0, 1, 2]
+
+    def test_a_share_has_waited(self):
+        """Half of four: the two who have waited longest, both of class 0; the others are of class 1."""
+        counts = [[1, 0], [1, 0], [1, 0], [0, 1], [0, 1]]
+        assert chosen(counts, 4, last=[5, 1, 2, 6, 6], share=0.5) == [1, 2, 3, 4]
+
+
+class TestEdges:
+    def test_nobody(self):
+        assert chosen(np.zeros((0, 3)), 4) == []
+        assert chosen([[1, 2]], 4, there=[False]) == []
+        assert chosen([[1, 2]], 0) == []
+
+    def test_one(self):
+        assert chosen([[1, 2]], 4) == [0]
+
+    def test_fewer_than_wanted(self):
+        assert chosen([[1, 2], [3, 0], [0, 0]], 9) == [0, 1, 2]
+
+    def test_who_has_no_rows_comes_last(self):
+        counts = [[0, 0], [5, 0], [0, 0], [5, 0]]
+        assert chosen(counts, 2) == [1, 3]
+        assert {tuple(chosen(counts, 3, seed=s)) for s in range(20)} == {(0, 1, 3), (1, 2, 3)}
+
+    def test_equals_are_taken_by_chance(self):
+        found = {tuple(chosen(np.ones((4, 3)), 2, seed=s)) for s in range(60)}
+        assert len(found) == 6
+        assert chosen(np.ones((4, 3)), 2, seed=7) == chosen(np.ones((4, 3)), 2, seed=7)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"counts": [[1, -1]], "last": [0]}, "finite and 0 or more"),
+            ({"counts": [1, 2], "last": [0, 0]}, "clients x classes"),
+            ({"last": [0]}, "it must have 2"),
+            ({"share": 1.5}, "from 0 to 1"),
+        ],
+    )
+    def test_what_is_refused(self, change, message):
+        given = {"counts": [[1, 2], [3, 4]], "last": [0, 0], "share": 0.5} | change
+        with pytest.raises(UserError, match=message):
+            flattest(given["counts"], given["last"], np.arange(len(given["counts"])), 1, given["share"], 0)
+
+    def test_inputs_are_not_changed(self):
+        counts, last, there = np.array([[4.0, 0], [0, 4]]), np.array([1.0, 0]), np.array([True, True])
+        flattest(counts, last, there, 1, 0.5, 0)
+        assert (counts.tolist(), last.tolist(), there.tolist()) == ([[4, 0], [0, 4]], [1, 0], [True, True])
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_the_order_of_clients_does_not_matter(seed, k):
+    """Where there are no equals: everybody has waited another time, and no two cohorts are alike."""
+    rng = np.random.default_rng(seed)
+    counts, last, order = rng.random((8, 4)) * 100, rng.permutation(8), rng.permutation(8)
+    straight = flattest(counts, last, np.arange(8), k, 0.3, 1)
+    mixed = flattest(counts[order], last[order], np.arange(8), k, 0.3, 2)
+    assert sorted(order[mixed].tolist()) == straight.tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, 10), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_everybody_gets_a_turn(seed, k, share):
+    """Whatever clients hold: each waits at most as many rounds as it takes to serve all others before it."""
+    rng = np.random.default_rng(seed)
+    counts, last = rng.integers(1, 50, (20, 3)).astype(float), np.full(20, -1.0)
+    first = max(1, int(np.ceil(share * k)))
+    for t in range(4 * -(-20 // first)):
+        last[flattest(counts, last, np.arange(20), k, share, t)] = t
+        assert t - last.min() <= -(-20 // first)
+
+
+def told(counts):
+    counts = torch.tensor(counts, dtype=torch.float32)
+    sizes = counts.sum(1)
+    rows = {
+        f"c{i}": {"labels": p / max(1.0, float(n)), "size": n.long()}
+        for i, (p, n) in enumerate(zip(counts, sizes, strict=True))
+    }
+    return ServerState(
+        3, {"global": {"w": torch.zeros(1)}}, roster=tuple(rows), memory={"represent": Table.of(rows).tree()}
+    )
+
+
+class TestStage:
+    COUNTS = ([8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [8, 0])
+
+    def test_the_cohort_and_what_is_said_of_it(self):
+        after = Balanced(2).fold(told(list(self.COUNTS)), {}, 0)
+        held = np.array(self.COUNTS)[[int(c[1]) for c in after.cohort]].sum(0)
+        assert held.tolist() == [8, 8]
+        assert after.figures["select.concentration"] == 0.5
+        last = Table.load(after, "select")
+        assert {c for c, t in zip(last.clients, last["last"].tolist(), strict=True) if t == 3} == set(after.cohort)
+
+    def test_over_rounds_everybody_takes_part(self):
+        state, seen = told(list(self.COUNTS)), set()
+        for t in range(6):
+            state = Balanced(2, waiting=0.5).fold(replace(state, round=t), {}, t)
+            seen |= set(state.cohort)
+        assert len(seen) == 6
+
+    def test_groups_are_balanced_by_themselves(self):
+        """Clients 0, 1 are of one group, 2 to 5 of the other: of three, one and two take part."""
+        one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 1.0, 0])
+        member = {f"c{i}": one if i < 2 else other for i in range(6)}
+        for seed in range(5):
+            cohort = Balanced(3).fold(replace(told(list(self.COUNTS)), membership=member), {}, seed).cohort
+            assert sum(c in ("c0", "c1") for c in cohort) == 1
+            assert "c3" in cohort, "the only one of its class in its group"
+
+    def test_who_is_away_is_not_chosen_and_before_anybody_told_nobody_is(self):
+        state = replace(told(list(self.COUNTS)), roster=("c0", "c1"))
+        assert Balanced(4).fold(state, {}, 0).cohort == ("c0", "c1")
+        assert Balanced(4).fold(ServerState(0, {}, roster=("c0",)), {}, 0).cohort == ()
+
+    def test_flatter_than_chance(self):
+        counts = np.random.default_rng(0).dirichlet([0.1] * 10, 50) * 400
+        state = told(counts.tolist())
+        spread = []
+        for t in range(20):
+            state = Balanced(10).fold(replace(state, round=t), {}, t)
+            spread.append(state.figures["select.concentration"])
+        rng = np.random.default_rng(1)
+        chance = [concentration(counts[rng.choice(50, 10, replace=False)].sum(0)) for _ in range(200)]
+        assert np.mean(spread) - 0.1 < 0.3 * (np.mean(chance) - 0.1)
+
+    @pytest.mark.parametrize(("keys", "message"), [({"size": 0}, "cohort is 0"), ({"waiting": 2}, "waiting is 2")])
+    def test_what_is_refused(self, keys, message):
+        with pytest.raises(UserError, match=message):
+            Balanced(**{"size": 2} | keys)
+
+
+class TestTaught:
+    def test_without_adjustment_the_rows_of_all_cohorts(self):
+        state = replace(told([[6, 2], [0, 8], [1, 1]]), cohort=("c0", "c2"))
+        state = Taught(1.0).fold(Taught(1.0).fold(state, {}, 0), {}, 0)
+        # twice (7, 3), each over 1/2, which does not matter
+        torch.testing.assert_close(taught(state), torch.tensor([0.7 * 0.999 + 0.0005, 0.3 * 0.999 + 0.0005]))
+
+    def test_with_adjustment_what_is_left(self):
+        """Client 0 has (3/4, 1/4), and with half of equal classes (5/8, 3/8): 8 rows leave 8 · 6/5 and 8 · 2/3."""
+        state = Taught(0.5).fold(replace(told([[6, 2]]), cohort=("c0",)), {}, 0)
+        torch.testing.assert_close(state.memory["taught"]["counts"], torch.tensor([48 / 5, 16 / 3]).double())
+
+    def test_nothing_known(self):
+        state = Taught(1.0).fold(ServerState(0, {}, cohort=("c0",)), {}, 0)
+        assert taught(state) is None
+        assert taught(Taught(1.0).fold(told([[1, 1]]), {}, 0)) is None, "nobody has taken part"

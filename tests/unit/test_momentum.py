@@ -1,0 +1,108 @@
+"""Momentum and running means of a server's models, by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import shoal
+from shoal import tree
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.methods.single import one_model_for
+from shoal.models import load_model
+from shoal.stages.momentum import Momentum, RunningMean, averaged
+from shoal.stages.train import Federate, Rate
+from shoal.types import Report, ServerState
+
+PLAIN = {"momentum": 0, "average": 0, "select": "chance", "adjust": "off", "prior": False, "split": False}
+
+
+def stage(beta):
+    model = load_model("linear", (1,), 2)
+    train = Federate(LocalTraining(model), one_model_for, Rate(0.1, 9))
+    return Momentum(train, ("w",), beta)
+
+
+def reported(value, count=7):
+    return {"c0": Report({"model": {"w": torch.tensor([value]), "n": torch.tensor(count)}}, {}, {"train": 5})}
+
+
+def start():
+    return ServerState(0, {"global": {"w": torch.tensor([1.0]), "n": torch.tensor(0)}})
+
+
+class TestMomentum:
+    def test_by_hand(self):
+        """Clients always answer w + 1. v: 1, 1.5, 1.75; w: 1, then 2, 3.5, 5.25."""
+        state, found = start(), []
+        for _ in range(3):
+            state = stage(0.5).fold(state, reported(float(state.models["global"]["w"]) + 1), 0)
+            found.append(float(state.models["global"]["w"]))
+        assert found == [2.0, 3.5, 5.25]
+        assert int(state.models["global"]["n"]) == 7, "what is no parameter is the mean"
+
+    def test_without_it_the_mean_itself(self):
+        state = stage(0.0).fold(start(), reported(3.3), 0)
+        assert torch.equal(state.models["global"]["w"], torch.tensor([3.3]))
+        assert "momentum" not in state.memory
+
+    def test_who_is_trained_by_nobody_rests(self):
+        state = stage(0.5).fold(start(), reported(2.0), 0)
+        after = stage(0.5).fold(state, {}, 0)
+        assert tree.distance(after.models, state.models) == 0
+        assert float(after.memory["momentum"]["global"]["w"]) == 1.0
+
+    def test_a_model_that_is_gone_leaves_nothing(self):
+        state = stage(0.5).fold(start(), reported(2.0), 0)
+        state = replace(state, memory={"momentum": {**state.memory["momentum"], "old": {"w": torch.zeros(1)}}})
+        assert list(stage(0.5).fold(state, reported(2.0), 0).memory["momentum"]) == ["global"]
+
+    @pytest.mark.parametrize("beta", [-0.1, 1.0])
+    def test_what_is_refused(self, beta):
+        with pytest.raises(UserError, match="from 0 to below 1"):
+            stage(beta)
+
+
+class TestRunningMean:
+    def test_by_hand(self):
+        """1, then 0.8 · 1 + 0.2 · 6 = 2, then 0.8 · 2 + 0.2 · 7 = 3."""
+        state, found = start(), []
+        for value in (1.0, 6.0, 7.0):
+            model = {"w": torch.tensor([value]), "n": torch.tensor(int(value))}
+            state = RunningMean(0.8).fold(replace(state, models={"global": model}), {}, 0)
+            found.append(float(averaged(state)["global"]["w"]))
+        assert found == pytest.approx([1, 2, 3])
+        assert int(averaged(state)["global"]["n"]) == 7
+        assert float(state.models["global"]["w"]) == 7.0, "training goes on from the newest"
+
+    def test_before_there_is_one_the_model_itself(self):
+        assert averaged(start())["global"] is start().models["global"] or torch.equal(
+            averaged(start())["global"]["w"], torch.tensor([1.0])
+        )
+
+    def test_new_models_begin_as_they_are_and_old_ones_go(self):
+        state = RunningMean(0.5).fold(start(), {}, 0)
+        state = RunningMean(0.5).fold(replace(state, models={"expert": {"w": torch.tensor([4.0])}}), {}, 0)
+        assert {k: float(m["w"]) for k, m in averaged(state).items()} == {"expert": 4.0}
+        assert list(state.memory["average"]) == ["expert"]
+
+
+def digits():
+    return shoal.partition(shoal.load("digits"), "dirichlet:0.3", clients=8, seed=0)
+
+
+def test_without_all_of_its_parts_it_is_fedavg_bit_for_bit():
+    keys = {"rounds": 4, "cohort": 3, "epochs": 2, "lr": 0.1, "seed": 1}
+    plain, ours = shoal.run("fedavg", digits(), **keys), shoal.run("shoal", digits(), **keys, set={"parts": PLAIN})
+    assert tree.distance(ours.state.models, plain.state.models) == 0
+    assert [r.line() for r in ours.records] == [r.line() for r in plain.records]
+    assert ours.ledger == plain.ledger
+
+
+@pytest.mark.parametrize("part", [{"momentum": 0.7}, {"average": 0.8}, {"select": "balanced"}, {"adjust": "on"}])
+def test_each_part_makes_a_difference(part):
+    keys = {"rounds": 4, "cohort": 3, "epochs": 2, "lr": 0.1, "seed": 1}
+    plain = shoal.run("fedavg", digits(), **keys)
+    ours = shoal.run("shoal", digits(), **keys, set={"parts": PLAIN | part})
+    assert ours.accuracy["central"] != plain.accuracy["central"]

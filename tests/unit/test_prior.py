@@ -1,0 +1,194 @@
+"""Priors: counted, estimated without labels, counted into the loss and into what is served; all numbers by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from federations import tiny_federation
+
+from shoal import engine
+from shoal.client.prior import (
+    LABELS,
+    PRIOR,
+    AdjustedTraining,
+    CountLabels,
+    EstimatePrior,
+    correction,
+    estimated,
+    likelier,
+    mixed_prior,
+    smoothed_prior,
+)
+from shoal.client.train import LocalTraining
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.types import UNLABELLED, Batch, Examples, Plan, Task
+
+MODEL = load_model("linear", (2,), 2)
+
+
+def test_mixed_and_smoothed():
+    counts = torch.tensor([3.0, 1.0])
+    assert mixed_prior(counts, 0.5).tolist() == [0.625, 0.375]  # half of (3/4, 1/4), half of (1/2, 1/2)
+    assert mixed_prior(torch.zeros(2), 0.3).tolist() == pytest.approx([0.5, 0.5])
+    torch.testing.assert_close(smoothed_prior(counts, 0.5), torch.tensor([0.7, 0.3]))  # 3.5 / 5, 1.5 / 5
+    assert counts.tolist() == [3, 1]
+
+
+def test_correction():
+    private = {LABELS: torch.tensor([3.0, 1.0])}
+    assert correction({}, {}, 0.5) is None
+    torch.testing.assert_close(correction({}, private, 0.5), torch.tensor([0.7, 0.3]).log())
+    lean = {PRIOR: {"taught": torch.tensor([0.7, 0.3])}}
+    torch.testing.assert_close(correction(lean, private, 0.5), torch.zeros(2))  # as it was taught: nothing to correct
+
+
+class TestCounting:
+    @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
+    def test_counts_stay_and_the_rest_with_them(self, fleet):
+        data = tiny_federation(3)
+        private = {"c1": {"released": torch.ones(1)}}
+        reports = fleet(data, private).execute(Plan(CountLabels(4), {c: Task() for c in data}))
+        for client in data:
+            assert private[client][LABELS].tolist() == torch.bincount(data[client]["train"].y, minlength=4).tolist()
+            assert not reports[client].tensors and not reports[client].metrics and not reports[client].counts
+        assert "released" in private["c1"]
+
+
+class TestAdjustedLoss:
+    def test_by_hand(self):
+        """Logits (0, 0) and the prior (0.85, 0.15): the loss of class 1 is -log 0.15, its slope (0.85, -0.85)."""
+        program = AdjustedTraining(MODEL, lr=1.0, lam=0.3)
+        zero = {k: torch.zeros_like(v) for k, v in MODEL.init(0).items()}
+        s = program.begin(Task({"m": zero}), {LABELS: torch.tensor([5.0, 0.0])})
+        batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), torch.ones(1), torch.tensor(0))
+        after = program.step(s, batch)
+        assert float(after["loss"][0]) == pytest.approx(-math.log(0.15))
+        moved = torch.cat([x.flatten() for x in program.whole(after).values()]).tolist()
+        # biases (-0.85, 0.85), weights of the first input alike, of the second 0
+        assert sorted(moved) == pytest.approx(sorted([-0.85, 0.85, -0.85, 0, 0.85, 0]))
+
+    def test_equal_classes_change_nothing(self):
+        """lam 1, or who has not counted: every logit is shifted alike, and so is no slope."""
+        data, first = tiny_federation(2), load_model("linear", (6,), 4)
+        ends = []
+        for program in (LocalTraining(first), AdjustedTraining(first, lam=1.0), AdjustedTraining(first, lam=0.3)):
+            ends.append(PlainFleet(data).execute_one(program, "c1", Task({"m": first.init(1)})).tensors["model"])
+        for other in ends[1:]:
+            for k, x in ends[0].items():
+                torch.testing.assert_close(other[k], x)
+
+    @pytest.mark.parametrize("lam", [0, -1, 1.1])
+    def test_what_is_refused(self, lam):
+        with pytest.raises(UserError, match="above 0 and at most 1"):
+            AdjustedTraining(MODEL, lam=lam)
+
+
+class TestEstimate:
+    def test_one_iteration_by_hand(self):
+        """Two inputs: p(x|y) as (3 : 1) and (1 : 1). From equal classes the first is of class 0 with 3/4."""
+        told = torch.tensor([[3.0, 1.0], [1.0, 1.0]]).log()
+        torch.testing.assert_close(estimated(told, torch.tensor([0.5, 0.5]), 1e-9, 1), torch.tensor([1.25, 0.75]))
+
+    def test_sure_answers_are_counted(self):
+        told = torch.tensor([[0.0, -50.0], [0.0, -50.0], [-50.0, 0.0]])
+        torch.testing.assert_close(estimated(told, torch.tensor([0.5, 0.5]), 0.1, 20), torch.tensor([2.0, 1.0]))
+
+    def test_the_prior_is_found_again(self):
+        """Rows of two Gaussians, 9 of 10 from the second, by a model that knows p(x|y): the maximum of likelihood."""
+        g = torch.Generator().manual_seed(0)
+        y = (torch.rand(4000, generator=g) < 0.9).long()
+        x = torch.randn(4000, generator=g) + 2.0 * y
+        told = torch.stack([-(x**2) / 2, -((x - 2) ** 2) / 2], 1)
+        counts = estimated(told, torch.tensor([0.5, 0.5]), 0.1, 100)
+        assert float(counts[1] / 4000) == pytest.approx(0.9, abs=0.02)
+
+    def test_nothing_to_learn_from(self):
+        assert estimated(torch.empty(0, 3), torch.full((3,), 1 / 3), 0.1, 5).tolist() == [0, 0, 0]
+
+
+def test_a_known_client_is_served_its_prior_and_an_unseen_one_is_not():
+    model = load_model("mlp", (6,), 4)
+    method = build("shoal", Setting(model, rounds=2, cohort=3, batch_size=8))
+    federation = tiny_federation(5)
+    fleet = PlainFleet(federation)
+    state = engine.run(method, fleet, rounds=2, seed=0).state
+    x, models = federation["c1"]["test"].x, method.models_for(state, "c1")
+    plain = model.predict(models["global"], x)
+    assert torch.equal(method.predict(models, {}, x), plain)
+    counts = torch.bincount(federation["c1"]["train"].y, minlength=4)
+    prior = (counts + 0.1) / (counts.sum() + 0.4)
+    expected = plain + prior.log() - models[PRIOR]["taught"].log()
+    torch.testing.assert_close(method.predict(models, fleet.private["c1"], x), expected)
+
+
+class TestUnseenClients:
+    def held(self):
+        """Rows of one class only, around its centre."""
+        g = torch.Generator().manual_seed(1)
+        return Examples(torch.randn(60, 6, generator=g), torch.full((60,), 3))
+
+    def test_labels_are_not_there_to_be_used(self):
+        seen = {}
+
+        class Spy:
+            name, batchable, phases = "spy", True, ()
+
+            def begin(self, task, private):
+                return {}
+
+            def end(self, task, s, counts):
+                seen.update(counts)
+                return engine.Report(), None
+
+        method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3))
+        engine.evaluate_unseen(replace(method, adapt=Spy()), method.init(0), {"u": self.held()}, True, inputs=20)
+        assert seen == {UNLABELLED: 20}
+        inputs = engine._inputs(self.held(), 20, 0)
+        assert inputs.y.tolist() == [0] * 20
+
+    def test_whatever_the_labels_are_the_estimate_is_the_same(self):
+        method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3))
+        state, (x, y) = method.init(0), self.held()
+        ends = []
+        for labels in (y, torch.zeros_like(y)):
+            fleet = PlainFleet({"u": {UNLABELLED: Examples(x, labels)}})
+            fleet.execute(Plan(replace(method.adapt, guard=-1.0), {"u": Task(method.models_for(state, None))}))
+            ends.append(fleet.private["u"])
+        assert torch.equal(ends[0][LABELS], ends[1][LABELS])
+        assert float(ends[0][LABELS].sum()) == pytest.approx(60, rel=1e-4)
+
+    def test_the_program_is_the_function(self):
+        model = load_model("mlp", (6,), 4)
+        program, params = EstimatePrior(model, guard=-1.0), model.init(3)
+        x = self.held().x
+        fleet = PlainFleet({"u": {UNLABELLED: Examples(x, torch.zeros(60, dtype=torch.long))}})
+        fleet.execute(Plan(program, {"u": Task({"global": params})}))
+        even = torch.full((4,), 0.25)
+        told = torch.log_softmax(model.predict(params, x), -1) - even.log()
+        expected = estimated(told, even, program.alpha, program.iterations)
+        torch.testing.assert_close(fleet.private["u"][LABELS], expected, rtol=1e-4, atol=1e-4)
+
+    def test_the_guard(self):
+        """The first model says nothing of these inputs that would make another prior likelier by a nat."""
+        model = load_model("mlp", (6,), 4)
+        data = {"u": {UNLABELLED: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
+        for guard, kept in ((-1.0, True), (1.0, False)):
+            fleet = PlainFleet(data)
+            fleet.execute(Plan(EstimatePrior(model, guard=guard), {"u": Task({"global": model.init(3)})}))
+            assert (LABELS in fleet.private.get("u", {})) == kept
+
+    def test_by_how_much_likelier(self):
+        """p(x|y) as (3 : 1); with (1, 0) instead of (1/2, 1/2) an input is 3 / 2 times as likely."""
+        told, w = torch.tensor([[3.0, 1.0]]).log(), torch.ones(1)
+        sure, even = torch.tensor([1.0, 1e-12]).log(), torch.tensor([0.5, 0.5]).log()
+        assert float(likelier(sure, even, told, w)) == pytest.approx(math.log(1.5))
+
+    @pytest.mark.parametrize("keys", [{"alpha": 0}, {"iterations": 0}])
+    def test_what_is_refused(self, keys):
+        with pytest.raises(UserError, match="alpha must be above 0, and there must be 1 iteration or more"):
+            EstimatePrior(MODEL, **keys)
