@@ -30,6 +30,7 @@ CLEAR = "rgba(0,0,0,0)"
 
 MOST_ROWS = 200
 MOST_BANDS = 4  # more bands on top of each other show nothing
+LATE = 20  # rounds
 MOST_POINTS = 500
 MOST_WRITTEN_CELLS = 400
 LONGEST_NAME = 18
@@ -198,15 +199,21 @@ def _bars_title(level: float | None, held: int, jobs: Sequence[Bill]) -> tuple[s
     )
 
 
+def _late_means(run: RunRecord) -> list[float | None]:
+    """Each client's accuracy, where it is known, in the last rounds: one round's says little where models move."""
+    lines = [line["accuracy"] for line in run.clients if line["round"] > run.clients[-1]["round"] - LATE]
+    known = [[a for a in column if a is not None and isfinite(a)] for column in zip(*lines, strict=True)]
+    return [fmean(column) if column else None for column in known]
+
+
 def client_boxes(runs: Sequence[RunRecord]) -> go.Figure:
     """Only runs with an evaluated round have a box; silent clients have no point."""
     figure = go.Figure()
     for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
         if not run.clients:
             continue
-        last = run.clients[-1]
-        named = zip(run.partition["clients"], last["accuracy"], last["n"], strict=True)
-        points = [(escape(str(c)), a, n) for c, a, n in named if a is not None and isfinite(a)]
+        named = zip(run.partition["clients"], _late_means(run), run.clients[-1]["n"], strict=True)
+        points = [(escape(str(c)), a, n) for c, a, n in named if a is not None]
         figure.add_trace(
             go.Box(
                 y=[a for _, a, _ in points],
@@ -225,7 +232,7 @@ def client_boxes(runs: Sequence[RunRecord]) -> go.Figure:
     _finish(
         figure,
         "Accuracy of each client",
-        "One point per client, on its own test set, at the last evaluated round of each run.",
+        f"One point per client, on its own test set: mean of the rounds evaluated among the last {LATE} of each run.",
         "Run",
         "Test accuracy (%)",
     )

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from shoal.report import (
     accuracy_over_bytes,
@@ -62,6 +65,15 @@ def test_traffic_counts_rounds_that_were_not_evaluated(write_run):
 def test_boxes_leave_out_silent_clients_and_escape_their_names(write_run):
     figure = client_boxes([read_run(write_run(clients=("<b>", "plain", "silent")))])
     assert [list(point) for point in figure.data[0].customdata] == [["&lt;b&gt;", 10], ["plain", 10]]
+
+
+def test_boxes_are_means_of_the_last_twenty_rounds(write_run):
+    """Of rounds 1, 11, 21 and 30 the last three are among them; who was silent in some counts with the others."""
+    run = read_run(write_run(clients=("a", "b")))
+    seen = {1: (0.0, 0.0), 11: (0.2, None), 21: (0.4, 0.5), 30: (0.6, 0.7)}
+    lines = tuple({**run.clients[0], "round": r, "accuracy": list(a), "n": [9, 9]} for r, a in seen.items())
+    figure = client_boxes([replace(run, clients=lines)])
+    assert list(figure.data[0].y) == pytest.approx([0.4, 0.6])
 
 
 def test_a_round_in_which_all_clients_were_silent_leaves_a_gap(write_run):
