@@ -10,7 +10,7 @@ from federations import tiny_federation
 from shoal import engine, tree
 from shoal.bench import arrange, make_fleet
 from shoal.client.train import LocalTraining
-from shoal.clusterers.bisecting import bisected, explained
+from shoal.clusterers.bisecting import bisected, unexplained
 from shoal.job import Job
 from shoal.models import load_model
 from shoal.stages.beside import FederateBeside, trained_beside
@@ -19,7 +19,7 @@ from shoal.stages.train import Rate
 from shoal.table import Table
 from shoal.types import Report, ServerState
 
-SPLIT = {"probe": {"at": 1, "threshold": -1.0, "chance": 0.0, "smallest": 1}, "gate": {"epochs": 2}}
+SPLIT = {"probe": {"at": 1, "threshold": -1.0, "smallest": 1}, "gate": {"epochs": 2}}
 
 
 class TestBisected:
@@ -56,15 +56,17 @@ class TestBisected:
         assert bisected(rows, 0.05, 1, 2, 0).labels.max() == 0
 
 
-class TestExplained:
-    def test_groups_that_are_those_of_labels(self):
-        """Ten clients, five of each class. Of the 252 ways to draw five, two are as far apart as these."""
-        p = np.repeat(np.eye(2), 5, axis=0)
-        assert explained(np.repeat([0, 1], 5), p, 0) == pytest.approx(2 / 252, abs=0.01)
-        assert explained(np.tile([0, 1], 5), p, 0) > 0.4
+class TestUnexplained:
+    def test_by_hand(self):
+        """Clients of class 0 went (1, 0) and (0.6, 0.8), one of class 1 (0, 1): less their classes' means, (0.8, 0.4)
+        and (0, 1)."""
+        rows, known = np.array([[2.0, 0.0], [3.0, 4.0], [0.0, 7.0]]), np.array([[1.0, 0], [1, 0], [0, 1]])
+        np.testing.assert_allclose(unexplained(rows, known), [[0.2, -0.4], [-0.2, 0.4], [0, 0]], atol=1e-12)
+        assert rows[0].tolist() == [2, 0]
 
-    def test_one_group(self):
-        assert explained(np.zeros(4, dtype=int), np.eye(4), 0) == 1.0
+    def test_of_whom_nothing_is_known_nothing_is_taken_away(self):
+        rows = np.array([[3.0, 4.0], [0.0, 0.0]])
+        np.testing.assert_allclose(unexplained(rows, np.zeros((2, 3))), [[0.6, 0.8], [0, 0]])
 
 
 def probed(ways, labels=None, before=None, **keys):
@@ -95,9 +97,11 @@ class TestProbe:
         assert ways[0, 0] > 0.9 and ways[1, 0] < -0.9
 
     def test_ways_that_labels_explain_have_none(self):
-        after = probed([*WAYS, *WAYS], labels=[[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3 + [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3)
-        assert list(after.models) == ["global"] and not after.membership
-        assert after.figures["probe.by_labels"] < 0.05 < after.figures["probe.silhouette"]
+        """The same ways, but whoever goes one way holds one class: what is left is at right angles to them."""
+        labels = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
+        assert probed(WAYS, labels=labels, threshold=0.9).figures["probe.groups"] == 1
+        mixed = [[1.0, 0.0], [0.0, 1.0]] * 3
+        assert probed(WAYS, labels=mixed, threshold=0.5).figures["probe.groups"] == 2
 
     def test_one_way_has_none(self):
         assert list(probed([w for w in WAYS if w[0] > 0] * 2, threshold=0.9).models) == ["global"]

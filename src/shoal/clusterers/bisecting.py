@@ -1,8 +1,8 @@
 """Directions cut in two for as long as the halves are clearly apart; not at all where they are not.
 
 Two means divide rows of any kind. Whether the division means something is asked of its silhouette (`quality`: cosine
-distances), which is near 0 where rows are alike or differ in too many ways to speak of groups. Whether it means more
-than what is known of the rows already is asked of that: `explained`.
+distances), which is near 0 where rows are alike or differ in too many ways to speak of groups. What is
+known of the rows already, and should make no groups, is taken away first: `unexplained`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 from shoal.clusterers.directions import principal_directions
 from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, one_thread, table, whole
 from shoal.clusterers.quality import hard_quality
-from shoal.rng import derive_seed
 
 
 class Cut(NamedTuple):
@@ -58,22 +57,12 @@ def _halved(z: Floats, group: Labels, smallest: int, seed: int) -> tuple[float, 
     return hard_quality(z[group], inside.astype(np.int64))["silhouette"], inside
 
 
-def explained(labels: ArrayLike, known: ArrayLike, seed: int, turns: int = 999) -> float:
-    """The chance that groups drawn by lot, as large as these, are as far apart in what is `known` of the rows (label
-    distributions, by Hellinger distance): small where groups follow from it. 1 for a single group."""
-    group, rows = np.asarray(labels, dtype=np.int64), np.sqrt(table(known, "known"))
-    apart = np.sqrt(np.clip(1 - rows @ rows.T, 0, None))
-    np.fill_diagonal(apart, 0.0)
-    if len(np.unique(group)) < 2:
-        return 1.0
-    rng, here = np.random.default_rng(derive_seed(seed, "explained")), _separation(apart, group)
-    as_far = sum(_separation(apart, rng.permutation(group)) >= here - 1e-12 for _ in range(turns))
-    return (1 + as_far) / (1 + turns)
-
-
-def _separation(apart: Floats, group: Labels) -> float:
-    """Mean distance between groups less that within them."""
-    together = group[:, None] == group
-    pairs = ~np.eye(len(group), dtype=bool)
-    within = together & pairs
-    return float(apart[~together].mean() - (apart[within].mean() if within.any() else 0.0))
+def unexplained(rows: ArrayLike, known: ArrayLike) -> Floats:
+    """What is left of rows of unit length when the part that follows linearly from what is `known` of them, such as
+    label distributions, is taken away. A row that is all of it is left as zeros."""
+    x, told = table(rows, "rows", -np.inf, "number"), table(known, "known")
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    x = np.divide(x, lengths, out=np.zeros_like(x), where=lengths > 0)
+    with one_thread():
+        left = x - told @ (np.linalg.pinv(told) @ x)
+    return np.where(np.linalg.norm(left, axis=1, keepdims=True) > 1e-9, left, 0.0)

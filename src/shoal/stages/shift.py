@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from shoal.clusterers.bisecting import bisected, explained
-from shoal.clusterers.inputs import Labels, as_before, by_first_appearance
+from shoal.clusterers.bisecting import bisected, unexplained
+from shoal.clusterers.inputs import Floats, Labels, as_before, by_first_appearance
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.balanced import TOLD
@@ -28,9 +28,9 @@ PROBE = "probe"
 @dataclass(frozen=True)
 class ShiftProbe(OneProgram):
     """Once, in round `at`, everybody trains the global model a little with a loss that leaves class frequencies out of
-    account. Where clients then go ways that are clearly apart, by a silhouette above `threshold`, and labels do not
-    explain it (a chance of `chance` or less), each of these groups has an expert from now on, which starts as the
-    global model. Kept are the model and the groups' ways, for those who come later.
+    account. What label distributions still explain of the ways that clients go is taken away. Where the rest is clearly
+    apart, by a silhouette above `threshold`, each group has an expert from now on, which starts as the global model.
+    Kept are the model and the groups' ways, for those who come later.
 
     With `every` all are asked again every so many rounds: groups follow, experts go on with those who had them, and
     where no groups are seen any longer those that there are remain.
@@ -40,8 +40,7 @@ class ShiftProbe(OneProgram):
     trainable: tuple[str, ...] = field(metadata=FIXED)
     at: int = 20
     every: int = 0
-    threshold: float = 0.05
-    chance: float = 0.05
+    threshold: float = 0.115
     smallest: int = 3
     most: int = 2
     source: str = field(default=TOLD, metadata=FIXED)
@@ -67,28 +66,24 @@ class ShiftProbe(OneProgram):
         ways = {c: vector({k: model[k] - start[k] for k in self.trainable}) for c, model in told.items()}
         if not all(bool(way.isfinite().all()) for way in ways.values()):
             return state  # a client diverged: nothing can be said of ways
-        rows = torch.stack([direction(way) for way in ways.values()]).numpy()
-        labels, silhouette = bisected(rows, self.threshold, self.smallest, self.most, seed)
         clients = list(ways)
-        by_labels = self._explained(state, clients, labels, seed)
-        split = labels.max() > 0 and by_labels > self.chance
-        said = {"silhouette": silhouette, "by_labels": by_labels, "groups": float(labels.max() + 1) if split else 1.0}
-        state = replace(state, figures={**state.figures, **{f"{self.name}.{k}": v for k, v in said.items()}})
-        if not split:
+        rows = unexplained(torch.stack([direction(way) for way in ways.values()]).numpy(), self._told(state, clients))
+        labels, silhouette = bisected(rows, self.threshold, self.smallest, self.most, seed)
+        said = {f"{self.name}.silhouette": silhouette, f"{self.name}.groups": float(labels.max() + 1)}
+        state = replace(state, figures={**state.figures, **said})
+        if labels.max() == 0:
             return state
         labels = _numbered_as_before(state, clients, labels)
         means = [_mean_way([ways[c] for c, k in zip(clients, labels, strict=True) if k == g]) for g in _groups(labels)]
         kept = {"first": vector(start), "directions": torch.stack(means)}
         return self._split(replace(state, memory={**state.memory, self.name: kept}), clients, labels)
 
-    def _explained(self, state: ServerState, clients: list[ClientId], labels: Labels, seed: int) -> float:
-        """By the label distributions of those who told theirs."""
+    def _told(self, state: ServerState, clients: list[ClientId]) -> Floats:
+        """Label distributions; zeros of who told nothing, so that nothing is taken away."""
         known = Table.load(state, self.source)
-        group = dict(zip(clients, labels.tolist(), strict=True))
-        known = known.where(known.present(clients)) if len(known) else known
-        if not len(known):
-            return 1.0
-        return explained([group[c] for c in known.clients], known["labels"].double().numpy(), seed)
+        told = dict(zip(known.clients, known.columns.get("labels", ()), strict=True))
+        width = known["labels"].shape[1] if len(known) else 1
+        return torch.stack([told.get(c, torch.zeros(width)) for c in clients]).double().numpy()
 
     def _split(self, state: ServerState, clients: list[ClientId], labels: Labels) -> ServerState:
         """Experts of groups that there were go on; new ones start as the global model."""
