@@ -120,6 +120,18 @@ def test_tls(runs, certificate):
         assert predict(running, verify=trusting).status_code == 200
 
 
+def test_a_silent_tls_caller_does_not_hold_up_the_stop(runs, certificate):
+    trusting = ssl.create_default_context(cafile=str(certificate[0]))
+    with serving(runs("ifca"), tls=certificate) as running:
+        plain = socket.create_connection(("127.0.0.1", running.port))
+        with trusting.wrap_socket(plain, server_hostname="127.0.0.1") as idle:
+            idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+            running.server.should_exit = True
+            running.thread.join(10)
+            assert not running.thread.is_alive(), "the server waits for a farewell that does not come"
+
+
 def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
     with pytest.raises(UserError, match="belong together"):
         Listening(certificate=certificate[0])

@@ -23,6 +23,7 @@ from shoal.serve.rates import Rates
 
 BACKLOG = 1024  # connections that wait to be taken
 GRACE_S = 20  # for requests that are under way when the service is asked to stop
+FAREWELL_S = 1  # for a caller to confirm that its TLS connection ends; asyncio alone would wait for half a minute
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -50,6 +51,18 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._headers_are_here()
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._hang_up_if_closing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._hang_up_if_closing()
+
+    def _hang_up_if_closing(self) -> None:
+        if self.transport.is_closing():
+            self.loop.call_later(FAREWELL_S, self.transport.abort)
 
     def _expect_headers(self) -> None:
         self._timer = self.loop.call_later(self.limits.header_s, self.timeout_keep_alive_handler)
