@@ -445,23 +445,29 @@ def evaluate(
     inputs: Annotated[
         int | None, typer.Option("--inputs", help="With --assign: how many of its rows each is judged by (all).")
     ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another way to answer, such as serve.rule=energy; may be repeated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate what a finished run serves: to its clients, or to those who never trained."""
     with _told(as_json):
         from shoal import evaluation
         from shoal.console import DownloadProgress
+        from shoal.job import parse_options
         from shoal.report import evaluation_view
 
         if assign and not unseen:
             raise UserError("--assign is given without --unseen; it is for clients that never trained")
         if inputs is not None and not assign:
             raise UserError("--inputs is given without --assign; it is for what rows without labels tell")
+        chosen = parse_options(options or [])
         with DownloadProgress(err) as progress:
             if unseen:
-                found = evaluation.of_unseen(run_dir, assign, progress, inputs)
+                found = evaluation.of_unseen(run_dir, assign, progress, inputs, chosen)
             else:
-                found = evaluation.of_clients(run_dir, progress)
+                found = evaluation.of_clients(run_dir, progress, chosen)
         if as_json:
             _print_json(found)
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from shoal import delivery, metrics, tree
 from shoal.client.evaluate import Evaluate
@@ -20,7 +21,7 @@ from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
 from shoal.rng import derive_seed, generator
 from shoal.table import Table
-from shoal.types import UNLABELLED, ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task
+from shoal.types import UNLABELLED, ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task, Tree
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ class Evaluation:
 
     clients: Mapping[ClientId, Score]
     central: Score | None
+    answered_by: Mapping[ClientId, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # rows, by model, where one is chosen
 
     def figures(self) -> dict[str, Any]:
         local = metrics.summarise(list(self.clients.values()))
@@ -192,7 +196,23 @@ def evaluate_unseen(
             Plan(method.adapt, tasks)
         )
     reports = fleet.execute(Plan(Evaluate.of(method), tasks))
-    return Evaluation({c: _score(r) for c, r in reports.items()}, None)
+    by = {c: _answered_by(method, tasks[c].models, fleet.private.get(c, {}), rows.x) for c, rows in held.items()}
+    return Evaluation(
+        {c: _score(r) for c, r in reports.items()}, None, {c: counts for c, counts in by.items() if counts}
+    )
+
+
+def _answered_by(method: Method, models: Mapping[str, Params], private: Tree, x: Tensor) -> dict[str, int]:
+    """How many rows each model answered, where the method chooses one for each."""
+    if method.route is None:
+        return {}
+    names, counts = sorted(models), dict[str, int]()
+    with torch.no_grad():
+        for part in x.split(1024):
+            for k, rows in enumerate(method.route(models, private, part).expert.bincount().tolist()):
+                if rows:
+                    counts[names[k]] = counts.get(names[k], 0) + rows
+    return dict(sorted(counts.items()))
 
 
 def _inputs(rows: Examples, count: int | None, seed: int) -> Examples:

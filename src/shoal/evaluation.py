@@ -1,37 +1,49 @@
-"""What a finished run serves, evaluated again: to its clients, or to those who were held out of training."""
+"""What a finished run serves, evaluated again: to its clients, or to those who were held out of training; as the run
+was told to answer, or in another way that its models allow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from shoal import engine
-from shoal.bench import Bench, at_work, make_fleet, setup
+from shoal.bench import Bench, at_work, make_fleet, setting_of, setup
 from shoal.engine import Evaluation, UnseenClient
 from shoal.errors import UserError
 from shoal.job import make_job
 from shoal.lab import check_data
+from shoal.methods import build, find
 from shoal.store.run import RunStore
 from shoal.types import ServerState
 
+ANSWERING = ("serve", "estimate")  # pieces of methods whose options say how answers are given
+Options = Mapping[str, Mapping[str, Any]]
 
-def of_clients(path: Path, progress: Any = None) -> dict[str, Any]:
-    """Local and central figures, the same as those of the last round."""
-    with _opened(path, progress) as (store, bench, state):
+
+def of_clients(path: Path, progress: Any = None, options: Options | None = None) -> dict[str, Any]:
+    """Local and central figures, the same as those of the last round unless `options` of answering are given."""
+    with _opened(path, progress, options) as (store, bench, state):
         fleet, central = make_fleet(bench, store.private), bench.federation.central
         with at_work(fleet):
             found = engine.evaluate(bench.method, fleet, state, UnseenClient(central) if len(central.y) else None)
-        return _said(bench, state, found)
+        return _said(bench, state, found, options)
 
 
-def of_unseen(path: Path, assign: bool = False, progress: Any = None, inputs: int | None = None) -> dict[str, Any]:
+def of_unseen(
+    path: Path,
+    assign: bool = False,
+    progress: Any = None,
+    inputs: int | None = None,
+    options: Options | None = None,
+) -> dict[str, Any]:
     """`inputs`: how many of its rows, without labels, each is assigned by; None: all."""
     if inputs is not None and inputs < 1:
         raise UserError(f"inputs is {inputs}; it must be 1 row or more")
-    with _opened(path, progress) as (_, bench, state):
+    with _opened(path, progress, options) as (_, bench, state):
         held = bench.federation.unseen
         if not held:
             raise UserError(f"{path} held out nobody: run it with --unseen N to keep some clients out of training")
@@ -39,21 +51,68 @@ def of_unseen(path: Path, assign: bool = False, progress: Any = None, inputs: in
             raise UserError(f"--assign: method {bench.method.name} has no groups that rows without labels point to")
         found = engine.evaluate_unseen(bench.method, state, held, assign, inputs, bench.job.seed)
         how = {"assigned": assign} | ({} if inputs is None else {"inputs": inputs})
-        return _said(bench, state, found) | {"unseen": len(held), **how}
+        return _said(bench, state, found, options) | {"unseen": len(held), **how}
 
 
 @contextmanager
-def _opened(path: Path, progress: Any) -> Iterator[tuple[RunStore, Bench, ServerState]]:
+def _opened(path: Path, progress: Any, options: Options | None) -> Iterator[tuple[RunStore, Bench, ServerState]]:
     with RunStore.open(path) as store:
+        for piece, keys in (options or {}).items():
+            if piece not in ANSWERING:
+                raise UserError(
+                    f"--set {piece}.{next(iter(keys))} is no option of how answers are given, which are those of "
+                    f"{' and '.join(ANSWERING)}: run anew with it"
+                )
         bench = setup(make_job(store.config), progress)
         check_data(path, bench)
-        yield store, bench, store.last(bench.job.device)
+        state = store.last(bench.job.device)
+        yield store, answering(bench, options) if options else bench, state
 
 
-def _said(bench: Bench, state: ServerState, found: Evaluation) -> dict[str, Any]:
+def answering(bench: Bench, options: Options) -> Bench:
+    """The same run with other options of answering, once it is known that they change nothing that came before."""
+    chosen = {piece: {**bench.job.set.get(piece, {}), **keys} for piece, keys in options.items()}
+    job = bench.job.model_copy(update={"set": {**bench.job.set, **chosen}})
+
+    def setting(of: Any) -> Any:
+        return setting_of(of, bench.model, int(of.cohort), bench.federation.public, bench.federation.edges)
+
+    method, make = build(job.method, setting(job)), find(job.method)
+    before, after = make(setting(bench.job)).stages, make(setting(job)).stages
+    if not all(any(alike(stage, had) for had in before) for stage in after):
+        given = ", ".join(f"{piece}.{key}={value}" for piece, keys in options.items() for key, value in keys.items())
+        raise UserError(
+            f"--set {given} would have changed what clients of method {method.name} were asked to do, so this run has "
+            "no answer to it: run anew with it"
+        )
+    return replace(bench, job=job, method=method)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two stages, made apart, do the same: functions by their code and by what they were made with. A field
+    that is left out of comparisons is of something that is kept, not of what is done."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if is_dataclass(one):
+        return all(alike(getattr(one, f.name), getattr(other, f.name)) for f in fields(one) if f.compare)
+    if isinstance(one, FunctionType):
+        within = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
+        return one.__code__ is other.__code__ and alike(*within)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+def _said(bench: Bench, state: ServerState, found: Evaluation, options: Options | None) -> dict[str, Any]:
     return {
         "method": bench.job.method,
         "round": state.round,
+        **({"set": {piece: dict(keys) for piece, keys in options.items()}} if options else {}),
         **found.figures(),
-        "clients": {c: asdict(score) for c, score in sorted(found.clients.items())},
+        "clients": {
+            c: asdict(score) | ({"answered_by": dict(found.answered_by[c])} if c in found.answered_by else {})
+            for c, score in sorted(found.clients.items())
+        },
     }

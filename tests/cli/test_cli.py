@@ -641,6 +641,12 @@ def test_clients_that_never_trained_are_evaluated():
     assert len(found["clients"]) == found["unseen"] == 2
     assert "2 clients that never trained" in shoal("evaluate", "done", "--unseen").stdout
     assert "without --unseen" in refused("evaluate", "done", "--assign")
+    assert "with serve.rule=energy: 2 c" in shoal("evaluate", "done", "--unseen", "--set", "serve.rule=energy").stdout
+    said = [line.strip() for line in shoal("evaluate", "done", "--unseen").stdout.splitlines()]
+    for client, score in found["clients"].items():
+        by = ", ".join(f"{name}: {rows}" for name, rows in score["answered_by"].items())
+        assert by in next(line for line in said if line.startswith(client))
+    assert "train.lr is no option of how answers are given" in refused("evaluate", "done", "--set", "train.lr=1")
 
 
 def test_a_run_that_held_out_nobody_says_so():

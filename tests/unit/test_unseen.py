@@ -194,3 +194,63 @@ def test_the_group_with_the_least_mean_distance_of_received_vectors():
     rows = torch.cat([rows[:, :2], rows[:, 2:], rows[:, 2:], rows[:, 2:]], 1).double().numpy()
     assert Adaptive().like(rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.2, 0.9]).double().numpy()) == 1
     assert Adaptive().like(rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.7, 0.2]).double().numpy()) == 0
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "fce"
+    lab.start(job("fce", unseen=3, set={"serve": {"rule": "density"}}), path)
+    return path
+
+
+class TestOtherAnswers:
+    """One finished run, answering in other ways."""
+
+    def test_a_run_answers_as_one_that_was_told_so_from_the_start(self, dense, tmp_path):
+        lab.start(job("fce", unseen=3, set={"serve": {"rule": "energy", "mask": "read"}}), tmp_path / "told")
+        other = evaluation.of_unseen(dense, options={"serve": {"rule": "energy", "mask": "read"}})
+        told = evaluation.of_unseen(tmp_path / "told")
+        assert other.pop("set") == {"serve": {"rule": "energy", "mask": "read"}}
+        assert other == told
+        assert other["clients"] != evaluation.of_unseen(dense)["clients"]
+
+    def test_who_answered_how_many_rows(self, dense):
+        for score in evaluation.of_unseen(dense)["clients"].values():
+            assert sum(score["answered_by"].values()) == score["n"]
+            assert max(score["answered_by"].values()) > 0.8 * score["n"]  # groups of labels: one model knows a client
+
+    def test_clients_of_the_run_too(self, dense):
+        trusting = evaluation.of_clients(dense, options={"serve": {"trust": 50.0}})
+        assert trusting["accuracy"]["central"] != evaluation.of_clients(dense)["accuracy"]["central"]
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"train": {"lr": 0.2}}, "--set train.lr is no option of how answers are given, which are those of serve"),
+            ({"serve": {"width": 3}}, "serve.width=3 would have changed what clients of method fce were asked to do"),
+            ({"serve": {"mask": "told"}}, "serve.mask=told would have changed"),
+            ({"serve": {"rule": "luck"}}, "option serve.rule is 'luck'"),
+            ({"serve": {"rules": "energy"}}, "did you mean serve.rule"),
+        ],
+    )
+    def test_what_the_run_has_no_answer_to(self, dense, options, sentence):
+        with pytest.raises(UserError, match=sentence):
+            evaluation.of_unseen(dense, options=options)
+
+    def test_what_members_never_told_is_not_here(self, tmp_path):
+        lab.start(job("fce", rounds=1, unseen=2), tmp_path / "fce")
+        with pytest.raises(UserError, match=r"serve\.rule=density would have changed"):
+            evaluation.of_unseen(tmp_path / "fce", options={"serve": {"rule": "density"}})
+
+    def test_an_option_by_which_clients_trained(self, tmp_path):
+        """The gate of `shoal` is fitted with it."""
+        lab.start(job("shoal", rounds=1), tmp_path / "shoal")
+        with pytest.raises(UserError, match=r"serve\.alpha=2\.0 would have changed"):
+            evaluation.of_clients(tmp_path / "shoal", options={"serve": {"alpha": 2.0}})
+        evaluation.of_clients(tmp_path / "shoal", options={"estimate": {"guard": 0.5}})
+
+    def test_of_a_method_whose_clients_keep_models(self, tmp_path):
+        told = lab.start(job("fedala", rounds=2, set={"serve": {"model": "trained"}}), tmp_path / "trained")
+        lab.start(job("fedala", rounds=2), tmp_path / "plain")
+        other = evaluation.of_clients(tmp_path / "plain", options={"serve": {"model": "trained"}})
+        assert other["accuracy"] == pytest.approx(told["accuracy"])

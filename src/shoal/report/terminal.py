@@ -44,7 +44,7 @@ def _remarks(records: Sequence[RunRecord]) -> list[Text]:
 
 
 def evaluation_view(found: Mapping[str, Any]) -> RenderableType:
-    """What a finished run serves, in one line of figures."""
+    """What a finished run serves, in one line of figures; and who answered, where that was chosen row by row."""
     whom = f"{found['unseen']} clients that never trained" if "unseen" in found else f"{len(found['clients'])} clients"
     how = ", each as its rows without labels tell" if found.get("assigned") else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
@@ -53,7 +53,22 @@ def evaluation_view(found: Mapping[str, Any]) -> RenderableType:
     for head in known.values():
         table.add_column(Text(head), justify="right")
     table.add_row(*(f"{100 * found['accuracy'][k]:.1f}" for k in known))
-    return Group(Text(f"{found['method']} after round {found['round']}: {whom}{how}"), table)
+    options = [f"{piece}.{key}={value}" for piece, keys in found.get("set", {}).items() for key, value in keys.items()]
+    what = f"{found['method']} after round {found['round']}{' with ' + ', '.join(options) if options else ''}"
+    return Group(Text(f"{what}: {whom}{how}"), table, *_answers(found["clients"]))
+
+
+def _answers(clients: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
+    routed = {client: score for client, score in clients.items() if "answered_by" in score}
+    if not routed:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("Client", "Rows", "Accuracy %", "Rows answered by each model"):
+        table.add_column(Text(head), justify="right" if head in ("Rows", "Accuracy %") else "left", overflow="fold")
+    for client, score in routed.items():
+        by = ", ".join(f"{name}: {rows:,}" for name, rows in score["answered_by"].items())
+        table.add_row(Text(client), f"{score['n']:,}", f"{100 * score['accuracy']:.1f}", Text(by))
+    return [table]
 
 
 def sheet_view(sheet: Sheet) -> RenderableType:

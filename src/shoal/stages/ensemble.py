@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -93,7 +93,7 @@ class TrainApart(AroundTraining):
     train: Federate
     rule: Neighbours
     model: Model
-    average: bool = False
+    average: bool = field(default=False, compare=False)  # kept for those who never train; training does not see it
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         plan, first = super().plan(state, seed), self.train.rate.at(0)
