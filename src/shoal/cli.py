@@ -723,6 +723,11 @@ def export(
         from shoal.serve.export import export as write
 
         made = write(run_dir, format, out_path, cluster)
+        told = list(made.notes)
+        if made.accuracy is not None:
+            told.append(f"accuracy of the exported model on the central test set: {made.accuracy:.1%}")
+        for note in told:
+            err.print(note, highlight=False, soft_wrap=True, markup=False)
         if as_json:
             _print_json(asdict(made) | {"path": str(made.path)})
         else:

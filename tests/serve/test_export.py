@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -15,6 +16,7 @@ from shoal.codec import unpack
 from shoal.errors import UserError
 from shoal.serve import export as exporting
 from shoal.serve.export import export, newest
+from shoal.store.reader import read_run
 
 
 def logits(run, images, cluster=None):
@@ -43,7 +45,9 @@ def test_a_file_answers_as_the_model_does(format, method, cluster, runs, images,
     if format == "onnx":
         session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
         found = torch.from_numpy(session.run(["logits"], {"rows": raw})[0])
-        assert session.get_modelmeta().custom_metadata_map["shoal.classes"] == "0,1,2,3,4,5,6,7,8,9"
+        facts = session.get_modelmeta().custom_metadata_map
+        assert json.loads(facts["shoal.classes"]) == list("0123456789")
+        assert "shoal.columns" not in facts
     elif format == "torchscript":
         found = torch.jit.load(made.path)(torch.from_numpy(raw))
     else:
@@ -102,3 +106,44 @@ def test_there_must_be_clusters_and_a_round(runs, tmp_path):
         export(runs("fedavg"), "safetensors", tmp_path / "x", "0")
     with pytest.raises(UserError, match="is not a run directory"):
         export(tmp_path, "safetensors")
+
+
+def said(run, tmp_path, *words):
+    return CliRunner().invoke(
+        app, ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "x"), *words]
+    )
+
+
+def test_what_a_file_is_worth_is_said_where_it_is_known(runs, tmp_path):
+    run = runs("ifca")
+    central = read_run(run).rounds[-1]["accuracy"]["central"]
+    assert export(run, "safetensors", tmp_path / "x").accuracy == central
+    line = f"accuracy of the exported model on the central test set: {central:.1%}"
+    assert said(run, tmp_path).stderr.strip() == line
+    assert said(run, tmp_path, "--cluster", "0").stderr == ""  # nobody evaluated that model alone
+    facts = json.loads(said(run, tmp_path, "--json").stdout)
+    assert facts["accuracy"] == central
+    assert facts["notes"] == []
+
+
+def test_a_file_of_an_unfinished_run_says_so(runs, tmp_path):
+    place = tmp_path / "run"
+    shutil.copytree(runs("ifca"), place)
+    (place / "result.json").unlink()
+    shutil.rmtree(place / "checkpoints/round-000002")
+    stderr = said(place, tmp_path).stderr
+    assert "the run is unfinished: this is round 1 of 2" in stderr
+    assert f"{read_run(place).rounds[0]['accuracy']['central']:.1%}" in stderr
+
+
+def test_a_round_that_was_not_evaluated_has_no_accuracy(runs, tmp_path):
+    place = tmp_path / "run"
+    shutil.copytree(runs("ifca", eval_every=2), place)
+    shutil.rmtree(place / "checkpoints/round-000002")
+    assert "accuracy" not in said(place, tmp_path).stderr
+
+
+def test_what_clients_keep_is_not_in_the_file(runs, tmp_path):
+    stderr = said(runs("ditto"), tmp_path).stderr
+    assert "what clients of method ditto keep to themselves is not in the file" in stderr
+    assert "keep" not in said(runs("ifca"), tmp_path).stderr

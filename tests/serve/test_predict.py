@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from PIL import Image
 from services import npy, probabilities, refused, serving
 
-from shoal.serve.export import newest
+from shoal.serve.export import export, newest
 
 
 def post(http, running, content, media="application/json", **parameters):
@@ -113,20 +115,63 @@ def test_rows_below_the_threshold_get_no_label(runs, grouped, http, images):
         assert not any(row["abstained"] for row in ask(http, running, images, abstain_below=0).json()["answers"])
 
 
-def test_a_table_names_its_columns_and_is_standardised(runs, http, tmp_path_factory):
+@pytest.fixture(scope="module")
+def table(runs, tmp_path_factory):
+    """A run on a file of two columns, which is gone."""
     file = tmp_path_factory.mktemp("table") / "my.csv"
     rng = np.random.default_rng(0)
     values = rng.normal([1e6, 5], [3, 0.5], (200, 2))
-    labels = np.where(values[:, 0] > 1e6, "high", "low")
-    file.write_text("far,near,label\n" + "".join(f"{a},{b},{c}\n" for (a, b), c in zip(values, labels, strict=True)))
+    labels = np.where(values[:, 0] > 1e6, "high, or so", "low")
+    rows = "".join(f'{a},{b},"{c}"\n' for (a, b), c in zip(values, labels, strict=True))
+    file.write_text(f"far,near,label\n{rows}")
     run = runs("fedavg", data=str(file), clients=4, cohort=4, rounds=8, partition="iid")
-    file.unlink()  # serving needs no data
-    with serving(run) as running:
+    file.unlink()
+    return run
+
+
+def test_a_table_names_its_columns_and_is_standardised(table, http):
+    with serving(table) as running:
         answer = ask(http, running, [[1e6 + 6, 5], [1e6 - 6, 5]])
-        assert [row["label"] for row in answer.json()["answers"]] == ["high", "low"]
+        assert [row["label"] for row in answer.json()["answers"]] == ["high, or so", "low"]
         assert "must be 2 for one row (far, near), or N x 2 for N" in refused(ask(http, running, [[1.0, 2, 3]]), 422)
         pixels = picture(np.zeros((8, 8), np.uint8))
         assert "not images" in refused(post(http, running, pixels, "image/png"), 422)
+        assert http.get(f"{running.url}/v1/models").json()["columns"] == ["far", "near"]
+        described = http.get(f"{running.url}/openapi.json").json()["paths"]["/v1/predict"]["post"]
+        assert "in this order: far, near." in described["description"]
+        content = described["requestBody"]["content"]
+        assert list(content) == ["application/json", "application/x-npy"]
+        example = content["application/json"]["example"]
+        assert example["rows"][0] == pytest.approx([1e6, 5], rel=0.05)
+        assert http.post(f"{running.url}/v1/predict", json=example).status_code == 200
+        sentence = refused(post(http, running, b"far", "text/csv"), 415)
+        assert sentence.endswith("must be one of application/json, application/x-npy")
+
+
+def test_the_columns_of_a_table_go_with_its_onnx_file(table, tmp_path):
+    made = export(table, "onnx", tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["shoal.columns"]) == ["far", "near"]
+    assert json.loads(facts["shoal.classes"]) == ["high, or so", "low"]
+    assert json.loads(facts["shoal.round"]) == 8
+
+
+def test_images_may_be_sent_where_rows_are_images(grouped, http):
+    described = http.get(f"{grouped.url}/openapi.json").json()["paths"]["/v1/predict"]["post"]
+    assert list(described["requestBody"]["content"])[2:] == ["image/png", "image/jpeg"]
+    assert "PNG or JPEG" in described["description"]
+    assert http.get(f"{grouped.url}/v1/models").json()["columns"] is None
+
+
+def test_who_was_held_out_is_asked_for_without_its_name(runs, http, images):
+    run = runs("ifca", unseen=2)
+    (held, _) = json.loads((run / "partition.json").read_text())["unseen"]
+    with serving(run) as running:
+        sentence = refused(ask(http, running, images, client=held), 422)
+        assert f"client is {held!r}, which was held out and never trained" in sentence
+        assert "leave client out" in sentence
+        assert ask(http, running, images).status_code == 200
 
 
 def bomb():
@@ -146,6 +191,12 @@ BAD = {
     "empty": (b'{"rows": []}', "application/json", 422, "must be 1 x 8 x 8 for one row, or N x 1 x 8 x 8"),
     "ragged": (b'{"rows": [[1, 2], [3]]}', "application/json", 422, "differ in length"),
     "words": (b'{"rows": [["a"]]}', "application/json", 422, "must be numbers"),
+    "truth": (
+        b'{"rows": [[' + b"[true, 1, 0, 0, 0, 0, 0, 0]," * 7 + b"[0, 0, 0, 0, 0, 0, 0, false]]]}",
+        "application/json",
+        422,
+        "true and false are no numbers",
+    ),
     "null": (b'{"rows": [null]}', "application/json", 422, "must be numbers"),
     "huge": (b'{"rows": [1' + b"0" * 400 + b"]}", "application/json", 422, "must be"),
     "no body": (b"", "application/json", 400, "not JSON"),
@@ -159,11 +210,11 @@ BAD = {
     "text": (npy(np.array(["a"])), "application/x-npy", 422, "of numbers"),
     "not npy": (b"\x80\x04K\x01.", "application/x-npy", 400, "not an .npy array"),
     "cut npy": (npy(np.zeros((1, 8, 8)))[:-9], "application/x-npy", 400, "bytes follow the header"),
-    "not an image": (b"GIF89a", "image/png", 400, "not a whole PNG"),
+    "not an image": (b"GIF89a", "image/png", 400, "not a whole PNG image: it does not begin like one"),
     "another format": (picture(GREY, "JPEG"), "image/png", 400, "not a whole PNG"),
     "cut image": (picture(np.random.default_rng(0).integers(0, 255, (8, 8), np.uint8))[:60], "image/png", 400, "whole"),
-    "size": (picture(np.zeros((9, 8), np.uint8)), "image/png", 422, "is 8 x 9 L, but must be 8 x 8"),
-    "mode": (picture(np.zeros((8, 8, 3), np.uint8)), "image/png", 422, "is 8 x 8 RGB, but must be 8 x 8 1 or L"),
+    "size": (picture(np.zeros((9, 8), np.uint8)), "image/png", 422, "is 8 x 9 grey, but must be 8 x 8 grey"),
+    "mode": (picture(np.zeros((8, 8, 3), np.uint8)), "image/png", 422, "is 8 x 8 in colour, but must be 8 x 8 grey"),
     "bomb": (bomb(), "image/png", 400, "not a whole PNG"),
     "type": (b"rows", "text/plain", 415, "must be one of application/json"),
 }
@@ -174,6 +225,7 @@ def test_what_no_model_can_be_given_is_refused_in_a_sentence(name, grouped, http
     content, media, status, sentence = BAD[name]
     answer = post(http, grouped, content, media)
     assert sentence in refused(answer, status)
+    assert "0x" not in answer.text
     assert ask(http, grouped, images[:1]).status_code == 200
 
 

@@ -136,3 +136,34 @@ def test_attempts_are_repeated_with_growing_pauses(tmp_path):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_service_that_is_known_to_be_away_is_asked_once_in_a_while(runs, tmp_path, images):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Failing)
+    server.failures, server.seen = [(503, None)] * 99, []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    now = [0.0]
+    try:
+        with serving(runs("ifca")) as running, Remote(running.url, cache=tmp_path) as remote:
+            remote.refresh()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with Remote(url, cache=tmp_path, clock=lambda: now[0], **NO_PAUSE) as remote:
+            remote.kept.write_bytes(next(tmp_path.iterdir()).read_bytes())
+            asked = []
+            for second in range(8):
+                now[0] = float(second)
+                before = len(server.seen)
+                assert all(remote.predict(images[:1]).offline for _ in range(3))
+                asked.append(len(server.seen) - before)
+            assert asked == [5, 1, 0, 1, 0, 0, 0, 1]  # after 1, 2 and 4 s
+            server.failures.clear()
+            assert remote.predict(images[:1]).offline
+            now[0] = 15.0
+            assert not remote.predict(images[:1]).offline
+            server.failures[:] = [(503, None)] * 99
+            before = len(server.seen)
+            assert remote.predict(images[:1]).offline
+            assert len(server.seen) - before == 5  # from the beginning
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -41,9 +41,13 @@ def test_tokens(runs, tmp_path):
     with serving(runs("ifca"), tokens=tokens_from(file)) as running:
         for good in (token, other):
             assert predict(running, headers={"Authorization": f"Bearer {good}"}).status_code == 200
-        for bad in ({}, {"Authorization": f"Bearer {token[:-1]}"}, {"Authorization": f"Basic {token}"}):
+        for bad, sentence in (
+            ({}, "a token is needed: send the header Authorization: Bearer TOKEN"),
+            ({"Authorization": f"Bearer {token[:-1]}"}, "the token is not one that the service knows"),
+            ({"Authorization": f"Basic {token}"}, "of another kind: it must be Authorization: Bearer TOKEN"),
+        ):
             answer = predict(running, headers=bad)
-            assert "Authorization: Bearer TOKEN" in refused(answer, 401)
+            assert sentence in refused(answer, 401)
             assert answer.headers["www-authenticate"] == "Bearer"
         for path in ("/metrics", "/v1/models", "/v1/models/served", "/openapi.json", "/nowhere"):
             refused(httpx.get(running.url + path, trust_env=False), 401)
@@ -137,8 +141,16 @@ def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
         Listening(certificate=certificate[0])
     with pytest.raises(UserError, match="there is no such file"):
         Listening(certificate=certificate[0], key=tmp_path / "key.pem")
-    with pytest.raises(UserError, match="cannot be used"), serving(runs("ifca"), tls=(certificate[1], certificate[0])):
-        pass
+    other = tmp_path / "other.pem"
+    other.write_bytes(certificate[1].read_bytes()[:60])
+    for tls, why in (
+        ((certificate[1], certificate[0]), "cannot be used: .* they are probably swapped"),
+        ((certificate[1], certificate[1]), r"key\.pem holds no certificate"),
+        ((certificate[0], certificate[0]), r"cert\.pem holds no private key"),
+        ((certificate[0], other), "holds no private key"),
+    ):
+        with pytest.raises(UserError, match=why), serving(runs("ifca"), tls=tls):
+            pass
 
 
 def test_a_body_that_is_too_large(runs):

@@ -38,7 +38,8 @@ def test_what_a_client_is_served_can_be_fetched(grouped, http):
         models, facts = unpack(http.get(f"{grouped.url}/v1/models/served", params={"client": client}).content)
         assert tree.distance(models, version.method.models_for(version.state, client)) == 0
         assert facts["expert"] == version.lot(client).expert
-    refused(http.get(f"{grouped.url}/v1/models/expert-000", params={"client": client}), 404)
+    sentence = refused(http.get(f"{grouped.url}/v1/models/expert-000", params={"client": client}), 404)
+    assert "model expert-000 is the same for everybody: leave client out, or ask for served" in sentence
 
 
 def test_a_file_says_nothing_of_where_data_lie(grouped, http):
@@ -65,8 +66,20 @@ def test_who_has_a_model_already_is_not_sent_it_again(grouped, http):
     assert head.content == b""
 
 
+def test_the_list_of_models_has_an_etag_too(grouped, http):
+    url = f"{grouped.url}/v1/models"
+    first = http.get(url)
+    again = http.get(url, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    head = http.head(url)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("etag", "content-length", "content-type", "shoal-round"):
+        assert head.headers[name] == first.headers[name]
+
+
 def test_a_model_that_is_not_there(grouped, http):
-    assert "there are served, expert-000" in refused(http.get(f"{grouped.url}/v1/models/expert-999"), 404)
+    sentence = refused(http.get(f"{grouped.url}/v1/models/expert-999"), 404)
+    assert "there is no model 'expert-999'; it must be one of served, expert-000" in sentence
     refused(http.get(f"{grouped.url}/v1/models/..%2f..%2fconfig.json"), 404)
 
 
@@ -117,6 +130,7 @@ def test_vectors_that_cannot_be_compared(runs, grouped, http):
         url = f"{running.url}/v1/clusters/assign"
         assert "has 2 numbers, but must have 120" in refused(http.post(url, json={"representation": [0, 1]}), 422)
         assert "between 0 and 1" in refused(http.post(url, json={"representation": [2.0] * 120}), 422)
+        assert "true and false" in refused(http.post(url, json={"representation": [True] + [0.5] * 119}), 422)
         assert "array of numbers" in refused(http.post(url, json={"representation": ["a"] * 120}), 422)
         assert "field required" in refused(http.post(url, json={}), 422)
         assert "not JSON" in refused(http.post(url, content=b"{", headers={"Content-Type": "application/json"}), 400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -49,6 +50,10 @@ def worded(lot: Lot, logits: Tensor, expert: Tensor | None = None, score: Tensor
     else:
         experts = [names[k] for k in expert.tolist()]
     return Answered(logits.float().softmax(-1), experts, [None] * rows if score is None else score.tolist())
+
+
+def etag_of(data: bytes) -> str:
+    return f'"{sha256(data).hexdigest()[:32]}"'
 
 
 def rows_of(said: Answered, classes: Sequence[str], below: float) -> list[dict[str, Any]]:

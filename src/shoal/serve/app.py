@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from shoal import __version__
 from shoal.codec import packed_bytes
 from shoal.serve import schemas
-from shoal.serve.answers import rows_of
+from shoal.serve.answers import etag_of, rows_of
 from shoal.serve.assign import NoClusters, memberships
 from shoal.serve.batching import Batcher, Batching
 from shoal.serve.blueprint import Blueprint, clients_of
@@ -56,7 +56,7 @@ class Service:
         _ = (
             self.blueprint.method
         )  # what cannot be rebuilt here, such as a class that is not at hand, is refused at once
-        self.clients = clients_of(self.run)
+        self.clients, self.held_out = clients_of(self.run)
         self.watch = Watch(Checkpoints(self.run / "checkpoints"))
         self.batcher: Batcher | None = None
 
@@ -83,6 +83,13 @@ class Service:
         return await self.batcher.ask(asked)
 
     def known(self, client: str | None) -> str | None:
+        if client in self.held_out:
+            raise Problem(
+                422,
+                f"client is {client!r}, which was held out and never trained, so it has no model of its own; leave "
+                "client out to be served as anybody who never trained",
+                "client",
+            )
         if client is not None and client not in self.clients:
             raise Problem(422, f"client is {client!r}, which is no client of this run; leave it out", "client")
         return client
@@ -144,10 +151,10 @@ def _predict(app: FastAPI, service: Service) -> None:
         "/v1/predict",
         response_model=schemas.Prediction,
         responses=described(400, 409, 415, 422, 503, *ALWAYS),
+        description=schemas.asking(inputs),
         openapi_extra=schemas.predicting(inputs),
     )
     async def predict(request: Request) -> Response:
-        """A label and probabilities for each row: JSON, a .npy array (numpy.save), or one PNG or JPEG image."""
         options = _options_of(request)
         client = service.known(options.client)
         service.now.lot(client)  # refused before anything is queued
@@ -159,7 +166,7 @@ def _predict(app: FastAPI, service: Service) -> None:
         elif media in IMAGES:
             x = inputs.tensor(inputs.from_image(body, media))
         else:
-            known = ", ".join(("application/json", schemas.NPY, *IMAGES))
+            known = ", ".join(schemas.bodies(inputs))
             raise Problem(415, f"the content type is {media[:100]!r}; it must be one of {known}", "Content-Type")
         round, said = await service.answer(Asked(x, client))
         below = service.abstain_below if options.abstain_below is None else options.abstain_below
@@ -190,6 +197,8 @@ def _rows_of(body: bytes) -> Any:
         raise Unfit("body", f"body: not JSON: {error}", malformed=True) from None
     if not isinstance(found, dict) or set(found) != {"rows"}:
         raise Unfit("body", 'body: it must be an object with the one key "rows", such as {"rows": [[0, 1], [2, 3]]}')
+    if b"true" in body or b"false" in body:  # numpy would take them for 1 and 0; there is no other place for them
+        raise Unfit("rows", "rows: true and false are no numbers; all values must be numbers, such as 1 and 0")
     return found["rows"]
 
 
@@ -222,8 +231,13 @@ def _assign(app: FastAPI, service: Service) -> None:
 
 
 def _models(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models", response_model=schemas.Models, responses=described(503, *ALWAYS))
-    async def models() -> schemas.Models:
+    unchanged: dict[int | str, dict[str, Any]] = {
+        304: {"description": "Not Modified: the caller has it already, by its If-None-Match"},
+    }
+
+    @app.get("/v1/models", response_model=schemas.Models, responses=unchanged | described(503, *ALWAYS))
+    @app.head("/v1/models", include_in_schema=False)
+    async def models(request: Request) -> Response:
         """What can be fetched: what a client that never trained is served, and every model by itself."""
         version, blueprint = service.now, service.blueprint
         facts = [
@@ -234,19 +248,22 @@ def _models(app: FastAPI, service: Service) -> None:
             )
             for name in version.ids
         ]
-        return schemas.Models(
+        listed = schemas.Models(
             round=version.round,
             method=blueprint.job.method,
             model=blueprint.job.model,
             input_shape=list(blueprint.inputs.shape),
+            columns=None if blueprint.inputs.columns is None else list(blueprint.inputs.columns),
             classes=list(blueprint.inputs.classes),
             models=facts,
         )
+        data = listed.model_dump_json().encode()
+        return _tagged(request, data, etag_of(data), version.round, "application/json")
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     found: dict[int | str, dict[str, Any]] = {
         200: {"description": "A safetensors file", "content": content},
-        304: {"description": "Not Modified: the caller has it already, by its If-None-Match"},
+        **unchanged,
     }
 
     @app.get(
@@ -258,16 +275,22 @@ def _models(app: FastAPI, service: Service) -> None:
     async def model(id: str, request: Request, client: Client = None) -> Response:
         """A model as safetensors, with an ETag; `served` is all that answers, and a client's own with ?client=."""
         version, client = service.now, service.known(client)
-        if id not in version.ids or (client is not None and id != SERVED):
-            known = ", ".join(version.ids)
-            raise Problem(404, f"there is no model {id[:100]!r}; there are {known}, and only served of a client", "id")
+        if id not in version.ids:
+            raise Problem(404, f"there is no model {id[:100]!r}; it must be one of {', '.join(version.ids)}", "id")
+        if client is not None and id != SERVED:
+            raise Problem(404, f"model {id} is the same for everybody: leave client out, or ask for {SERVED}", "id")
         version.lot(client)
         data, etag = await asyncio.to_thread(version.file, id, client)
-        headers = {"ETag": etag, "Cache-Control": "no-cache", "Shoal-Round": str(version.round)}
-        known_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-        if etag in known_tags or "*" in known_tags:
-            return Response(status_code=304, headers=headers)
-        return Response(data, headers=headers, media_type="application/octet-stream")
+        return _tagged(request, data, etag, version.round, "application/octet-stream")
+
+
+def _tagged(request: Request, data: bytes, etag: str, round: int, media: str) -> Response:
+    """The data, unless the caller has them already."""
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Shoal-Round": str(round)}
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if etag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(data, headers=headers, media_type=media)
 
 
 def _health(app: FastAPI, service: Service) -> None:

@@ -47,6 +47,8 @@ def memberships(method: Method, state: ServerState, representation: Any) -> dict
 
 
 def _vector(representation: Any, width: int) -> Floats:
+    if _has_truth_values(representation):  # numpy would take them for 1 and 0
+        raise Unfit("representation", "representation: true and false are no numbers; all values must be numbers")
     try:
         found = np.asarray(representation, dtype=np.float64).reshape(-1)
     except (ValueError, TypeError, OverflowError):
@@ -56,6 +58,10 @@ def _vector(representation: Any, width: int) -> Floats:
     if not np.isfinite(found).all() or np.abs(found).max(initial=0) > 1e30:
         raise Unfit("representation", "representation: a number is not finite, or beyond 1e30")
     return found
+
+
+def _has_truth_values(values: Any) -> bool:
+    return any(map(_has_truth_values, values)) if isinstance(values, list) else isinstance(values, bool)
 
 
 def _like_members(stage: Experts, state: ServerState, representation: Any) -> Floats:

@@ -69,5 +69,7 @@ class Blueprint:
         return build(self.job.method, setting_of(self.job, self.model, int(self.job.cohort)))
 
 
-def clients_of(path: Path) -> frozenset[ClientId]:
-    return frozenset(read_run(path).partition["clients"])
+def clients_of(path: Path) -> tuple[frozenset[ClientId], frozenset[ClientId]]:
+    """Those who trained, and those who were held out."""
+    partition = read_run(path).partition
+    return frozenset(partition["clients"]), frozenset(partition.get("unseen", ()))

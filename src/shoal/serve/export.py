@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from shoal.serve.version import SERVED, Version
 from shoal.serve.watch import Watch
 from shoal.store.checkpoint import Checkpoints
 from shoal.store.files import write_bytes
+from shoal.store.reader import RunRecord, read_run
 from shoal.types import Params, ServerState
 
 TOLERANCE = 1e-3  # of logits: beyond it, the file is not the model
@@ -43,6 +45,8 @@ class Exported:
     bytes: int
     difference: float  # the largest, of logits, between the file and the run's own model
     any_rows: bool  # or one at a time
+    accuracy: float | None  # on the central test set, of what is in the file, where the run evaluated just that
+    notes: tuple[str, ...]  # what the file is not
 
 
 class FromRaw(nn.Module):
@@ -96,7 +100,27 @@ def export(run: Path, format: str, out: Path | None = None, cluster: str | None 
     if difference > TOLERANCE:
         raise UserError(f"format {format!r} gives answers that differ by {difference:.2g} from the model's own")
     write_bytes(place, data)
-    return Exported(place, name, version.round, len(data), difference, any_rows)
+    record, served = read_run(run), name == SERVED
+    central = _central(record, version.round) if served else None
+    notes = tuple(_notes(version, record, served))
+    return Exported(place, name, version.round, len(data), difference, any_rows, central, notes)
+
+
+def _central(record: RunRecord, round: int) -> float | None:
+    """Only of that very round: it was evaluated with just the models that are served."""
+    found = next((line["accuracy"] for line in record.evaluated if line["round"] == round), {}).get("central")
+    return None if found is None else float(found)
+
+
+def _notes(version: Version, record: RunRecord, served: bool) -> Iterator[str]:
+    done = f"round {version.round} of {record.config['rounds']}"
+    if record.result is None:
+        yield f"the run is unfinished: this is {done}"
+    elif record.result.get("stopped"):
+        yield f"the run ended early, at {done}: {record.result['stopped']}"
+    if version.needs_private:
+        answers = "it answers as for a client that never trained" if served else "it is the cluster's model alone"
+        yield f"what clients of method {version.method.name} keep to themselves is not in the file: {answers}"
 
 
 def _cluster(version: Version, cluster: str) -> str:
@@ -175,8 +199,12 @@ def _onnx(version: Version, name: str, module: FromRaw) -> Written:
         program = torch.onnx.export(graph, input_names=["rows"], output_names=["logits"], dynamo=True, verbose=False)
     assert program is not None
     proto = program.model_proto
-    for key, value in (("classes", ",".join(version.blueprint.inputs.classes)), ("round", str(version.round))):
-        proto.metadata_props.add(key=f"shoal.{key}", value=value)
+    inputs = version.blueprint.inputs
+    facts = {"classes": inputs.classes, "round": version.round} | (
+        {"columns": inputs.columns} if inputs.columns else {}
+    )
+    for key, value in facts.items():
+        proto.metadata_props.add(key=f"shoal.{key}", value=json.dumps(value))
     data: bytes = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return Written(data, lambda x: torch.from_numpy(session.run(None, {"rows": x.numpy()})[0]), any_rows)

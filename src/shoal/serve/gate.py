@@ -30,6 +30,15 @@ class Limits:
     connections: int = 1024
 
 
+def _why(authorization: str) -> str:
+    """What is wrong with a header that lets nobody in."""
+    if not authorization:
+        return "a token is needed: send the header Authorization: Bearer TOKEN with one that the service knows"
+    if authorization.partition(" ")[0].lower() != "bearer":
+        return "the header is of another kind: it must be Authorization: Bearer TOKEN"
+    return "the token is not one that the service knows: it is mistyped, of another service, or was taken back"
+
+
 @dataclass(frozen=True)
 class Gate:
     app: ASGIApp
@@ -77,15 +86,11 @@ class Gate:
         address = scope["client"][0] if scope.get("client") else "unknown"
         caller = f"address {address}"
         if self.tokens:
-            name = bearer_of(self.tokens, headers.get("authorization", ""))
+            given = headers.get("authorization", "")
+            name = bearer_of(self.tokens, given)
             if name is None:
                 self._count(f"stranger {address}")
-                raise Problem(
-                    401,
-                    "a token is needed: send the header Authorization: Bearer TOKEN with one that the service knows",
-                    "Authorization",
-                    {"WWW-Authenticate": "Bearer"},
-                )
+                raise Problem(401, _why(given), "Authorization", {"WWW-Authenticate": "Bearer"})
             caller = f"token {name}"
         self._count(caller)
 

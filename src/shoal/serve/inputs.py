@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from shoal.data.prepare import Preparation
@@ -22,6 +22,16 @@ MOST_ROWS = 1024  # of one request
 LARGEST = 1e30  # as for training data: squares of larger numbers leave what float32 can hold
 IMAGES = {"image/png": "PNG", "image/jpeg": "JPEG"}
 MODES = {1: {"1": "L", "L": "L"}, 3: {"RGB": "RGB", "P": "RGB"}, 4: {"RGBA": "RGBA"}}  # by channels: from -> to
+CHANNELS = {1: "grey", 3: "in colour", 4: "in colour with transparency"}
+LOOKS = {
+    "1": "black and white",
+    "L": CHANNELS[1],
+    "LA": "grey with transparency",
+    "I;16": "grey of 16 bits",
+    "P": CHANNELS[3],
+    "RGB": CHANNELS[3],
+    "RGBA": CHANNELS[4],
+}
 
 
 class Unfit(UserError):
@@ -39,6 +49,16 @@ class Inputs:
     shape: tuple[int, ...]  # of one row
     classes: tuple[str, ...]
     preparation: Preparation | None = None  # None: values are taken as they are
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Of a table: what each number of a row is called."""
+        return None if self.preparation is None else self.preparation.columns
+
+    @property
+    def takes_images(self) -> bool:
+        white = None if self.preparation is None else self.preparation.white
+        return len(self.shape) == 3 and self.shape[0] in MODES and white is not None
 
     def tensor(self, values: Any, prepared: bool = False) -> Tensor:
         """[rows, *shape], prepared as the training data were."""
@@ -62,8 +82,7 @@ class Inputs:
                 if not 1 <= len(values) <= MOST_ROWS:
                     raise Unfit("rows", f"rows: there are {len(values)}, but there must be 1 to {MOST_ROWS}")
                 return values.reshape(-1, *self.shape)
-        columns = self.preparation.columns if self.preparation else None
-        names = f" ({', '.join(columns)})" if columns else ""
+        names = f" ({', '.join(self.columns)})" if self.columns else ""
         raise Unfit(
             "rows",
             f"rows: the shape is {_words(values.shape)}, but must be {_words(self.shape)} for one row{names}, "
@@ -91,10 +110,9 @@ class Inputs:
 
     def from_image(self, body: bytes, media: str) -> NDArray[Any]:
         """[C, H, W]. Size and mode are known from the header, so that nothing large is ever decompressed."""
-        white = None if self.preparation is None else self.preparation.white
-        if len(self.shape) != 3 or self.shape[0] not in MODES or white is None:
+        if not self.takes_images or self.preparation is None or self.preparation.white is None:
             raise Unfit("body", f"body: this model takes {_words(self.shape)} numbers, not images: send JSON or .npy")
-        channels, height, width = self.shape
+        (channels, height, width), white = self.shape, self.preparation.white
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -102,12 +120,15 @@ class Inputs:
             if image.size != (width, height) or image.mode not in MODES[channels]:
                 raise Unfit(
                     "body",
-                    f"body: the image is {image.size[0]} x {image.size[1]} {image.mode}, but must be "
-                    f"{width} x {height} {' or '.join(MODES[channels])}",
+                    f"body: the image is {image.size[0]} x {image.size[1]} "
+                    f"{LOOKS.get(image.mode, f'of mode {image.mode}')}, but must be "
+                    f"{width} x {height} {CHANNELS[channels]}",
                 )
             pixels = np.asarray(image.convert(MODES[channels][image.mode]))
         except Unfit:
             raise
+        except UnidentifiedImageError:
+            raise Unfit("body", f"body: not a whole {IMAGES[media]} image: it does not begin like one", True) from None
         except Exception as error:  # decoders of images fail in many ways, and none is the server's fault
             raise Unfit("body", f"body: not a whole {IMAGES[media]} image: {_first_line(error)}", True) from None
         whole = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -19,13 +19,15 @@ from safetensors import SafetensorError
 
 from shoal.codec import unpack
 from shoal.errors import UserError
-from shoal.serve.answers import Lot, answered, rows_of
+from shoal.serve.answers import Lot, answered, etag_of, rows_of
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.inputs import Unfit
 from shoal.store.files import write_bytes
 
 AGAIN = (429, 502, 503)
 LONGEST_PAUSE_S = 5.0
+ABSENCE_S, LONGEST_ABSENCE_S = 1.0, 60.0  # how long a service that is away is not asked: at first, and at most
+QUICK_S = 1.0  # to be connected with a service that was away
 
 
 class Refused(UserError):
@@ -68,11 +70,14 @@ class Remote:
         verify: Any = True,
         own_code: bool = False,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, verify=verify, trust_env=False)
         self.client, self.retries, self.pause_s, self.refresh_s = client, retries, pause_s, refresh_s
-        self.own_code, self._sleep = own_code, sleep
+        self.own_code, self._sleep, self._clock = own_code, sleep, clock
+        self._quick = httpx.Timeout(timeout_s, connect=min(timeout_s, QUICK_S))
+        self._absences, self._ask_after = 0, 0.0
         name = sha256(f"{url} {client or ''}".encode()).hexdigest()[:16]
         self.kept = None if cache is None else Path(cache) / f"{name}.safetensors"
         self._refreshed: float | None = None
@@ -84,16 +89,25 @@ class Remote:
         self._http.close()
 
     def predict(self, rows: Any, *, prepared: bool = False, abstain_below: float | None = None) -> Predicted:
-        """Rows as numbers, one or many. While the service is away the kept models answer, and that is said."""
+        """Rows as numbers, one or many. While the service is away the kept models answer, and that is said.
+
+        Where there are such, it is then asked once, not again and again, and only after a pause that doubles.
+        """
         given = {"client": self.client, "abstain_below": abstain_below, "prepared": "true" if prepared else None}
         parameters = {k: v for k, v in given.items() if v is not None}
+        content, can_answer = _npy(rows), self.kept is not None and self.kept.exists()
+        if can_answer and self._absences and self._clock() < self._ask_after:
+            return self._alone(rows, prepared, abstain_below or 0.0)
+        once = {"retries": 0, "timeout": self._quick} if can_answer and self._absences else {}
         try:
             found = self._ask(
-                "POST", "/v1/predict", params=parameters, content=_npy(rows), headers={"Content-Type": _NPY}
+                "POST", "/v1/predict", params=parameters, content=content, headers={"Content-Type": _NPY}, **once
             ).json()
         except Away:
-            if self.kept is None or not self.kept.exists():
+            if not can_answer:
                 raise
+            self._ask_after = self._clock() + min(ABSENCE_S * 2**self._absences, LONGEST_ABSENCE_S)
+            self._absences += 1
             return self._alone(rows, prepared, abstain_below or 0.0)
         if self.kept is not None and self._due():
             with suppress(Away, Refused):  # the answer is here; newer models can be fetched after a later one
@@ -105,8 +119,8 @@ class Remote:
         if self.kept is None:
             raise UserError("cache is None; give Remote a folder to keep models in")
         parameters = {} if self.client is None else {"client": self.client}
-        held = {"If-None-Match": _etag(self.kept.read_bytes())} if self.kept.exists() else {}
-        self._refreshed = time.monotonic()
+        held = {"If-None-Match": etag_of(self.kept.read_bytes())} if self.kept.exists() else {}
+        self._refreshed = self._clock()
         answer = self._ask("GET", "/v1/models/served", params=parameters, headers=held)
         if answer.status_code == 304:
             return False
@@ -115,10 +129,11 @@ class Remote:
         return True
 
     def _due(self) -> bool:
-        return self._refreshed is None or time.monotonic() - self._refreshed >= self.refresh_s
+        return self._refreshed is None or self._clock() - self._refreshed >= self.refresh_s
 
-    def _ask(self, method: str, path: str, **what: Any) -> httpx.Response:
-        for turn in range(self.retries + 1):
+    def _ask(self, method: str, path: str, retries: int | None = None, **what: Any) -> httpx.Response:
+        retries = self.retries if retries is None else retries
+        for turn in range(retries + 1):
             pause_s = self.pause_s * 2**turn * random.uniform(0.5, 1.5)  # so that many callers do not return at once
             try:
                 answer = self._http.request(method, path, **what)
@@ -130,12 +145,13 @@ class Remote:
                     raise Untrusted(f"the certificate of {self._http.base_url} cannot be trusted: {reason}") from None
             else:
                 if answer.status_code not in AGAIN:
+                    self._absences = 0
                     return _checked(answer)
                 reason = f"it answers {answer.status_code}"
                 pause_s = max(pause_s, _seconds(answer.headers.get("Retry-After", "0")))
-            if turn < self.retries:
+            if turn < retries:
                 self._sleep(min(pause_s, LONGEST_PAUSE_S))
-        raise Away(f"{self._http.base_url} cannot be asked ({reason}), after {self.retries + 1} attempts")
+        raise Away(f"{self._http.base_url} cannot be asked ({reason}), after {retries + 1} attempts")
 
     def _alone(self, rows: Any, prepared: bool, below: float) -> Predicted:
         assert self.kept is not None
@@ -168,10 +184,6 @@ def _npy(rows: Any) -> bytes:
     stream = io.BytesIO()
     np.save(stream, found, allow_pickle=False)
     return stream.getvalue()
-
-
-def _etag(data: bytes) -> str:
-    return f'"{sha256(data).hexdigest()[:32]}"'
 
 
 def _seconds(text: str) -> float:

@@ -65,6 +65,7 @@ class Models(BaseModel):
     method: str
     model: str = Field(description="The network.")
     input_shape: list[int]
+    columns: list[str] | None = Field(description="Of a table: what each number of a row is; null where rows are none.")
     classes: list[str]
     models: list[ModelFacts]
 
@@ -74,24 +75,51 @@ class Health(BaseModel):
     round: int | None = Field(None, description="Of the models that are served.")
 
 
+def bodies(inputs: Inputs) -> tuple[str, ...]:
+    """The kinds of body that a prediction can be asked with."""
+    return ("application/json", NPY, *(IMAGES if inputs.takes_images else ()))
+
+
+def asking(inputs: Inputs) -> str:
+    """What a prediction is asked with, for people."""
+    kinds = "JSON, a .npy array (numpy.save), or one PNG or JPEG image" if inputs.takes_images else "JSON or .npy"
+    columns = (
+        f" A row is one number for each column, in this order: {', '.join(inputs.columns)}." if inputs.columns else ""
+    )
+    return f"A label and probabilities for each row: {kinds}.{columns}"
+
+
 def predicting(inputs: Inputs) -> dict[str, Any]:
-    """The options, the three kinds of body, and an example of the right shape."""
-    number: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
-    row, zeros = number, 0.0
-    for n in reversed(inputs.shape):
-        row, zeros = {"type": "array", "items": row, "minItems": n, "maxItems": n}, [zeros] * n  # type: ignore[assignment]
-    many = {"type": "array", "items": row, "minItems": 1, "maxItems": MOST_ROWS}
-    body = {
-        "type": "object",
-        "properties": {"rows": {"anyOf": [row, many]}},
-        "required": ["rows"],
-        "additionalProperties": False,
-    }
-    content: dict[str, Any] = {"application/json": {"schema": body, "example": {"rows": [zeros]}}}
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    content |= dict.fromkeys((NPY, *IMAGES), binary)
+    """The options, the kinds of body, and an example of the right shape."""
+    content: dict[str, Any] = {"application/json": {"schema": _body(inputs), "example": {"rows": [_example(inputs)]}}}
+    content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in bodies(inputs)[1:]}
     options = [
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in Options.model_json_schema()["properties"].items()
     ]
     return {"parameters": options, "requestBody": {"required": True, "content": content}}
+
+
+def _body(inputs: Inputs) -> dict[str, Any]:
+    row: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+    for n in reversed(inputs.shape):
+        row = {"type": "array", "items": row, "minItems": n, "maxItems": n}
+    if inputs.columns:
+        row["description"] = f"By column: {', '.join(inputs.columns)}"
+    many = {"type": "array", "items": row, "minItems": 1, "maxItems": MOST_ROWS}
+    return {
+        "type": "object",
+        "properties": {"rows": {"anyOf": [row, many]}},
+        "required": ["rows"],
+        "additionalProperties": False,
+    }
+
+
+def _example(inputs: Inputs) -> Any:
+    """Of a table a row of its columns' means, which looks like one; else zeros."""
+    if inputs.columns and inputs.preparation is not None:
+        return [float(f"{mean:.4g}") for mean in inputs.preparation.mean]
+    row: Any = 0.0
+    for n in reversed(inputs.shape):
+        row = [row] * n
+    return row

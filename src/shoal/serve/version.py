@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from shoal import tree
 from shoal.bench import stacks_well
 from shoal.codec import pack
 from shoal.errors import UserError
-from shoal.serve.answers import Answered, Lot, answered, worded
+from shoal.serve.answers import Answered, Lot, answered, etag_of, worded
 from shoal.serve.blueprint import Blueprint
 from shoal.types import ClientId, Params, ServerState, Tree
 
@@ -137,4 +136,4 @@ class Version:
     def _file(self, name: str, client: ClientId | None = None) -> tuple[bytes, str]:
         """As safetensors, and an ETag."""
         data = pack(self.models(name, client), self.facts(name, client))
-        return data, f'"{sha256(data).hexdigest()[:32]}"'
+        return data, etag_of(data)
