@@ -73,8 +73,7 @@ class RunProgress:
             self._bar.stop()
 
     def on_round(self, record: Record) -> None:
-        if record.evaluation is not None or not self._seen:
-            self._seen = _figures(record)
+        self._seen = _figures(record)  # of this round alone: what was not evaluated has no figure
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=record.round, seen=self._seen)
             return

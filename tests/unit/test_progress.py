@@ -1,0 +1,43 @@
+"""What is told while a run goes on is of the round that it is told of."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from shoal import console
+from shoal.engine import Evaluation, Record
+from shoal.metrics import Score
+
+
+def record(round, accuracy=None, loss=None):
+    found = None if accuracy is None else Evaluation({"c0": Score(accuracy, 1.0, accuracy, 10)}, None)
+    return Record(round, 1, {} if loss is None else {"train.loss": loss}, 0, 0, found)
+
+
+ROUNDS = [record(1, loss=2.0), record(2, accuracy=0.5, loss=1.0), record(3, loss=0.9), record(4), record(5, 0.75, 0.5)]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    monkeypatch.setattr(console, "LINE_EVERY_S", 0.0)
+
+    def tell(terminal):
+        stream = io.StringIO()
+        seen = []
+        with console.RunProgress(Console(file=stream, force_terminal=terminal, width=200), "fedavg", 5) as progress:
+            for one in ROUNDS:
+                progress.on_round(one)
+                seen.append(progress._bar.tasks[0].fields["seen"] if terminal else "")
+        return seen if terminal else stream.getvalue().splitlines()
+
+    return tell
+
+
+def test_between_evaluations_there_is_the_loss_of_the_round_and_no_old_accuracy(told):
+    right = ["loss 2.000", "local 50.0%  loss 1.000", "loss 0.900", "", "local 75.0%  loss 0.500"]
+    assert told(terminal=True) == right
+    for number, (line, figures) in enumerate(zip(told(terminal=False), right, strict=True), start=1):
+        assert line.startswith(f"fedavg  round {number}/5  {figures}")
+        assert ("loss" in line) == bool(figures)
+        assert ("local" in line) == ("local" in figures)
