@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import torch
 from services import refused, serving
 
 from shoal.errors import UserError
+from shoal.serve import server
 from shoal.serve.app import Service
 from shoal.serve.batching import Batcher, Batching
 from shoal.serve.export import newest
@@ -174,8 +177,38 @@ def test_models_of_several_clusters_in_one_stacked_pass(runs):
             assert torch.allclose(found.said.probabilities, alone, atol=1e-6)
 
 
-def test_a_stop_answers_what_is_under_way(runs):
-    """A real process: SIGTERM while a request waits for company."""
+def test_a_stop_answers_whom_it_has_let_in(runs, monkeypatch):
+    """Also those of whom nothing has been heard when nobody is let in any more; there is a while for them to speak."""
+    monkeypatch.setattr(server, "HEARING_S", 3.0)
+    body = json.dumps(ROWS).encode()
+    head = (
+        f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with serving(runs("ifca"), limits=Limits(per_s=0)) as running:
+        callers = [socket.create_connection(("127.0.0.1", running.port), timeout=20) for _ in range(20)]
+        _until(lambda: len(running.server.server_state.connections) == 20)
+        running.server.should_exit = True
+        _until(lambda: not _lets_in(running.port))
+        for caller in callers:
+            caller.sendall(head.encode() + body)
+        said = [caller.recv(4096) for caller in callers]
+        for caller in callers:
+            caller.close()
+        running.thread.join(20)
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in said)
+
+
+def _lets_in(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_answers_what_is_under_way(runs, asked):
+    """A real process: a signal while a request waits for company."""
     run = runs("ifca")
     command = [sys.executable, "-m", "shoal", "serve", str(run), "--port", "0", "--max-wait-ms", "1500"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
@@ -193,9 +226,9 @@ def test_a_stop_answers_what_is_under_way(runs):
         caller = threading.Thread(target=ask)
         caller.start()
         _until(lambda: "shoal_queued_rows 0.0" not in httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(asked)
         caller.join(20)
-        assert process.wait(20) in (0, -signal.SIGTERM)
+        assert process.wait(20) == 0
     assert [a.status_code for a in answers] == [200]
 
 

@@ -147,7 +147,7 @@ def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
         ((certificate[1], certificate[0]), "cannot be used: .* they are probably swapped"),
         ((certificate[1], certificate[1]), r"key\.pem holds no certificate"),
         ((certificate[0], certificate[0]), r"cert\.pem holds no private key"),
-        ((certificate[0], other), "holds no private key"),
+        ((certificate[0], other), "cannot be used: .*PEM"),
     ):
         with pytest.raises(UserError, match=why), serving(runs("ifca"), tls=tls):
             pass

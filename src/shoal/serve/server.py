@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from shoal.serve.rates import Rates
 
 BACKLOG = 1024  # connections that wait to be taken
 GRACE_S = 20  # for requests that are under way when the service is asked to stop
+HEARING_S = 0.1  # for what has been sent on connections that were let in: unread, it would be cut off with them
 FAREWELL_S = 1  # for a caller to confirm that its TLS connection ends; asyncio alone would wait for half a minute
 
 
@@ -77,6 +80,21 @@ class GuardedProtocol(HttpToolsProtocol):
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+class GracefulServer(uvicorn.Server):
+    """A stop that was asked for is an end like any other: exit code 0. Whoever has been let in is answered."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C does not wait for anybody. The signal is not raised anew: it has been obeyed."""
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(HEARING_S)
+        await super().shutdown(sockets)
 
 
 @dataclass(frozen=True)
@@ -138,9 +156,23 @@ def make_server(service: Service, listening: Listening) -> uvicorn.Server:
         config.load()
     except OSError as error:  # ssl's errors are among them
         raise UserError(
-            f"certificate {listening.certificate} and key {listening.key} cannot be used: {error}"
+            f"certificate {listening.certificate} and key {listening.key} cannot be used: {_why_not(listening, error)}"
         ) from None
-    return uvicorn.Server(config)
+    return GracefulServer(config)
+
+
+def _why_not(listening: Listening, error: OSError) -> str:
+    """In words, where what the files hold tells it."""
+    assert listening.certificate is not None and listening.key is not None, "only with both can it fail"
+    first, second = listening.certificate.read_bytes(), listening.key.read_bytes()
+    certificate, key = b"BEGIN CERTIFICATE", b"PRIVATE KEY-----"
+    if certificate not in first and key not in second and certificate in second and key in first:
+        return "the first holds a private key and the second a certificate; they are probably swapped"
+    if certificate not in first:
+        return f"{listening.certificate} holds no certificate; it must be a PEM file with one"
+    if key not in second:
+        return f"{listening.key} holds no private key; it must be a PEM file with one"
+    return str(error)
 
 
 def bound(listening: Listening) -> tuple[socket.socket, Listening]:
