@@ -25,7 +25,6 @@ import psutil
 
 from shoal import lab
 from shoal.job import Job
-from shoal.methods import METHODS
 from shoal.store.checkpoint import Checkpoints
 
 RESULT = Path(__file__).parent / "results/serve.json"
@@ -60,13 +59,17 @@ class Seen:
         }
 
 
-def make_run(place: Path) -> str:
-    """FedClusterEnsemble if it is there: all its models look at every row. Else each caller has a cluster's model."""
-    method = "fce" if "fce" in METHODS else "ifca"
-    options = {} if method == "fce" else {"cluster": {"groups": 8}}
-    job = Job(method=method, partition="labels:0-1/2-3/4-5/6-7/8-9", clients=40, cohort=20, rounds=6, set=options)
-    lab.start(job, place)
-    return method
+# all models of an ensemble look at every row, by one rule or the other; or each caller has its cluster's model
+METHODS: dict[str, dict[str, dict[str, object]]] = {
+    "fce": {},
+    "fce-density": {"serve": {"rule": "density"}},
+    "ifca": {"cluster": {"groups": 8}},
+}
+
+
+def make_run(place: Path, name: str) -> None:
+    method, labels = name.partition("-")[0], "labels:0-1/2-3/4-5/6-7/8-9"
+    lab.start(Job(method=method, partition=labels, clients=40, cohort=20, rounds=6, set=METHODS[name]), place)
 
 
 def start(run: Path, options: tuple[str, ...], core: int) -> tuple[subprocess.Popen[str], int]:
@@ -170,14 +173,15 @@ async def measured(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="for each of the two servers, in four turns")
+    parser.add_argument("--method", choices=METHODS, default="ifca", help="what is served")
     parser.add_argument("--cores", default="0,1", help="the server's, and that of the load")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     of_server, of_load = (int(core) for core in options.cores.split(","))
     folder = Path(tempfile.mkdtemp())
-    method = make_run(folder / "run")
+    make_run(folder / "run", options.method)
     rows = np.random.default_rng(0).integers(0, 17, (CALLERS, 8, 8)).tolist()
-    paths = ["/v1/predict" if method == "fce" else f"/v1/predict?client=c{i % 40:02d}" for i in range(CALLERS)]
+    paths = [f"/v1/predict?client=c{i % 40:02d}" if options.method == "ifca" else "/v1/predict" for i in range(CALLERS)]
     requests = [request(path, row) for path, row in zip(paths, rows, strict=True)]
     load_before = os.getloadavg()[0]
     servers = {name: start(folder / "run", how, of_server) for name, how in SERVERS.items()}
@@ -192,7 +196,7 @@ def main() -> None:
     figures = {name: s.figures() for name, s in seen.items()}
     rates = {name: float(str(f["per_s"])) for name, f in figures.items()}
     result = {
-        "method": method,
+        "method": options.method,
         "model": "mlp",
         "callers": CALLERS,
         "seconds": options.seconds,
