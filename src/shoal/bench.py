@@ -105,6 +105,8 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         edge_column=job.edge_column,
         drop_columns=job.drop_columns,
         rows=job.rows,
+        unseen=(job.unseen or 0) if job.natural else 0,
+        min_size=job.min_size,
         progress=progress,
     )
     wanted = rehearsed(job.method, job.set, _least_cohort(job)).public_wanted if job.public is None else job.public

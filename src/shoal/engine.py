@@ -208,7 +208,7 @@ def _answered_by(method: Method, models: Mapping[str, Params], private: Tree, x:
         return {}
     names, counts = sorted(models), dict[str, int]()
     with torch.no_grad():
-        for part in x.split(1024):
+        for part in torch.split(x, 1024):
             for k, rows in enumerate(method.route(models, private, part).expert.bincount().tolist()):
                 if rows:
                     counts[names[k]] = counts.get(names[k], 0) + rows

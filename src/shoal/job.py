@@ -79,7 +79,7 @@ class Job(BaseModel):
         """How many of so many clients are left to train."""
         if not self.unseen:
             return clients
-        from shoal.data.partitions import held_out
+        from shoal.data.unseen import held_out
 
         return clients - held_out(clients, self.unseen)
 

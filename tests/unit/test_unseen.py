@@ -2,16 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from federations import tiny_federation
 
 import shoal
 from shoal import engine, evaluation, lab
-from shoal.bench import describe
+from shoal.bench import describe, federation_of
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
-from shoal.data.partitions import held_out
+from shoal.data.unseen import held_out
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.job import Job
@@ -254,3 +255,66 @@ class TestOtherAnswers:
         lab.start(job("fedala", rounds=2), tmp_path / "plain")
         other = evaluation.of_clients(tmp_path / "plain", options={"serve": {"model": "trained"}})
         assert other["accuracy"] == pytest.approx(told["accuracy"])
+
+
+class TestOwners:
+    """Rows with owners: who is held out leaves no trace in what the others are trained and judged with."""
+
+    @pytest.fixture
+    def file(self, tmp_path):
+        rng = np.random.default_rng(0)
+        owners = np.repeat([f"w{i}" for i in range(8)], 30)
+        values = rng.normal(np.repeat(10.0 ** np.arange(8), 30)[:, None], 1, (240, 2))  # an owner is seen by its size
+        path = tmp_path / "owned.csv"
+        lines = [
+            f"{a},{b},{who},{i % 2}\n" for i, ((a, b), who) in enumerate(zip(values.tolist(), owners, strict=True))
+        ]
+        path.write_text("a,b,who,label\n" + "".join(lines))
+        return path
+
+    def federation(self, file, **kw):
+        return federation_of(Job(data=str(file), client_column="who", partition="natural", **kw))
+
+    def test_nothing_is_drawn_from_who_is_held_out(self, file):
+        found = self.federation(file, unseen=3, public=20)
+        assert len(found.unseen) == 3
+        assert len(found) == 5
+        assert all(len(rows.y) == 30 for rows in found.unseen.values())
+        scale = found.preparation
+        own = [float(x) for c in found for s in ("train", "val", "test") for x in found[c][s].x[:, 0]]
+        own += found.public.x[:, 0].tolist()
+        assert len(own) + len(found.central.y) == 150
+        assert np.mean(own) == pytest.approx(0, abs=1e-4)  # scaled by its own rows alone, the public ones among them
+        assert np.std(own) == pytest.approx(1, abs=1e-4)
+        names = sorted([*found, *found.unseen])
+        held = [10.0 ** names.index(c) for c in found.unseen]
+        for rows in (found.public, found.central):
+            sizes = rows.x[:, 0].double() * scale.std[0] + scale.mean[0]
+            assert not any(abs(float(size) - one) < 0.3 * one for size in sizes for one in held)
+
+    def test_share_and_few_of_the_owners(self, file):
+        found = self.federation(file, unseen=0.5, clients=4)
+        assert (len(found), len(found.unseen)) == (2, 2)
+        assert set(self.federation(file, unseen=0.25).unseen) == set(self.federation(file, unseen=2).unseen)
+        with pytest.raises(UserError, match="unseen is 8 of 8 clients"):
+            self.federation(file, unseen=8)
+        with pytest.raises(UserError, match="clients is 9, but only 8 can take part"):
+            self.federation(file, unseen=2, clients=9)
+
+    def test_without_unseen_nothing_has_changed(self, file):
+        """Pinned: what was drawn before owners could be held out first."""
+        found = self.federation(file, public=20, clients=6)
+        assert describe(found)["clients"] == [f"w{i}" for i in (0, 1, 3, 5, 6, 7)]
+        assert found.central.x.double().sum().item() == pytest.approx(-8.957117334, abs=1e-4)
+        assert found.public.x.double().sum().item() == pytest.approx(7.948157653, abs=1e-4)
+
+    def test_a_run_on_owned_rows_is_evaluated(self, file, tmp_path):
+        keys = {"data": str(file), "client_column": "who", "partition": "natural", "clients": None}
+        lab.start(job("fedavg", rounds=1, unseen=3, **keys), tmp_path / "run")
+        assert evaluation.of_unseen(tmp_path / "run")["unseen"] == 3
+
+    def test_in_python(self, file):
+        data = shoal.load(str(file), client_column="who", unseen=3)
+        assert set(shoal.partition(data, "natural", seed=0, unseen=3).unseen) == data.unseen
+        with pytest.raises(UserError, match="unseen is 2, but owned was loaded with 3 clients held out"):
+            shoal.partition(data, "natural", seed=0, unseen=2)

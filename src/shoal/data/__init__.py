@@ -15,6 +15,7 @@ from shoal.data.heterogeneity import figures
 from shoal.data.partitions import partition
 from shoal.data.prepare import stratified
 from shoal.data.sources import Listing, available, get, load_named, names
+from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Examples
@@ -44,11 +45,19 @@ def load(
     edge_column: str | None = None,
     drop_columns: Sequence[str] = (),
     rows: int | None = None,
+    unseen: int | float = 0,
+    min_size: int = 10,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """A named set, else a path. `rows` keeps a stratified part of the training rows."""
-    options = Options(label_column, client_column, sensitive_column, edge_column, tuple(drop_columns), seed=seed)
+    """A named set, else a path. `rows` keeps a stratified part of the training rows.
+
+    `unseen`: of the owners of a file's rows, of whom `clients` take part and each has `min_size` rows or more, so many
+    will be held out (`partition`); the file's test part and the scaling of its columns are then made without them.
+    """
+    hold_out = HoldOut(unseen, seed, clients, min_size) if unseen else None
+    columns = label_column, client_column, sensitive_column, edge_column, tuple(drop_columns)
+    options = Options(*columns, seed=seed, hold_out=hold_out)
     dataset = load_named(source, seed=seed, clients=clients, download=download, progress=progress)
     if dataset is None:
         dataset = _own(source, options)

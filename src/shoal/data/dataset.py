@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.prepare import Preparation
+from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.types import Examples
 
@@ -26,6 +27,7 @@ class Options:
     drop_columns: tuple[str, ...] = ()
     test_share: float = 0.2
     seed: int = 0
+    hold_out: HoldOut | None = None  # of the owners of rows
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class Dataset:
     edge: tuple[str, ...] | None = None  # the edge that the client of training row i is under
     note: str = ""
     preparation: Preparation | None = None  # how its rows were prepared; None: they are as they came
+    unseen: frozenset[str] = (
+        frozenset()
+    )  # owners of training rows that the test part and the preparation know nothing of
 
     @property
     def input_shape(self) -> tuple[int, ...]:

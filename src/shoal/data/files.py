@@ -42,6 +42,14 @@ class _Raw:
     edge: Array | None = None
     classes: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
     columns: tuple[str, ...] | None = None  # of a table: the name of each feature
+    unseen: frozenset[str] = frozenset()  # owners that are held out
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """Whether each row is of somebody who is held out."""
+        if self.owner is None or not self.unseen:
+            return np.zeros(len(self.x), dtype=bool)
+        return np.array([str(owner) in self.unseen for owner in self.owner.tolist()])
 
 
 def read(path: Path, options: Options) -> Dataset:
@@ -76,13 +84,16 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         _check_edges(where, raw.owner, raw.edge)
     if raw.sensitive is not None:
         raw = replace(raw, sensitive=_flags(where, raw.sensitive, len(raw.x), options.sensitive_column))
+    if raw.owner is not None and options.hold_out is not None:
+        raw = replace(raw, unseen=options.hold_out.among_owners([str(owner) for owner in raw.owner.tolist()]))
     _check_finite(where, raw.x, raw.columns)
     if raw.x_test is not None and raw.labels_test is not None:
         _check_finite(f"{where}: the test part", raw.x_test, raw.columns)
         return validate(_with_test(path, raw, raw.x_test, raw.labels_test))
     labels = as_classes(raw.labels, where)
     _, y = np.unique(labels, return_inverse=True)
-    test = held_out(y, options.test_share, derive_seed(options.seed, "files", "test"))
+    test = np.zeros(len(y), dtype=bool)
+    test[~raw.held] = held_out(y[~raw.held], options.test_share, derive_seed(options.seed, "files", "test"))
     rest = _Raw(
         x=raw.x[~test],
         labels=labels[~test],
@@ -91,6 +102,7 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         edge=None if raw.edge is None else raw.edge[~test],
         classes=raw.classes,
         columns=raw.columns,
+        unseen=raw.unseen,
     )
     return validate(_with_test(path, rest, raw.x[test], labels[test]))
 
@@ -122,8 +134,9 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
             f"{where}: rows of the test part have shape {x_test.shape[1:]}, but must have {raw.x.shape[1:]}"
         )
     _check_constant(where, raw.x, raw.columns)
-    shared = np.ones(len(raw.x), dtype=bool) if raw.sensitive is None else ~raw.sensitive
-    moments = channel_moments(raw.x[shared] if shared.any() else raw.x)  # what is sensitive must not show in them
+    free = ~raw.held
+    shared = free if raw.sensitive is None else free & ~raw.sensitive
+    moments = channel_moments(raw.x[shared if shared.any() else free])  # what is sensitive must not show in them
     preparation = Preparation.of(
         moments,
         double=True,
@@ -139,6 +152,7 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
         sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
         edge=None if raw.edge is None else tuple(str(edge) for edge in raw.edge.tolist()),
         preparation=preparation,
+        unseen=raw.unseen,
     )
 
 

@@ -16,6 +16,7 @@ from shoal.data.federation import DIVIDED, SENSITIVE, SPLITS, Federation, sensit
 from shoal.data.grammar import Term, parse
 from shoal.data.prepare import set_aside
 from shoal.data.shifts import SHIFTS, Effect, Target
+from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import ClientId, Examples
@@ -33,6 +34,7 @@ class _Request:
     asked: int | None
     min_size: int
     rng: np.random.Generator
+    held: frozenset[ClientId] = frozenset()  # owners that take part whoever else does: they are held out
 
     @property
     def y(self) -> Indices:
@@ -82,7 +84,8 @@ def partition(
 
     Of each client's rows to train and to validate on, a share of `sensitive` is so, unless the data set says it of
     every row. As many training rows as `public` says are held by no client and not shifted: the server may use them.
-    So many clients as `unseen` says, or such a share of them, are held out whole, by chance.
+    So many clients as `unseen` says, or such a share of them, are held out whole, by chance. Where rows have owners,
+    none of theirs are public; a file's test part and scaling know nothing of them if `load` was told `unseen` too.
     """
     base, shifts = parse(
         spec,
@@ -90,8 +93,11 @@ def partition(
         {name: entry.example for name, entry in SHIFTS.items()},
     )
     _check_shares(val_share, test_share, min_size)
-    apart = _set_apart(dataset, public, seed)
-    deal = _dealt(dataset, base, clients, seed, min_size, np.setdiff1d(np.arange(len(dataset.train.y)), apart))
+    hold_out = HoldOut(unseen, seed, clients, min_size) if unseen else None
+    held = _held_owners(dataset, hold_out) if base.name == "natural" else frozenset()
+    apart = _set_apart(dataset, public, seed, held)
+    rows_dealt = np.setdiff1d(np.arange(len(dataset.train.y)), apart)
+    deal = _dealt(dataset, base, clients, seed, min_size, rows_dealt, held)
     order, bounds = _lay_out(deal, val_share, test_share, seed, dataset.sensitive)
     index = torch.from_numpy(order)
     rows = Examples(dataset.train.x[index], dataset.train.y[index])
@@ -120,8 +126,8 @@ def partition(
         edges=_edges(dataset, deal),
         preparation=dataset.preparation,
     )
-    if unseen:
-        federation = federation.holding_out(_held_out(deal.clients, unseen, seed))
+    if hold_out is not None:
+        federation = federation.holding_out(held & set(deal.clients) or hold_out.among(deal.clients))
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 
 
@@ -141,19 +147,19 @@ def _edges(dataset: Dataset, deal: _Deal) -> dict[ClientId, str] | None:
     return found
 
 
-def held_out(clients: int, unseen: int | float) -> int:
-    """How many of so many clients are held out: a number of them, or a share. Somebody must be left to train."""
-    count = max(1, round(unseen * clients)) if isinstance(unseen, float) else unseen
-    if unseen <= 0 or count >= clients:
+def _held_owners(dataset: Dataset, hold_out: HoldOut | None) -> frozenset[ClientId]:
+    """As they were chosen when the data were read, else by what the data set says."""
+    if hold_out is None:
+        return frozenset()
+    owner, owners = _owners(dataset)
+    if not dataset.unseen:
+        return hold_out.among_owners([owners[i] for i in owner.tolist()])
+    if isinstance(hold_out.unseen, int) and hold_out.unseen != len(dataset.unseen):
         raise UserError(
-            f"unseen is {unseen} of {clients} clients; it must be 1 or more, or a share, and leave one to train"
+            f"unseen is {hold_out.unseen}, but {dataset.name} was loaded with {len(dataset.unseen)} clients held out; "
+            "it must be the same number"
         )
-    return count
-
-
-def _held_out(clients: Sequence[ClientId], unseen: int | float, seed: int) -> set[ClientId]:
-    rng = np.random.default_rng(derive_seed(seed, "unseen"))
-    return {clients[i] for i in rng.choice(len(clients), held_out(len(clients), unseen), replace=False).tolist()}
+    return dataset.unseen
 
 
 def client_names(count: int) -> tuple[ClientId, ...]:
@@ -172,10 +178,12 @@ def _check_shares(val_share: float, test_share: float, min_size: int) -> None:
         raise UserError(f"min_size is {min_size}, but a client needs at least {least} rows, one for each split")
 
 
-def _set_apart(dataset: Dataset, public: int, seed: int) -> Indices:
-    """The rows that no client will hold, by chance; none of them is known to be sensitive."""
+def _set_apart(dataset: Dataset, public: int, seed: int, held: frozenset[ClientId]) -> Indices:
+    """The rows that no client will hold, by chance; none of them is known to be sensitive, or of who is held out."""
     rows = len(dataset.train.y)
     free = np.arange(rows) if dataset.sensitive is None else np.flatnonzero(~dataset.sensitive.numpy())
+    if held and dataset.owner is not None:
+        free = np.array([i for i in free.tolist() if dataset.owner[i] not in held], dtype=np.int64)
     most = min(len(free), rows - 1)
     if not 0 <= public <= most:
         raise UserError(f"public is {public}, but of the training rows of {dataset.name} 0 to {most} can be public")
@@ -186,14 +194,22 @@ def _told(public: int) -> str:
     return f"{public:,} training rows are public" if public else ""
 
 
-def _dealt(dataset: Dataset, base: Term, clients: int | None, seed: int, min_size: int, rows: Indices) -> _Deal:
+def _dealt(
+    dataset: Dataset,
+    base: Term,
+    clients: int | None,
+    seed: int,
+    min_size: int,
+    rows: Indices,
+    held: frozenset[ClientId],
+) -> _Deal:
     if clients is not None and clients < 1:
         raise UserError(f"clients is {clients}, but must be at least 1")
     rng = np.random.default_rng(derive_seed(seed, "partition", base.name))
-    request = _Request(dataset, rows, clients, min_size, rng)
+    request = _Request(dataset, rows, clients, min_size, rng, held)
     deal = BASES[base.name].deal(request, base)
-    held = deal.client[deal.client != _LEFT_OUT]
-    smallest = int(np.bincount(held, minlength=len(deal.clients)).min())
+    dealt = deal.client[deal.client != _LEFT_OUT]
+    smallest = int(np.bincount(dealt, minlength=len(deal.clients)).min())
     if smallest < min_size:
         raise UserError(
             f"partition {base.name!r} leaves a client with {smallest} rows, fewer than {min_size}: "
@@ -300,7 +316,8 @@ def _natural(request: _Request, term: Term) -> _Deal:
             f"partition 'natural': {small} of {len(owners)} clients have fewer than {request.min_size} rows: "
             f"ask for {request.smaller}, or leave them out with natural:drop"
         )
-    chosen = _choice(np.flatnonzero(large), request.asked, request.rng)
+    sure = large & np.array([name in request.held for name in owners])
+    chosen = _choice(np.flatnonzero(large & ~sure), np.flatnonzero(sure), request.asked, request.rng)
     renumbered = np.full(len(owners), _LEFT_OUT)
     renumbered[chosen] = np.arange(len(chosen))
     note = f"{small} of {len(owners)} clients left out: fewer than {request.min_size} rows" if small else ""
@@ -319,12 +336,13 @@ def _owners(dataset: Dataset) -> tuple[Indices, list[ClientId]]:
     return np.fromiter(map(position.__getitem__, dataset.owner), np.int64, len(dataset.owner)), owners
 
 
-def _choice(candidates: Indices, clients: int | None, rng: np.random.Generator) -> Indices:
+def _choice(candidates: Indices, sure: Indices, clients: int | None, rng: np.random.Generator) -> Indices:
+    """Those who are sure to take part, and of the candidates as many as are wanted beside them."""
     if clients is None:
-        return candidates
-    if clients > len(candidates):
-        raise UserError(f"clients is {clients}, but only {len(candidates)} can take part: ask for fewer")
-    return np.sort(rng.choice(candidates, clients, replace=False))
+        return np.sort(np.concatenate([candidates, sure]))
+    if clients > len(candidates) + len(sure):
+        raise UserError(f"clients is {clients}, but only {len(candidates) + len(sure)} can take part: ask for fewer")
+    return np.sort(np.concatenate([rng.choice(candidates, clients - len(sure), replace=False), sure]))
 
 
 def _evenly(rows: int, ids: Indices, rng: np.random.Generator) -> Indices:

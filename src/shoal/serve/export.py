@@ -108,8 +108,8 @@ def export(run: Path, format: str, out: Path | None = None, cluster: str | None 
 
 def _central(record: RunRecord, round: int) -> float | None:
     """Only of that very round: it was evaluated with just the models that are served."""
-    found = next((line["accuracy"] for line in record.evaluated if line["round"] == round), {}).get("central")
-    return None if found is None else float(found)
+    found = [line["accuracy"]["central"] for line in record.evaluated if line["round"] == round]
+    return found[0] if found else None
 
 
 def _notes(version: Version, record: RunRecord, served: bool) -> Iterator[str]:

@@ -98,7 +98,7 @@ class Remote:
         content, can_answer = _npy(rows), self.kept is not None and self.kept.exists()
         if can_answer and self._absences and self._clock() < self._ask_after:
             return self._alone(rows, prepared, abstain_below or 0.0)
-        once = {"retries": 0, "timeout": self._quick} if can_answer and self._absences else {}
+        once: dict[str, Any] = {"retries": 0, "timeout": self._quick} if can_answer and self._absences else {}
         try:
             found = self._ask(
                 "POST", "/v1/predict", params=parameters, content=content, headers={"Content-Type": _NPY}, **once
