@@ -19,7 +19,7 @@ from shoal.clusterers.inputs import Floats, Labels, one_thread, whole
 from shoal.errors import UserError
 
 REPEATS = 0.5  # the least cosine of what either half says: 0 by chance, 1 where rows are many
-STARTS, PASSES = 10, 30
+AXES, STARTS, PASSES = 3, 10, 30
 TINY = 1e-12
 
 
@@ -125,16 +125,17 @@ def halved(rows: tuple[Told, Told, Told], smallest: int, seed: int) -> Cut:
 def two_means(rows: Told, seed: int) -> Labels:
     """Of several starts that which explains most; the first row is in group 0. Starts are sides of the directions in
     which rows vary most, all rows counting alike, and chance."""
-    from sklearn.utils.extmath import randomized_svd
-
     common = rows.centres(np.zeros(len(rows.count), dtype=np.int64), 1)[0]
     away = (np.sqrt(rows.count)[..., None] * (rows.mean - common)).reshape(len(rows.count), -1)
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), TINY)
     if not away.any():
         return np.zeros(len(rows.count), dtype=np.int64)
-    sides = randomized_svd(away, min(3, *away.shape), random_state=seed % 2**32)[0].T > 0
-    chance = np.random.default_rng(seed).random((STARTS, len(away))) < 0.5
-    found = [_settled(rows, start.astype(np.int64)) for start in (*sides, *chance)]
+    rng = np.random.default_rng(seed)
+    axes = rng.normal(size=(away.shape[1], AXES))
+    for _ in range(PASSES):
+        axes = np.linalg.qr(away.T @ (away @ axes))[0]
+    starts = [*((away @ axes).T > 0), *(rng.random((STARTS, len(away))) < 0.5)]
+    found = [_settled(rows, start.astype(np.int64)) for start in starts]
     labels = min(found, key=lambda f: f[1])[0]
     return labels if labels[0] == 0 else 1 - labels
 
