@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal import engine
-from shoal.fleet.plain import PlainFleet
+from shoal.fleet.vector import VectorFleet
 from shoal.rng import derive_seed, generator
 from shoal.types import ClientData, ClientId, Examples, Method
 
@@ -33,7 +33,7 @@ class World:
         return {"train": draw(self.rows), "val": draw(10), "test": draw(100)}
 
 
-class ChangingFleet(PlainFleet):
+class ChangingFleet(VectorFleet):
     """Clients that come, go and change: whoever has data now is there."""
 
     def roster(self) -> tuple[ClientId, ...]:
