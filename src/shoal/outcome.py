@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from shoal.bench import Bench, public_rows
+from shoal.client.histogram import LabelHistogram
+from shoal.client.sparsity import Sparsity
 from shoal.clusterers.repulsive import objectives
 from shoal.cost.ledger import PARTS, totals
 from shoal.engine import Clock, Result
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
-from shoal.stages.edges import AtEdges
-from shoal.stages.experts import Experts
 from shoal.table import Table
 from shoal.types import ClientId, Guaranteed, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)
 
-REPRESENTATIONS = {"labels": "label distributions", "sparsity": "sparsity vectors"}  # by the column that holds them
+NOISE_ON = {LabelHistogram: "label distributions", Sparsity: "sparsity vectors"}
 SAYS_NOTHING = 100  # an ε that large, at any δ
 ANSWERING, BATCH_ROWS, TURNS = 5, 32, 9  # clients, rows and repetitions by which predictions are timed
 
@@ -56,17 +56,14 @@ def _answer_ms(method: Method, state: ServerState, x: Tensor, client: ClientId, 
 
 
 def promised(bench: Bench) -> dict[str, Any]:
-    """What noise protects, as the program that adds it says, and what it is on: what clients are grouped by. A method
-    has one such program at most: guarantees are not added up."""
+    """What noise protects, as the program that adds it says, and what it is on if that is known. A method has one such
+    program at most: guarantees are not added up."""
     sizes = bench.federation.sizes("train").tolist()
     found: dict[str, Any] = {}
     for program in bench.method.programs.values():
-        if isinstance(program, Guaranteed):
-            found |= program.guarantee(sizes)
-    for stage in bench.method.stages if found else ():
-        stage = stage.inner if isinstance(stage, AtEdges) else stage
-        if isinstance(stage, Group | Experts):
-            found["noise_on"] = REPRESENTATIONS.get(stage.column, stage.column)
+        if isinstance(program, Guaranteed) and (promise := program.guarantee(sizes)):
+            found |= promise
+            found |= {"noise_on": NOISE_ON[type(program)]} if type(program) in NOISE_ON else {}
     return found
 
 

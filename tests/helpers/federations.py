@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from shoal.data import Federation
-from shoal.types import Examples
+from shoal.data.federation import SPLITS
+from shoal.types import ClientId, Examples
 
 
 def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: int = 4, seed: int = 0) -> Federation:
@@ -23,3 +26,12 @@ def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: in
         data[f"c{i}"] = {"train": draw(9 + 7 * i, held), "val": draw(3 + i, held), "test": draw(5 + 2 * i, held)}
     central = draw(40, torch.arange(classes))
     return Federation.from_clients(data, central, tuple(str(k) for k in range(classes)))
+
+
+def inverted(federation: Federation, clients: Collection[ClientId]) -> Federation:
+    """The same, with the features of these clients negated."""
+    data = {
+        c: {s: Examples(-x, y) if c in clients else Examples(x, y) for s in SPLITS for x, y in [federation[c][s]]}
+        for c in federation
+    }
+    return Federation.from_clients(data, federation.central, federation.classes)

@@ -2,129 +2,146 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from federations import tiny_federation
+from federations import inverted, tiny_federation
 
 from shoal import engine, tree
 from shoal.bench import arrange, make_fleet
+from shoal.client.conditional import ClassFeatures
 from shoal.client.train import LocalTraining
-from shoal.clusterers.bisecting import bisected, unexplained
+from shoal.errors import UserError
+from shoal.fleet.plain import PlainFleet
 from shoal.job import Job
 from shoal.models import load_model
 from shoal.stages.beside import FederateBeside, trained_beside
 from shoal.stages.shift import ShiftProbe
 from shoal.stages.train import Rate
 from shoal.table import Table
-from shoal.types import Report, ServerState
+from shoal.types import Examples, Report, ServerState, Task
 
-SPLIT = {"probe": {"at": 1, "threshold": -1.0, "smallest": 1}, "gate": {"epochs": 2}}
-
-
-class TestBisected:
-    TWO = np.array([[1, 0.1, 0], [1, 0, 0.1], [1, -0.1, 0], [-1, 0.1, 0], [-1, 0, 0.1], [-1, -0.1, 0]])
-
-    def test_two_ways(self):
-        labels, silhouette = bisected(self.TWO, 0.05, 2, 2, 0)
-        assert labels.tolist() == [0, 0, 0, 1, 1, 1]
-        assert silhouette > 0.9
-
-    def test_no_ways(self):
-        """Directions in as many dimensions as there are clients, all at right angles: every distance is 1."""
-        labels, silhouette = bisected(np.eye(8), 0.05, 2, 2, 0)
-        assert labels.tolist() == [0] * 8
-        assert silhouette <= 0.0 + 1e-9
-
-    def test_a_few_are_no_group(self):
-        rows = np.vstack([self.TWO[:3], self.TWO[3:4]])
-        assert bisected(rows, 0.05, 2, 2, 0).labels.tolist() == [0, 0, 0, 0]
-
-    def test_four_ways(self):
-        rows = np.repeat(np.eye(4), 3, axis=0) + 0.01 * np.random.default_rng(0).normal(size=(12, 4))
-        assert bisected(rows, 0.05, 3, 4, 0).labels.tolist() == np.repeat(np.arange(4), 3).tolist()
-        assert bisected(rows, 0.05, 3, 2, 0).labels.max() == 1
-
-    def test_order_scale_and_inputs(self):
-        order, before = np.array([5, 0, 3, 1, 4, 2]), self.TWO.copy()
-        labels = bisected(7 * self.TWO[order], 0.05, 2, 2, 0).labels
-        assert labels.tolist() == [0, 1, 0, 1, 0, 1]
-        assert np.array_equal(self.TWO, before)
-
-    @pytest.mark.parametrize("rows", [[[1.0, 2.0]], np.ones((6, 2)), np.zeros((6, 2))])
-    def test_nothing_to_divide(self, rows):
-        assert bisected(rows, 0.05, 1, 2, 0).labels.max() == 0
+SPLIT = {"probe": {"at": 1, "smallest": 1}, "gate": {"epochs": 2}}
 
 
-class TestUnexplained:
-    def test_by_hand(self):
-        """Clients of class 0 went (1, 0) and (0.6, 0.8), one of class 1 (0, 1): less their classes' means, (0.8, 0.4)
-        and (0, 1)."""
-        rows, known = np.array([[2.0, 0.0], [3.0, 4.0], [0.0, 7.0]]), np.array([[1.0, 0], [1, 0], [0, 1]])
-        np.testing.assert_allclose(unexplained(rows, known), [[0.2, -0.4], [-0.2, 0.4], [0, 0]], atol=1e-12)
-        assert rows[0].tolist() == [2, 0]
-
-    def test_of_whom_nothing_is_known_nothing_is_taken_away(self):
-        rows = np.array([[3.0, 4.0], [0.0, 0.0]])
-        np.testing.assert_allclose(unexplained(rows, np.zeros((2, 3))), [[0.6, 0.8], [0, 0]])
-
-
-def probed(ways, labels=None, before=None, **keys):
-    """Clients who went these ways, from a model of two zeros."""
-    first = {"w": torch.zeros(2)}
-    clients = [f"c{i}" for i in range(len(ways))]
-    rows = {
-        c: {"labels": torch.tensor(p), "size": torch.tensor(5)} for c, p in zip(clients, labels or [], strict=False)
-    }
-    start = ServerState(20, {"global": first}, roster=tuple(clients), memory={"represent": Table.of(rows).tree()})
-    stage = ShiftProbe(LocalTraining(load_model("linear", (1,), 2)), ("w",), **{"smallest": 2} | keys)
-    reports = {
-        c: Report({"model": {"w": torch.tensor(w)}}, {}, {"train": 5}) for c, w in zip(clients, ways, strict=True)
-    }
-    return stage.fold(before or start, reports, 0)
+def told(clients, shift, rows=40, labels=None, seed=0):
+    """What clients tell of two classes at -1 and 1 in two features, of those in `shift` the other way round."""
+    g, reports = torch.Generator().manual_seed(seed), {}
+    for c in clients:
+        y = torch.randint(0, 2, (rows,), generator=g) if labels is None else torch.full((rows,), labels)
+        x = 0.5 * torch.randn(rows, 2, generator=g) + (2.0 * y[:, None] - 1) * (-1 if c in shift else 1)
+        model = load_model("linear", (2,), 2)
+        program, params = ClassFeatures(model), {"head.weight": torch.eye(2), "head.bias": torch.zeros(2)}
+        fleet = PlainFleet({c: {"train": Examples(x, y)}})
+        reports[c] = fleet.execute_one(program, c, Task({"global": params}))
+    return reports
 
 
-WAYS = [[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]]
+CLIENTS = tuple(f"c{i}" for i in range(8))
+FIRST = {"w": torch.zeros(2)}
+
+
+def probed(shift, state=None, round=20, told_by=CLIENTS, roster=CLIENTS, **keys):
+    stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), **keys)
+    state = replace(state or ServerState(0, {"global": FIRST}), round=round, roster=roster, figures={})
+    return stage.fold(state, told(told_by, shift, seed=round), 0)
+
+
+def groups(state):
+    return {c: int(weights.argmax()) for c, weights in state.membership.items()}
+
+
+ODD = CLIENTS[1::2]
+HALVES = {c: i % 2 for i, c in enumerate(CLIENTS)}
 
 
 class TestProbe:
-    def test_ways_apart_have_experts(self):
-        after = probed(WAYS)
+    def test_clients_whose_classes_look_different_have_experts(self):
+        after = probed(ODD)
         assert sorted(after.models) == ["expert-000", "expert-001", "global"]
-        assert [int(after.membership[f"c{i}"].argmax()) for i in range(6)] == [0, 0, 0, 1, 1, 1]
-        assert after.figures["probe.groups"] == 2
-        ways = after.memory["probe"]["directions"]
-        assert ways[0, 0] > 0.9 and ways[1, 0] < -0.9
+        assert groups(after) == HALVES
+        assert after.figures["probe.groups"] == 2 and after.figures["probe.effect"] > 1
 
-    def test_ways_that_labels_explain_have_none(self):
-        """The same ways, but whoever goes one way holds one class: what is left is at right angles to them."""
-        labels = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
-        assert probed(WAYS, labels=labels, threshold=0.9).figures["probe.groups"] == 1
-        mixed = [[1.0, 0.0], [0.0, 1.0]] * 3
-        assert probed(WAYS, labels=mixed, threshold=0.5).figures["probe.groups"] == 2
+    def test_others_have_none(self):
+        after = probed(())
+        assert list(after.models) == ["global"] and not after.membership
+        assert after.figures["probe.groups"] == 1 and abs(after.figures["probe.effect"]) < 0.1
 
-    def test_one_way_has_none(self):
-        assert list(probed([w for w in WAYS if w[0] > 0] * 2, threshold=0.9).models) == ["global"]
+    def test_when_everybody_is_asked(self):
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), at=5, every=20)
+        state = ServerState(0, {"global": FIRST}, roster=("a", "b"))
+        asked = [r for r in range(60) if stage.due(r) and stage.plan(replace(state, round=r), 0).tasks]
+        assert asked == [5, 25, 45]
+        once = replace(stage, every=0)
+        assert [r for r in range(60) if once.due(r) and once.plan(replace(state, round=r), 0).tasks] == [5]
 
-    def test_when(self):
-        program = LocalTraining(load_model("linear", (1,), 2))
-        assert [r for r in range(60) if ShiftProbe(program, ()).due(r)] == [20]
-        assert [r for r in range(60) if ShiftProbe(program, (), at=5, every=20).due(r)] == [5, 25, 45]
+    def test_the_model_that_classes_are_looked_at_with_stays_and_is_sent_once(self):
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        after = replace(probed(()), models={"global": {"w": torch.ones(2)}}, round=40, roster=CLIENTS)
+        plan = stage.plan(after, 0)
+        assert plan.reuse and plan.tasks["c0"].models["global"]["w"].tolist() == [0, 0]
 
-    def test_who_drifted_moves_and_experts_stay_with_the_others(self):
-        first = probed(WAYS)
+    def test_a_shift_that_comes_later_is_found_later(self):
+        assert groups(probed(ODD, probed(()), round=40)) == HALVES
+
+    def test_who_drifted_moves_and_nobody_else(self):
+        first = probed(ODD)
         grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(first.models))}
-        turned = [[-1.0, 0.05], *WAYS[1:]]
-        here = {c: m["w"] for c, m in zip("012", [grown[k] for k in sorted(grown)], strict=True)}
-        ways = [(here["2"] + torch.tensor(w)).tolist() for w in turned]
-        after = probed(ways, before=replace(first, models=grown))
-        assert [int(after.membership[f"c{i}"].argmax()) for i in range(6)] == [1, 0, 0, 1, 1, 1]
+        after = probed(("c0", *ODD), replace(first, models=grown), round=40)
+        assert groups(after) == HALVES | {"c0": 1}
+        assert after.figures["probe.moved"] == 1
         assert tree.distance(after.models, grown) == 0
+        again = probed(("c0", *ODD), after, round=60)
+        assert groups(again) == groups(after) and again.figures["probe.moved"] == 0
 
-    def test_nobody_and_who_diverged(self):
-        state = ServerState(20, {"global": {"w": torch.zeros(2)}}, roster=("c0",))
-        assert probed([], before=state) is state
-        assert probed([[float("nan"), 0.0], *WAYS]).membership == {}
+    def test_newcomers_are_asked_at_once_and_join(self):
+        first = replace(probed(ODD), round=21, roster=(*CLIENTS, "n0", "n1"))
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        assert list(stage.plan(first, 0).tasks) == ["n0", "n1"]
+        after = probed(("n1",), first, 21, ("n0", "n1"), first.roster)
+        assert groups(after) == HALVES | {"n0": 0, "n1": 1}
+        assert not stage.plan(replace(after, round=22, roster=first.roster), 0).tasks
+
+    def test_who_left_keeps_its_place_and_who_has_no_rows_has_none(self):
+        after = probed(ODD, probed(ODD), round=40, told_by=CLIENTS[:6], roster=CLIENTS[:6])
+        assert groups(after) == HALVES
+        empty = {"e": Report({}, {}, {"train": 0})}
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        noted = stage.fold(replace(after, round=41, roster=(*CLIENTS, "e")), empty, 0)
+        assert not stage.plan(noted, 0).tasks
+
+    def test_a_group_that_all_have_left_takes_nobody(self):
+        everybody = probed(CLIENTS, probed(ODD), round=40)
+        assert set(groups(everybody).values()) == {1}
+        joined = probed((), everybody, 41, ("n0",), (*CLIENTS, "n0"))
+        assert groups(joined)["n0"] == 1
+
+    def test_a_group_is_cut_again(self):
+        """Two clients go a way that is neither: what is cut off starts as the expert that it is cut off."""
+        state, far = probed(ODD), told(CLIENTS, ODD, seed=40)
+        grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
+        aside = torch.tensor([9.0, -9.0])
+        for c in ("c5", "c7"):
+            n, total = far[c].tensors["count"]["count"], far[c].tensors["sum"]["sum"]
+            far[c].tensors["square"]["square"] += 2 * aside * total.sum((0, 1)) + aside**2 * n.sum()
+            total += aside * n[..., None]
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        after = stage.fold(replace(state, models=grown, round=40, roster=CLIENTS), far, 0)
+        assert {c: g for c, g in groups(after).items() if g == 2} == {"c5": 2, "c7": 2}
+        assert after.models["expert-002"]["w"].tolist() == grown["expert-001"]["w"].tolist() == [1, 1]
+        assert after.membership["c0"].tolist() == [1, 0, 0, 0]
+
+    def test_nobody_and_what_is_not_finite(self):
+        state = ServerState(20, {"global": FIRST}, roster=("c0",))
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        assert stage.fold(state, {}, 0) is state
+        broken = told(("c0",), ())
+        broken["c0"].tensors["sum"]["sum"].fill_(float("nan"))
+        assert "probe" not in stage.fold(state, broken, 0).memory
+
+    @pytest.mark.parametrize(("key", "value"), [("at", -1), ("every", -1), ("smallest", 0), ("most", 0), ("stay", 1)])
+    def test_what_is_refused(self, key, value):
+        with pytest.raises(UserError, match=f"probe.{key} is {value}"):
+            ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), **{key: value})
 
 
 class TestBeside:
@@ -167,8 +184,12 @@ class TestBeside:
         assert list(trained_beside(state, "new")) == list(trained_beside(state, None)) == ["global"]
 
 
+def half_inverted(clients):
+    return inverted(tiny_federation(clients, classes=2), ("c1", "c3", "c5"))
+
+
 def played(fleet, rounds=4, federation=None, **keys):
-    federation = federation or tiny_federation(6)
+    federation = federation or half_inverted(6)
     settings = {"rounds": rounds, "cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "fleet": fleet}
     bench = arrange(Job(method="shoal", model="mlp", set=SPLIT, **settings | keys), "shoal", federation)
     private = {}
@@ -189,7 +210,7 @@ class TestAfterASplit:
         assert all("gate" in tree_ and "labels" in tree_ for tree_ in private.values())
         models = method.models_for(result.state, "c1")
         assert sorted(models) == ["expert-000", "expert-001", "global", "prior"]
-        x = tiny_federation(6)["c1"]["test"].x
+        x = half_inverted(6)["c1"]["test"].x
         gated = method.predict(models, private["c1"], x)
         without = method.predict(models, {"labels": private["c1"]["labels"]}, x)
         assert not torch.allclose(gated, without)
@@ -201,10 +222,10 @@ class TestAfterASplit:
         assert sorted(method.models_for(result.state, None)) == ["global", "prior"]
 
     def test_who_comes_later_is_served_at_once_and_joins(self):
-        result, private, method = played("plain", rounds=2, federation=tiny_federation(5))
+        result, private, method = played("plain", rounds=2, federation=half_inverted(5))
         state = result.state
         assert sorted(method.models_for(state, "c5")) == ["global", "prior"]
-        federation = tiny_federation(6)
+        federation = half_inverted(6)
         bench = arrange(
             Job(method="shoal", model="mlp", set=SPLIT, rounds=3, cohort=3, fleet="plain"), "shoal", federation
         )
@@ -213,12 +234,12 @@ class TestAfterASplit:
         assert len(method.models_for(later.state, "c5")) == 4
 
     def test_without_a_split_nobody_is_asked_after_the_probe(self):
-        federation = tiny_federation(6)
+        federation = half_inverted(6)
         bench = arrange(
             Job(
                 method="shoal",
                 model="mlp",
-                set={"probe": {"at": 1, "threshold": 1.0}},
+                set={"probe": {"at": 1, "threshold": 1000.0}},
                 rounds=4,
                 cohort=3,
                 fleet="plain",

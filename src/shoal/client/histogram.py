@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from shoal.errors import UserError
 from shoal.privacy import guarantee, label_noise, noisy_distribution
@@ -16,10 +17,12 @@ from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
 class LabelHistogram:
     """The label distribution p_j. `gamma` sets Gaussian noise of deviation gamma / classes on every entry (paper
     002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1. What was released once is kept and
-    released again when asked again: fresh noise each time could be averaged away."""
+    released again when asked again: fresh noise each time could be averaged away. Only when more than a share `anew` of
+    the labels are others than then (1: never) is there a new release, which adds to what is known of the client."""
 
     classes: int = field(metadata=FIXED)
     gamma: float = 0.0
+    anew: float = 1.0
     split: str = field(default="train", metadata=FIXED)  # what the client trains on
     name: str = "represent"
     batchable: bool = field(default=True, metadata=FIXED)
@@ -27,6 +30,8 @@ class LabelHistogram:
     def __post_init__(self) -> None:
         if self.gamma < 0:
             raise UserError(f"{self.name}.gamma is {self.gamma}; it must be 0 (no noise) or more")
+        if not 0 <= self.anew <= 1:
+            raise UserError(f"{self.name}.anew is {self.anew}; it must be from 0 to 1")
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -42,12 +47,17 @@ class LabelHistogram:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         p = s["counts"].cpu().double() / s["counts"].sum().clamp(min=1).cpu().double()
         kept: Tree | None = None
-        if self.gamma and "released" in s["private"]:
+        if self.gamma and self._stands(p, s["private"]):
             p = s["private"]["released"]
         elif self.gamma:
-            p = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
-            kept = s["private"] | {"released": p.float()}
+            noisy = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
+            kept = s["private"] | {"released": noisy.float(), "exact": p.float()}
+            p = noisy
         return Report({"labels": {"p": p.float()}}, {}, {"train": counts[self.split]}), kept
+
+    def _stands(self, p: Tensor, private: Tree) -> bool:
+        """Whether what was released still tells of these labels."""
+        return "released" in private and float((p - private["exact"]).abs().sum() / 2) <= self.anew
 
     def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
         return guarantee(self.gamma, self.classes, sizes) if self.gamma else {}

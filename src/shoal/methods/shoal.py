@@ -43,6 +43,7 @@ from typing import Literal
 import torch
 
 from shoal import tree
+from shoal.client.conditional import ClassFeatures
 from shoal.client.each import TrainEach
 from shoal.client.gate import FitGate, Gate
 from shoal.client.histogram import LabelHistogram
@@ -56,12 +57,13 @@ from shoal.methods.single import one_model_init
 from shoal.models import Model
 from shoal.stages.balanced import Balanced, Taught, taught
 from shoal.stages.beside import GLOBAL, FederateBeside, PersonaliseMembers, trained_beside
-from shoal.stages.coldstart import ClientColdStart
 from shoal.stages.momentum import Momentum, RunningMean, averaged
 from shoal.stages.represent import AskOnce
-from shoal.stages.shift import PROBE, ShiftProbe
+from shoal.stages.shift import ShiftProbe
 from shoal.stages.train import Rate
 from shoal.types import ClientId, Method, ModelsFor, Params, ServerState, Stage
+
+AGAIN = 20  # rounds after which clients look at their data again: they may have changed
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,11 @@ def labels(s: Setting, parts: Parts, adjust: bool) -> list[Stage]:
     """What clients tell of their labels, and what they count for themselves."""
     found: list[Stage] = []
     if tells(parts, adjust):
-        found.append(AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes)))
+        telling = s.make("represent", LabelHistogram, classes=s.model.classes, anew=0.25)
+        found.append(s.make("represent", AskOnce, program=telling, every=AGAIN))
     if parts.prior or parts.split or adjust:
         counting = CountLabels(s.model.classes, s.model.device)
-        found.append(s.make("prior", AskOnce, program=counting, name="prior"))
+        found.append(s.make("prior", AskOnce, program=counting, name="prior", every=AGAIN))
     return found
 
 
@@ -137,10 +140,7 @@ def choosing(s: Setting, parts: Parts) -> tuple[Stage, ...]:
 
 
 def probing(s: Setting) -> tuple[Stage, ...]:
-    """Three epochs with the adjusted loss, whatever clients train with."""
-    trial = s.training("probe", AdjustedTraining, epochs=3, lam=0.05, name=PROBE)
-    probe = s.make("probe", ShiftProbe, program=trial, trainable=s.model.trainable)
-    return probe, ClientColdStart(trial, s.model.trainable, source=PROBE)
+    return (s.make("probe", ShiftProbe, program=s.make("probe", ClassFeatures, model=s.model)),)
 
 
 def plain(training: AdjustedTraining) -> LocalTraining:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +124,10 @@ class Model:
             f"layer {layer!r} of model {self.name} is no ReLU; it must be last, a number from 1 to {len(modules)}"
             + (f", or one of {names}" if names else "")
         )
+
+    @cached_property
+    def rectifies(self) -> bool:
+        return bool(relu_modules(self._serving, torch.zeros(2, *self.input_shape)))
 
     def rectified(self, params: Params, x: Tensor, place: int) -> Tensor:
         """What that ReLU gives, as served."""

@@ -1,4 +1,4 @@
-"""Whether clients differ in more than how often classes occur: a probe, and experts where they do."""
+"""Whether clients differ in more than how often classes occur: a probe, experts where they do, and who moves later."""
 
 from __future__ import annotations
 
@@ -7,110 +7,122 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from shoal.clusterers.bisecting import bisected, unexplained
-from shoal.clusterers.inputs import Floats, Labels, as_before, by_first_appearance
+from shoal.clusterers.conditional import Told, divided, placed, told
+from shoal.clusterers.inputs import Labels
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.balanced import TOLD
 from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.beside import GLOBAL
-from shoal.stages.experts import joined, numbered
-from shoal.stages.overlap import direction
-from shoal.stages.represent import vector
+from shoal.stages.experts import joined, noted, numbered, without_group
+from shoal.stages.represent import restored, row, vector
 from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
-PROBE = "probe"
+PROBE, IDLE = "probe", "probe-idle"
+COLUMNS = ("count", "sum", "square")
 
 
 @dataclass(frozen=True)
 class ShiftProbe(OneProgram):
-    """Once, in round `at`, everybody trains the global model a little with a loss that leaves class frequencies out of
-    account. What label distributions still explain of the ways that clients go is taken away. Where the rest is clearly
-    apart, by a silhouette above `threshold`, each group has an expert from now on, which starts as the global model.
-    Kept are the model and the groups' ways, for those who come later.
+    """In round `at`, and again every `every` rounds (0: never), all tell how their rows of each class look to the same
+    model: the global one of the first probe, which clients keep. Where a class looks different from one group of
+    clients to another, by more than `threshold` variances within a class (`clusterers.conditional`), each group has an
+    expert from then on. The first ones start as the global model, one that is cut off another as that one.
 
-    With `every` all are asked again every so many rounds: groups follow, experts go on with those who had them, and
-    where no groups are seen any longer those that there are remain.
+    Whoever comes when there are groups tells it at once and joins the nearest. Whose data have changed moves to another
+    group if it is clearly nearer to it (`stay`), by what members told before. Groups may be cut again, up to `most`,
+    and are never joined. Of each probe it tells effect and agreement of the clearest cut, how many groups there are and
+    how many clients moved.
     """
 
     program: ClientProgram
-    trainable: tuple[str, ...] = field(metadata=FIXED)
     at: int = 20
-    every: int = 0
-    threshold: float = 0.115
+    every: int = 20
+    threshold: float = 0.1
     smallest: int = 3
-    most: int = 2
-    source: str = field(default=TOLD, metadata=FIXED)
-    name: str = PROBE
+    most: int = 4
+    stay: float = 0.5
+    name: str = field(default=PROBE, metadata=FIXED)
 
     def __post_init__(self) -> None:
         for key, least in (("at", 0), ("every", 0), ("smallest", 1), ("most", 1)):
             if getattr(self, key) < least:
                 raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
+        if not 0 <= self.stay < 1:
+            raise UserError(f"{self.name}.stay is {self.stay}; it must be from 0 to below 1")
 
     def due(self, round: int) -> bool:
-        return round == self.at or (self.every > 0 and round > self.at and (round - self.at) % self.every == 0)
+        return round >= self.at
+
+    def _everybody(self, round: int) -> bool:
+        since = round - self.at
+        return since == 0 or (self.every > 0 and since % self.every == 0)
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        sent = {GLOBAL: state.models[GLOBAL]}
-        return Plan(self.program, {c: Task(sent, {}, derive_seed(seed, c)) for c in state.roster})
+        newcomers = without_group(state, IDLE) if state.membership else []
+        asked = state.roster if self._everybody(state.round) else newcomers
+        model = {GLOBAL: self._model(state)} if asked else {}
+        return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in asked}, reuse=True)
+
+    def _model(self, state: ServerState) -> Params:
+        kept = state.memory.get(f"{self.name}-model", {})
+        return restored(kept["first"], state.models[GLOBAL]) if kept else state.models[GLOBAL]
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        told = {c: r.tensors["model"] for c, r in sorted(with_rows(reports).items())}
-        start = state.models[GLOBAL]
-        if not told:
+        fresh = Table.of({c: row(r) for c, r in with_rows(reports).items() if _finite(r)})
+        state = noted(state, IDLE, reports)
+        if not len(fresh):
             return state
-        ways = {c: vector({k: model[k] - start[k] for k in self.trainable}) for c, model in told.items()}
-        if not all(bool(way.isfinite().all()) for way in ways.values()):
-            return state  # a client diverged: nothing can be said of ways
-        clients = list(ways)
-        rows = unexplained(torch.stack([direction(way) for way in ways.values()]).numpy(), self._told(state, clients))
-        labels, silhouette = bisected(rows, self.threshold, self.smallest, self.most, seed)
-        said = {f"{self.name}.silhouette": silhouette, f"{self.name}.groups": float(labels.max() + 1)}
-        state = replace(state, figures={**state.figures, **said})
-        if labels.max() == 0:
+        before = Table.load(state, self.name)
+        known = before.merged(fresh)
+        first = vector(self._model(state))
+        state = replace(state, memory={**state.memory, self.name: known.tree(), f"{self.name}-model": {"first": first}})
+        was = {c: int(weights.argmax()) for c, weights in state.membership.items()}
+        here = known.where(known.present(state.roster))
+        now = self._placed(before, here, was)
+        moved = sum(was.get(c, g) != g for c, g in zip(here.clients, now.tolist(), strict=True))
+        figures, labels = {"moved": float(moved)}, now
+        if self._everybody(state.round):
+            labels, effect, agreement = divided(_read(here), now, self.threshold, self.smallest, self.most, seed)
+            figures |= {"effect": effect, "agreement": agreement}
+        figures["groups"] = float(max(*labels.tolist(), *was.values(), 0) + 1)
+        state = replace(state, figures={**state.figures, **{f"{self.name}.{k}": x for k, x in figures.items()}})
+        return self._experts(state, was, now, dict(zip(here.clients, labels.tolist(), strict=True)))
+
+    def _placed(self, before: Table, here: Table, was: Mapping[ClientId, int]) -> Labels:
+        """Who is here among the groups that there are. A group is where its members were before this round."""
+        if not was:
+            return np.zeros(len(here), dtype=np.int64)
+        members = before.where(before.present(list(was)))
+        both = Table(members.clients + here.clients, {k: torch.cat([members[k], here[k]]) for k in COLUMNS})
+        every, *_ = _read(both)  # in the same units
+        first, rest = np.split(np.arange(len(both)), [len(members)])
+        groups, then = np.unique([was[c] for c in members.clients], return_inverse=True)
+        own = np.array([np.searchsorted(groups, was[c]) if c in was else -1 for c in here.clients])
+        return groups[placed(every.of(rest), every.of(first).centres(then, len(groups)), own, self.stay)]
+
+    def _experts(
+        self, state: ServerState, was: Mapping[ClientId, int], now: Labels, found: Mapping[ClientId, int]
+    ) -> ServerState:
+        """Experts go on; one that is cut off starts as that of the group that its members were in."""
+        if not was and not any(found.values()):
             return state
-        labels = _numbered_as_before(state, clients, labels)
-        means = [_mean_way([ways[c] for c, k in zip(clients, labels, strict=True) if k == g]) for g in _groups(labels)]
-        kept = {"first": vector(start), "directions": torch.stack(means)}
-        return self._split(replace(state, memory={**state.memory, self.name: kept}), clients, labels)
-
-    def _told(self, state: ServerState, clients: list[ClientId]) -> Floats:
-        """Label distributions; zeros of who told nothing, so that nothing is taken away."""
-        known = Table.load(state, self.source)
-        told = dict(zip(known.clients, known.columns.get("labels", ()), strict=True))
-        width = known["labels"].shape[1] if len(known) else 1
-        return torch.stack([told.get(c, torch.zeros(width)) for c in clients]).double().numpy()
-
-    def _split(self, state: ServerState, clients: list[ClientId], labels: Labels) -> ServerState:
-        """Experts of groups that there were go on; new ones start as the global model."""
         experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
-        start = state.models[GLOBAL]
-        models: list[Params] = [experts[g] if g < len(experts) else start for g in _groups(labels)]
-        state = replace(state, models=numbered(models) | {GLOBAL: start}, membership={})
-        return joined(state, clients, np.searchsorted(_groups(labels), labels))
+        cut_from = dict(zip(found.values(), now.tolist(), strict=True)) if experts else {}
+        groups = max([*found.values(), *was.values()]) + 1
+        for g in range(len(experts), groups):
+            experts.append(experts[cut_from[g]] if cut_from else state.models[GLOBAL])
+        state = replace(state, models=numbered(experts) | {GLOBAL: state.models[GLOBAL]}, membership={})
+        member = {**was, **found}
+        return joined(state, list(member), np.array(list(member.values())))
 
 
-def _groups(labels: Labels) -> Labels:
-    return np.unique(labels)
+def _read(known: Table) -> tuple[Told, Told, Told]:
+    halves, classes = 2, known["count"].shape[1] // 2
+    count = known["count"].view(len(known), halves, classes)
+    return told(count.numpy(), known["sum"].view(len(known), halves, classes, -1).numpy(), known["square"].numpy())
 
 
-def _mean_way(ways: list[torch.Tensor]) -> torch.Tensor:
-    return sum((F.normalize(way, dim=0) for way in ways[1:]), F.normalize(ways[0], dim=0)) / len(ways)
-
-
-def _numbered_as_before(state: ServerState, clients: list[ClientId], labels: Labels) -> Labels:
-    """Groups have the numbers of the experts that most of their members had."""
-    known = np.array([c in state.membership for c in clients])
-    if not known.any():
-        return by_first_appearance(labels)[0]
-    was = np.array([int(state.membership[c].argmax()) for c in clients if c in state.membership])
-    named = dict(zip(labels[known].tolist(), as_before(labels[known], was).tolist(), strict=True))
-    fresh = iter(range(max(*named.values(), was.max()) + 1, len(labels) + len(named) + int(was.max()) + 2))
-    for group in _groups(labels).tolist():
-        if group not in named:
-            named[group] = next(fresh)
-    return np.array([named[group] for group in labels.tolist()])
+def _finite(report: Report) -> bool:
+    return all(bool(x.isfinite().all()) for part in report.tensors.values() for x in part.values())

@@ -1,0 +1,56 @@
+"""Where a client's rows of each class lie among the features of a model: what p(x|y) looks like from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.models import Model
+from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+
+
+@dataclass(frozen=True)
+class ClassFeatures:
+    """One look at the training rows with the received model; nothing is trained. Told are, of every other row and of
+    the rest apart, how many are of each class and the sum of their features, and over all rows the sum of squared
+    features. Features are what the last ReLUs give, of at most `width` channels (of a network without ReLUs its
+    logits). The sum of a class with a single row in a half is that row's features."""
+
+    model: Model
+    width: int = 256
+    name: str = "probe"
+    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 1, 256, self.step, shuffle=False),)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        received = next(iter(task.models.values()))
+        with torch.no_grad():
+            channels = self.features(received, torch.zeros(1, *self.model.input_shape, device=self.model.device)).shape[
+                1
+            ]
+        shapes = {"count": (2, self.model.classes), "sum": (2, self.model.classes, channels), "square": (channels,)}
+        return {"model": received} | {k: torch.zeros(shape, device=self.model.device) for k, shape in shapes.items()}
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        return self.model.features(params, x, self.width) if self.model.rectifies else self.model.predict(params, x)
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        h = self.features(s["model"], b.x)
+        each, odd = torch.arange(self.model.classes, device=b.y.device), torch.arange(len(b.w), device=b.w.device) % 2
+        held = (b.y[:, None] == each) * b.w[:, None]  # [rows, classes]
+        halves = torch.stack([held * (1 - odd)[:, None], held * odd[:, None]])  # [2, rows, classes]
+        return s | {
+            "count": s["count"] + halves.sum(1),
+            "sum": s["sum"] + halves.transpose(1, 2) @ h,
+            "square": s["square"] + b.w @ h**2,
+        }
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        told = {k: {k: s[k]} for k in ("count", "sum", "square")}
+        return Report(told, {}, {"train": counts["train"]}), None

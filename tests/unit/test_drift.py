@@ -1,0 +1,113 @@
+"""Sixty rounds of a fleet whose clients come, go and change."""
+
+import pytest
+import torch
+from changing import ChangingFleet, Life, World
+
+from shoal.client.prior import LABELS
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.table import Table
+
+AGAIN = {"probe": {"at": 5, "every": 5}, "prior": {"every": 5}, "represent": {"every": 5}, "gate": {"epochs": 3}}
+SKEWS = ([0.6, 0.3, 0.1, 0.0], [0.0, 0.6, 0.3, 0.1], [0.1, 0.0, 0.6, 0.3], [0.3, 0.1, 0.0, 0.6])
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What was seen at each turn of the story."""
+    world, seen = World(), {}
+    model = load_model("mlp", (8,), 4)
+    setting = Setting(model, rounds=60, cohort=6, epochs=1, batch_size=10, lr=0.1, eval_every=15, options=AGAIN)
+    method = build("shoal", setting)
+    data = {f"c{i:02d}": world.client(f"c{i:02d}", SKEWS[i % 4]) for i in range(12)}
+    life = Life(method, ChangingFleet(data))
+
+    def note(name, *clients):
+        accuracies = {c: life.accuracy(c) for c in clients or life.fleet.data}
+        models = {c: sorted(life.method.models_for(life.state, c)) for c in clients}
+        seen[name] = {
+            "groups": life.groups,
+            "accuracy": accuracies,
+            "models": models,
+            "private": dict(life.fleet.private),
+        }
+        seen[name]["told"] = Table.load(life.state, "represent")
+
+    life.play(14)
+    note("no shift")
+    drifted = {f"c{i:02d}": world.client(f"c{i:02d}", SKEWS[i % 4], inverted=True) for i in range(1, 12, 2)}
+    life.fleet.change(**drifted)
+    note("half of them drifted")
+    life.play(16)
+    note("split")
+    life.play(30)
+    note("recovered")
+    life.fleet.change(n0=world.client("n0", SKEWS[0]), n1=world.client("n1", SKEWS[1], inverted=True))
+    note("came", "n0", "n1")
+    life.play(31)
+    note("first report", "n0", "n1")
+    gone = life.fleet.leave("c02", "c03")
+    life.play(41)
+    note("before", "c00", "c04")
+    life.fleet.change(c00=world.client("c00", SKEWS[0], inverted=True), c04=world.client("c04", SKEWS[2]))
+    note("one drifted", "c00", "c04")
+    life.play(46)
+    note("moved", "c00", "c04")
+    life.fleet.change(**gone)
+    life.play(60)
+    note("end")
+    return seen, life
+
+
+def test_without_a_shift_there_is_one_model(told):
+    seen, _ = told
+    assert seen["no shift"]["groups"] == {}
+    assert min(seen["no shift"]["accuracy"].values()) > 0.85
+
+
+def test_a_shift_that_comes_later_is_found_at_the_next_probe(told):
+    seen, _ = told
+    assert seen["split"]["groups"] == {f"c{i:02d}": i % 2 for i in range(12)}
+    odd = [f"c{i:02d}" for i in range(1, 12, 2)]
+    lost, back = (sum(seen[k]["accuracy"][c] for c in odd) / 6 for k in ("half of them drifted", "recovered"))
+    assert lost < 0.5
+    assert back > 0.85
+
+
+def test_who_comes_later_has_the_global_model_at_once_its_prior_and_an_expert_after_its_first_report(told):
+    seen, life = told
+    assert set(map(tuple, seen["came"]["models"].values())) == {("global", "prior")}
+    for client in ("n0", "n1"):
+        assert client not in seen["came"]["private"]
+        counts = torch.bincount(life.fleet.data[client]["train"].y, minlength=4)
+        assert seen["first report"]["private"][client][LABELS].tolist() == counts.tolist()
+        assert seen["first report"]["models"][client] == ["expert-000", "expert-001", "global", "prior"]
+    assert {c: seen["first report"]["groups"][c] for c in ("n0", "n1")} == {"n0": 0, "n1": 1}
+
+
+def test_who_drifts_is_moved_and_nobody_else(told):
+    seen, _ = told
+    before, after = seen["before"]["groups"], seen["moved"]["groups"]
+    assert {c for c in after if after[c] != before[c]} == {"c00"}
+    assert seen["moved"]["accuracy"]["c00"] > 0.9
+
+
+def test_whose_labels_change_is_not_moved_but_counts_and_tells_them_again(told):
+    seen, life = told
+    counts = torch.bincount(life.fleet.data["c04"]["train"].y, minlength=4).float()
+    assert seen["before"]["private"]["c04"][LABELS].tolist() != counts.tolist()
+    assert seen["moved"]["private"]["c04"][LABELS].tolist() == counts.tolist()
+    place = seen["moved"]["told"].clients.index("c04")
+    torch.testing.assert_close(seen["moved"]["told"]["labels"][place], counts / counts.sum())
+    assert seen["moved"]["accuracy"]["c04"] > seen["one drifted"]["accuracy"]["c04"]
+
+
+def test_nobody_goes_back_and_forth_and_who_left_finds_its_place(told):
+    seen, life = told
+    moves = [f["probe.moved"] for f in life.figures if "probe.moved" in f]
+    assert sum(moves) == 1
+    planted = {f"c{i:02d}": i % 2 for i in range(12)} | {"c00": 1, "n0": 0, "n1": 1}
+    assert life.groups == planted
+    assert sorted(life.state.models) == ["expert-000", "expert-001", "global"]
+    assert min(seen["end"]["accuracy"].values()) > 0.8
