@@ -1,0 +1,81 @@
+"""What the server makes of what returns from training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shoal.methods.draft import Draft, Piece
+from shoal.methods.pieces.contribution import coefficients
+from shoal.stages.contribution import Coefficients, FederateByContribution
+from shoal.stages.momentum import Momentum
+from shoal.stages.train import Federate, Rate
+
+By = Literal["size", "contribution", "cosine"]
+
+
+def mean(d: Draft) -> None:
+    if d.measured:
+        learned = d.coefficients or Coefficients(d.s.model, steps=0)
+        by_contribution(d, "size", learned)
+    else:
+        remember = "summary" if d.has("select", "bandit") else "nothing"
+        d.federate = d.s.make("train", Federate, **common(d), remember=remember)
+
+
+def contribution(d: Draft) -> None:
+    by_contribution(d, "contribution", coefficients(d))
+
+
+def cosine(d: Draft) -> None:
+    by_contribution(d, "cosine", coefficients(d))
+
+
+def by_contribution(d: Draft, by: By, learned: Coefficients) -> None:
+    fixed = () if by == "size" else ("weighting",)
+    reuse = d.has("personalise", "update")
+    d.federate = d.s.make("train", FederateByContribution, fixed, **common(d), coefficients=learned, by=by, reuse=reuse)
+
+
+@dataclass(frozen=True)
+class Server:
+    momentum: float = 0.7
+
+
+def momentum(d: Draft) -> None:
+    beta = d.s.make("server", Server).momentum
+    mean(d)
+    d.around = lambda train: Momentum(train, d.s.model.trainable, beta)
+
+
+def common(d: Draft) -> dict[str, Any]:
+    rate = d.s.make("train", Rate, lr=d.made["training"].lr, rounds=d.s.rounds)
+    return {"program": d.program, "models_for": d.trains, "rate": rate, "trainable": d.s.model.trainable}
+
+
+PIECES = {
+    "mean": Piece(mean, "McMahan et al. 2017; paper 000, Eq. 15; paper 001, Eq. 5; paper 002, Eq. 2", single=False),
+    "contribution": Piece(
+        contribution,
+        "paper 003, Eq. 12-13",
+        sends="accuracy and loss on its own rows after training",
+        tells="how good each client's model is; the last model of everybody is kept",
+        needs={"cluster": ("none", "aidc", "dbscan", "similar", "repulsive")},
+        why="an update is compared with the one model that it set out from",
+    ),
+    "cosine": Piece(
+        cosine,
+        "paper 003, Eq. 14-15, Alg. 2",
+        sends="accuracy and loss on its own rows after training",
+        tells="how good each client's model is, and where it points; the last model of everybody is kept",
+        needs={"cluster": ("none", "aidc", "dbscan", "similar", "repulsive")},
+        why="an update is compared with the one model that it set out from",
+    ),
+    "momentum": Piece(
+        momentum,
+        "Hsu et al. 2019",
+        needs={"cluster": ("none", "aidc", "similar", "repulsive")},
+        why="a velocity goes on from round to round with a model that stays the same one",
+        single=False,
+    ),
+}
