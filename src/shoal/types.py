@@ -98,7 +98,8 @@ class ClientProgram(Protocol):
     def begin(self, task: Task, private: Tree) -> Tree: ...
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        """The report, and the new private tree (None: unchanged)."""
+        """The report, and what the client keeps from now on, by name; what it kept under other names stays. None:
+        nothing is new."""
 
 
 @runtime_checkable

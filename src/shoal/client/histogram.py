@@ -11,6 +11,8 @@ from shoal.errors import UserError
 from shoal.privacy import guarantee, label_noise, noisy_distribution
 from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
 
+RELEASED = "released labels"  # in a client's private tree
+
 
 @dataclass(frozen=True)
 class LabelHistogram:
@@ -33,7 +35,7 @@ class LabelHistogram:
         return (Phase(self.split, 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        return {"counts": torch.zeros(self.classes), "private": private}
+        return {"counts": torch.zeros(self.classes), "kept": {k: private[k] for k in (RELEASED,) if k in private}}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         each = torch.arange(self.classes, device=b.y.device)
@@ -42,11 +44,11 @@ class LabelHistogram:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         p = s["counts"].cpu().double() / s["counts"].sum().clamp(min=1).cpu().double()
         kept: Tree | None = None
-        if self.gamma and "released" in s["private"]:
-            p = s["private"]["released"]
+        if self.gamma and RELEASED in s["kept"]:
+            p = s["kept"][RELEASED]
         elif self.gamma:
             p = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
-            kept = s["private"] | {"released": p.float()}
+            kept = {RELEASED: p.float()}
         return Report({"labels": {"p": p.float()}}, {}, {"train": counts[self.split]}), kept
 
     def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:

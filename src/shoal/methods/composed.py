@@ -77,6 +77,14 @@ def refuse_misfits(d: Draft, chosen: Mapping[str, Mapping[str, Piece]]) -> None:
                     raise UserError(
                         f"{step}={name} does not go with {other}={d.chosen[other]}: {piece.why}; use {right}"
                     )
+    if d.has("aggregate", "secure"):
+        for step, pieces in chosen.items():
+            for name, piece in pieces.items():
+                if piece.single:
+                    raise UserError(
+                        f"aggregate=secure does not go with {step}={name}: that looks at single clients, and "
+                        "with secure sums the server sees none"
+                    )
 
 
 def composed(text: str) -> Callable[[Setting], Method]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from shoal.client.secure import KEYS, SumTraining, TellKey
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.contribution import coefficients
 from shoal.stages.contribution import Coefficients, FederateByContribution
 from shoal.stages.momentum import Momentum
+from shoal.stages.represent import AskOnce
+from shoal.stages.secure import FederateSums, Unmask
 from shoal.stages.train import Federate, Rate
 
 By = Literal["size", "contribution", "cosine"]
@@ -48,11 +51,28 @@ def momentum(d: Draft) -> None:
     d.around = lambda train: Momentum(train, d.s.model.trainable, beta)
 
 
+def secure(d: Draft) -> None:
+    if d.s.edges is not None:
+        d.refuse("aggregate", "edges would have to be trusted with single updates: leave --edges out")
+    least = d.s.make("secure", Least).least
+    federate = d.s.make("train", FederateSums, ("least",), **common(d), least=least)
+    program = SumTraining(d.made["training"], by_size=federate.weighting == "size")
+    d.federate = replace(federate, program=program)
+    d.stages["represent"].append(AskOnce(TellKey(), name=KEYS))
+    d.stages["aggregate"].append(Unmask())
+
+
+@dataclass(frozen=True)
+class Least:
+    least: int = 3  # clients in a sum
+
+
 def common(d: Draft) -> dict[str, Any]:
     rate = d.s.make("train", Rate, lr=d.made["training"].lr, rounds=d.s.rounds)
     return {"program": d.program, "models_for": d.trains, "rate": rate, "trainable": d.s.model.trainable}
 
 
+ONE_MODEL = ("none", "aidc", "dbscan", "similar", "repulsive")  # cluster pieces with which a client trains one
 PIECES = {
     "mean": Piece(mean, "McMahan et al. 2017; paper 000, Eq. 15; paper 001, Eq. 5; paper 002, Eq. 2", single=False),
     "contribution": Piece(
@@ -60,7 +80,7 @@ PIECES = {
         "paper 003, Eq. 12-13",
         sends="accuracy and loss on its own rows after training",
         tells="how good each client's model is; the last model of everybody is kept",
-        needs={"cluster": ("none", "aidc", "dbscan", "similar", "repulsive")},
+        needs={"cluster": ONE_MODEL},
         why="an update is compared with the one model that it set out from",
     ),
     "cosine": Piece(
@@ -68,8 +88,21 @@ PIECES = {
         "paper 003, Eq. 14-15, Alg. 2",
         sends="accuracy and loss on its own rows after training",
         tells="how good each client's model is, and where it points; the last model of everybody is kept",
-        needs={"cluster": ("none", "aidc", "dbscan", "similar", "repulsive")},
+        needs={"cluster": ONE_MODEL},
         why="an update is compared with the one model that it set out from",
+    ),
+    "secure": Piece(
+        secure,
+        "Bonawitz et al. 2017, pairwise masks, without shares of keys",
+        sends="a public key, once; then what it trained under masks that cancel in the sum",
+        keeps="a private key; of others in its sum the public ones",
+        tells="nothing of single clients but whether they have rows: only the sum",
+        needs={
+            "cluster": ("none", "aidc", "dbscan", "similar", "repulsive"),
+            "personalise": ("none", "fine-tune", "gate"),
+        },
+        why="the server has no single update",
+        single=False,
     ),
     "momentum": Piece(
         momentum,

@@ -96,8 +96,13 @@ PIECES = {
         sends="its loss on its group's model, in every round",
         keeps="its group's model, in every round",
         tells="losses, times, and how far each client's model moved",
-        needs={"cluster": ("aidc", "dbscan"), "represent": ("labels", "sparsity")},
-        why="a set is chosen in each group of clients, which must be known before anybody trains",
+        needs={
+            "cluster": ("aidc", "dbscan"),
+            "represent": ("labels", "sparsity"),
+            "aggregate": ("mean", "momentum"),
+        },
+        why="a set is chosen in each group of clients, known before anybody trains, by what the last "
+        "round's training changed",
     ),
     "contribution": Piece(
         contribution,
