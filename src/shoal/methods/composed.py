@@ -87,7 +87,7 @@ def refuse_misfits(d: Draft, chosen: Mapping[str, Mapping[str, Piece]]) -> None:
                     )
 
 
-def composed(text: str) -> Callable[[Setting], Method]:
+def of_pieces(text: str) -> Callable[[Setting], Method]:
     """What builds the method that `text` names."""
     steps = parse(text)
     name = written(steps)

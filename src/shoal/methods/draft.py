@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -11,7 +11,7 @@ from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for, one_model_init, one_model_predict
 from shoal.stages.contribution import Coefficients
 from shoal.stages.train import Federate
-from shoal.types import Assign, ClientProgram, Method, ModelsFor, Predict, Route, ServerState, Stage
+from shoal.types import Assign, ClientProgram, Method, ModelsFor, Part, Predict, Route, ServerState, Stage
 
 STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
 DEFAULTS = {
@@ -40,6 +40,9 @@ class Piece(NamedTuple):
     needs: Mapping[str, tuple[str, ...]] = {}  # step -> pieces, one of which must stand there
     why: str = ""  # it needs them
     single: bool = True  # whether what it uses of training are single clients' updates, not only their sum
+
+    def facts(self) -> dict[str, Any]:
+        return {k: v for k, v in self._asdict().items() if k != "lay"}
 
 
 @dataclass
@@ -96,12 +99,14 @@ class Draft:
             route=self.route,
             assign=self.assign,
             adapt=self.adapt,
+            parts=tuple(self.parts(training.name)),
             notes=self.notes,
         )
 
-    def step_of(self, stage: str) -> str:
-        """Where a stage of the method belongs, by its name."""
-        for step, stages in self.stages.items():
-            if any(s.name == stage for s in stages):
-                return step
-        return "train"
+    def parts(self, training: str) -> Iterator[Part]:
+        """Of several pieces at one step the first has its stages."""
+        for step in STEPS:
+            laid = tuple(stage.name for stage in self.stages[step])
+            first, *others = self.chosen[step].split("+")
+            yield Part(step, first, (training, *laid) if step == "train" else laid)
+            yield from (Part(step, name, ()) for name in others)

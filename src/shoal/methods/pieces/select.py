@@ -98,7 +98,7 @@ PIECES = {
         tells="losses, times, and how far each client's model moved",
         needs={
             "cluster": ("aidc", "dbscan"),
-            "represent": ("labels", "sparsity"),
+            "represent": ("sparsity", "labels"),
             "aggregate": ("mean", "momentum"),
         },
         why="a set is chosen in each group of clients, known before anybody trains, by what the last "
