@@ -72,14 +72,20 @@ def common(d: Draft) -> dict[str, Any]:
     return {"program": d.program, "models_for": d.trains, "rate": rate, "trainable": d.s.model.trainable}
 
 
+TRAINED = "what each client trained, and its number of rows"
 ONE_MODEL = ("none", "aidc", "dbscan", "similar", "repulsive")  # cluster pieces with which a client trains one
 PIECES = {
-    "mean": Piece(mean, "McMahan et al. 2017; paper 000, Eq. 15; paper 001, Eq. 5; paper 002, Eq. 2", single=False),
+    "mean": Piece(
+        mean,
+        "McMahan et al. 2017; paper 000, Eq. 15; paper 001, Eq. 5; paper 002, Eq. 2",
+        tells=TRAINED,
+        single=False,
+    ),
     "contribution": Piece(
         contribution,
         "paper 003, Eq. 12-13",
         sends="accuracy and loss on its own rows after training",
-        tells="how good each client's model is; the last model of everybody is kept",
+        tells=f"{TRAINED}, and how good it is; the last model of everybody is kept",
         needs={"cluster": ONE_MODEL},
         why="an update is compared with the one model that it set out from",
     ),
@@ -87,7 +93,7 @@ PIECES = {
         cosine,
         "paper 003, Eq. 14-15, Alg. 2",
         sends="accuracy and loss on its own rows after training",
-        tells="how good each client's model is, and where it points; the last model of everybody is kept",
+        tells=f"{TRAINED}, and how good it is; the last model of everybody is kept",
         needs={"cluster": ONE_MODEL},
         why="an update is compared with the one model that it set out from",
     ),
@@ -107,6 +113,7 @@ PIECES = {
     "momentum": Piece(
         momentum,
         "Hsu et al. 2019",
+        tells=TRAINED,
         needs={"cluster": ("none", "aidc", "similar", "repulsive")},
         why="a velocity goes on from round to round with a model that stays the same one",
         single=False,
