@@ -768,6 +768,58 @@ def methods(
         out.print(table)
 
 
+@app.command()
+def pieces(as_json: AsJson = False) -> None:
+    """List what can stand at each step of a method that is composed in a recipe."""
+    with _told(as_json):
+        from shoal.methods.pieces import PIECES
+
+        known = {step: {name: piece.facts() for name, piece in found.items()} for step, found in PIECES.items()}
+        if as_json:
+            _print_json({"pieces": known})
+            return
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in ("step", "piece", "from", "goes with"):
+            table.add_column(heading, no_wrap=heading in ("step", "piece"), overflow="fold")
+        for step, found in known.items():
+            for i, (name, facts) in enumerate(found.items()):
+                fits = "; ".join(f"{k}: {', '.join(v)}" for k, v in facts["needs"].items())
+                table.add_row("" if i else step, name, facts["source"], fits)
+        out.print(table)
+
+
+@app.command()
+@job_flags(*FLAGS)
+def explain(
+    what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="A method, its pieces, or a recipe.")],
+    flags: dict[str, Any],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a method does, step by step: what clients send and learn, what the server learns, what a round costs."""
+    with _told(as_json):
+        from shoal.bench import check_names, setup
+        from shoal.console import DownloadProgress, RunProgress
+        from shoal.explain import ROUNDS, explained
+        from shoal.job import load_recipe, make_job
+        from shoal.report.steps import steps_view
+
+        if what.endswith(".toml"):
+            jobs = list(load_recipe(Path(what), _overrides(flags)).jobs.values())
+        else:
+            jobs = [make_job(_overrides(flags) | {"method": what})]
+        first = {job.method: job for job in reversed(jobs)}
+        found = []
+        for job in (first[name] for name in dict.fromkeys(job.method for job in jobs)):
+            check_names(job)
+            with DownloadProgress(err) as download, RunProgress(err, f"playing {job.method}", ROUNDS + 1) as progress:
+                found.append(explained(setup(job, download), on_round=progress.on_round))
+        if as_json:
+            _print_json({"methods": found})
+            return
+        for facts in found:
+            out.print(steps_view(facts))
+
+
 @data_app.command("list")
 def data_list(as_json: AsJson = False) -> None:
     """The data sets known by name, and where each is found."""

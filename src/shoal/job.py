@@ -25,10 +25,19 @@ def _edges(value: Any) -> Any:
     return None if value == "none" else value
 
 
+def _method(value: Any) -> Any:
+    """A table of steps and their pieces is a method too."""
+    if not isinstance(value, Mapping):
+        return value
+    from shoal.methods.composed import written
+
+    return written(value)
+
+
 class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: str = "fedavg"
+    method: Annotated[str, BeforeValidator(_method)] = "fedavg"  # a name, or pieces: cluster=aidc,train=proximal
     data: str = "digits"
     partition: str = "dirichlet:0.3"
     clients: Positive | None = None  # None: 20, or all owners of a natural partition

@@ -98,7 +98,8 @@ class ClientProgram(Protocol):
     def begin(self, task: Task, private: Tree) -> Tree: ...
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        """The report, and the new private tree (None: unchanged)."""
+        """The report, and what the client keeps from now on, by name; what it kept under other names stays. None:
+        nothing is new."""
 
 
 @runtime_checkable
@@ -198,6 +199,14 @@ Route = Callable[[Mapping[str, Params], Tree, Tensor], Answer]
 Assign = Callable[[ServerState, Tensor], Mapping[str, Params]]
 
 
+class Part(NamedTuple):
+    """Which piece stands at a step of a method, and the stages that it laid."""
+
+    step: str
+    piece: str
+    stages: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Method:
     name: str
@@ -209,6 +218,7 @@ class Method:
     route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
     assign: Assign | None = None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
     adapt: ClientProgram | None = None  # what an unseen client may run on inputs without labels before it is served
+    parts: tuple[Part, ...] = ()  # what it is composed of; none where it was written as one
     notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 
     @property

@@ -12,6 +12,8 @@ from shoal.errors import UserError
 from shoal.privacy import guarantee, label_noise, noisy_distribution
 from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
 
+RELEASED, EXACT = "released labels", "exact labels"  # in a client's private tree
+
 
 @dataclass(frozen=True)
 class LabelHistogram:
@@ -38,7 +40,7 @@ class LabelHistogram:
         return (Phase(self.split, 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        return {"counts": torch.zeros(self.classes), "private": private}
+        return {"counts": torch.zeros(self.classes), "kept": {k: private[k] for k in (RELEASED, EXACT) if k in private}}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         each = torch.arange(self.classes, device=b.y.device)
@@ -47,17 +49,17 @@ class LabelHistogram:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         p = s["counts"].cpu().double() / s["counts"].sum().clamp(min=1).cpu().double()
         kept: Tree | None = None
-        if self.gamma and self._stands(p, s["private"]):
-            p = s["private"]["released"]
+        if self.gamma and self._stands(p, s["kept"]):
+            p = s["kept"][RELEASED]
         elif self.gamma:
             noisy = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
-            kept = s["private"] | {"released": noisy.float(), "exact": p.float()}
+            kept = {RELEASED: noisy.float(), EXACT: p.float()}
             p = noisy
         return Report({"labels": {"p": p.float()}}, {}, {"train": counts[self.split]}), kept
 
-    def _stands(self, p: Tensor, private: Tree) -> bool:
+    def _stands(self, p: Tensor, kept: Tree) -> bool:
         """Whether what was released still tells of these labels."""
-        return "released" in private and float((p - private["exact"]).abs().sum() / 2) <= self.anew
+        return RELEASED in kept and float((p - kept[EXACT]).abs().sum() / 2) <= self.anew
 
     def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
         return guarantee(self.gamma, self.classes, sizes) if self.gamma else {}

@@ -14,8 +14,8 @@ from shoal.types import Batch, ClientProgram, Params, Phase, Report, Task, Tree,
 
 @dataclass(frozen=True)
 class TrainBoth:
-    """What is received is trained as `shared` says, and sent back; then the client's own model is trained, which stays,
-    with whatever else the client keeps."""
+    """What is received is trained as `shared` says, and sent back; then the client's own model is trained, which
+    stays."""
 
     shared: ClientProgram
     personal: LocalTraining
@@ -34,16 +34,12 @@ class TrainBoth:
 
     def begin(self, task: Task, private: Tree) -> Tree:
         """The task's learning rate is that of the shared model."""
-        alone, kept = replace(task, config={}), {k: v for k, v in private.items() if k != "model"}
-        return {
-            "shared": self.shared.begin(task, private),
-            "personal": self.personal.begin(alone, private),
-            "kept": kept,
-        }
+        alone = replace(task, config={})
+        return {"shared": self.shared.begin(task, private), "personal": self.personal.begin(alone, private)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, _ = self.shared.end(task, s["shared"], counts)
-        return report, s["kept"] | {"model": self.personal.whole(s["personal"])}
+        return report, {"model": self.personal.whole(s["personal"])}
 
 
 def _inside(key: str, phase: Phase) -> Phase:

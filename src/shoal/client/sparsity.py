@@ -16,6 +16,8 @@ from shoal.privacy import epsilon, stated
 from shoal.rng import derive_seed, generator
 from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
+RELEASED = "released sparsity"  # in a client's private tree
+
 
 @dataclass(frozen=True)
 class Sparsity:
@@ -62,7 +64,7 @@ class Sparsity:
     def begin(self, task: Task, private: Tree) -> Tree:
         s = self.adaptation.begin(task, private)
         zeros = torch.zeros(2, self.channels, device=s["loss"].device)
-        return s | {"zeros": zeros, "received": zeros, "private": private}
+        return s | {"zeros": zeros, "received": zeros, "kept": {k: private[k] for k in (RELEASED,) if k in private}}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         zero = (self.adaptation.model.rectified(s["params"] | s["rest"], b.x, self.place) == 0).float()
@@ -76,15 +78,15 @@ class Sparsity:
         return s | {"received": s["zeros"], "zeros": torch.zeros_like(s["zeros"])}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        private, kept = s["private"], None
-        if self.noise and "released" in private:
-            vectors = private["released"]
+        kept: Tree | None = None
+        if self.noise and RELEASED in s["kept"]:
+            vectors = s["kept"][RELEASED]
         else:
             rows = counts["train"]
             adapted, received = s["zeros"].cpu().sum(0, keepdim=True), s["received"].cpu()
             exact = torch.cat([adapted / max(1, rows), received / _halves(rows).clamp(min=1)[:, None]])  # Eq. (2)
             vectors = self.released(exact, rows, task.seed)
-            kept = private | {"released": vectors} if self.noise else None
+            kept = {RELEASED: vectors} if self.noise else None
         return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), kept
 
     def received(self, model: Params, x: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def client_app(
             models[client] = {digest: task.models[k] for k, digest in task.digests.items()}
         report, kept = run_one(programs[name], task, load_data(client), private.get(client, {}), recorder)
         if kept is not None:
-            private[client] = kept
+            private[client] = {**private.get(client, {}), **kept}
         return Message(content=report_record(name, report), reply_to=message)
 
     return app

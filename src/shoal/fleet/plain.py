@@ -107,5 +107,5 @@ class PlainFleet:
         with blaming(program, client):
             report, private = run_one(program, task, self.data[client], self.private.get(client, {}), self.recorder)
         if private is not None:
-            self.private[client] = private
+            self.private[client] = {**self.private.get(client, {}), **private}
         return report

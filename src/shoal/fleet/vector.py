@@ -66,7 +66,7 @@ class VectorFleet(PlainFleet):
                     report, private = program.end(task, picked(stack, i), counts)
                 reports[c] = replace(report, flops=flops[i])
                 if private is not None:
-                    self.private[c] = private
+                    self.private[c] = {**self.private.get(c, {}), **private}
         return {c: reports[c] for c in plan.tasks}
 
     def _begin(self, program: ClientProgram, client: ClientId, task: Task) -> Tree:

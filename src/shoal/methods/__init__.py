@@ -11,6 +11,7 @@ from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
+from shoal.methods.composed import of_pieces
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
 from shoal.methods.edges import over_edges
@@ -80,7 +81,10 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
 
 
 def find(name: str) -> Callable[[Setting], Method]:
-    """A method by name, or one's own: `package.module:function`, a function from Setting to Method."""
+    """A method by name, by its pieces (`cluster=aidc,train=proximal`), or one's own: `package.module:function`, a
+    function from Setting to Method."""
+    if "=" in name:
+        return of_pieces(name)
     if ":" in name:
         return imported("method", name)
     return look_up("method", name, METHODS, own="package.module:function")

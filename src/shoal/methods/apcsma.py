@@ -47,22 +47,12 @@ rows; the paper's are of test rows. With `train.rows=low` all of this is of rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from shoal.client.measure import Measure, MeasuredTraining
-from shoal.client.probe import ShareRows
-from shoal.client.update import ConditionalUpdate
-from shoal.methods.fedavg import by_chance
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, one_model_predict, own_model_predict
-from shoal.stages.contribution import MEASURE, ByContribution, Coefficients, FederateByContribution, Update
-from shoal.stages.infer import SHARE
-from shoal.stages.represent import AskOnce
-from shoal.stages.train import Rate
-from shoal.types import Method, Stage
-
-PUBLIC_ROWS = 50
+from shoal.types import Method
 
 
 @dataclass(frozen=True)
@@ -73,73 +63,14 @@ class Parts:
     aggregate: Literal["cosine", "contribution", "size"] = "cosine"
     update: bool = True
 
-
-@dataclass(frozen=True)
-class Shared:
-    rows_of: Literal["public", "clients", "nobody"] = "public"
+    @property
+    def pieces(self) -> dict[str, str]:
+        return {
+            "select": "random" if self.select == "chance" else self.select,
+            "aggregate": "mean" if self.aggregate == "size" else self.aggregate,
+            "personalise": "update" if self.update else "none",
+        }
 
 
 def apcsma(s: Setting) -> Method:
-    parts = s.make("parts", Parts)
-    kept = {"start": "own", "keep": True} if parts.update else {}
-    program = s.training("train", MeasuredTraining, **kept)
-    share, coefficients, notes = shared_set(s, parts, program)
-    train = s.make(
-        "train",
-        FederateByContribution,
-        ("weighting",) if parts.aggregate != "size" else (),
-        program=program,
-        models_for=one_model_for,
-        rate=s.make("train", Rate, lr=program.lr, rounds=s.rounds),
-        trainable=s.model.trainable,
-        coefficients=coefficients,
-        by=parts.aggregate,
-        reuse=parts.update,
-    )
-    return Method(
-        name="apcsma",
-        init=one_model_init(s.model),
-        stages=(*share, *chosen(s, parts, coefficients, program), train, *updated(s, parts, program)),
-        models_for=one_model_for,
-        predict=own_model_predict(s.model) if parts.update else one_model_predict(s.model),
-        classes=s.model.classes,
-        notes=notes,
-    )
-
-
-def shared_set(
-    s: Setting, parts: Parts, program: MeasuredTraining
-) -> tuple[tuple[Stage, ...], Coefficients, tuple[str, ...]]:
-    """Where the rows come from on which coefficients are learned, and what is said of it."""
-    if (parts.select, parts.aggregate) == ("chance", "size"):
-        return (), Coefficients(s.model, steps=0), ()  # there are none
-    of = s.make(SHARE, Shared).rows_of
-    learn = Coefficients(s.model, steps=0) if of == "nobody" else s.make("learn", Coefficients, model=s.model)
-    if of == "clients" and learn.steps:
-        given = {"shape": s.model.input_shape, "labelled": True, "rows": 4, "split": program.split}
-        give = s.make(SHARE, ShareRows, **given)
-        note = (
-            f"up to {give.rows} labelled rows of each of the first clients go to the server, to learn coefficients on"
-        )
-        return (AskOnce(give, newcomers=False, name=SHARE),), learn, (note,)
-    public = s.want_public(PUBLIC_ROWS) if of == "public" and learn.steps else None
-    if public is None or not len(public.y):
-        return (), replace(learn, steps=0), ("coefficients are equal: no rows were used to learn them",)
-    return (), replace(learn, public=public), (f"coefficients are learned on {len(public.y)} public rows",)
-
-
-def chosen(s: Setting, parts: Parts, coefficients: Coefficients, program: MeasuredTraining) -> tuple[Stage, ...]:
-    if parts.select == "chance":
-        return by_chance(s)
-    select = s.make("select", ByContribution, size=s.cohort, coefficients=coefficients)
-    fresh, cold = select.metrics == "fresh", select.start == "cold"
-    measure = Measure(s.model, program.split)
-    ask = AskOnce(measure, one_model_for, every=int(fresh), after=int(not cold), reuse=parts.update, name=MEASURE)
-    return (ask, select) if fresh or cold else (select,)
-
-
-def updated(s: Setting, parts: Parts, training: MeasuredTraining) -> tuple[Stage, ...]:
-    if not parts.update:
-        return ()
-    program = s.make("update", ConditionalUpdate, model=s.model, rows=training.rows)
-    return (s.make("update", Update, program=program, models_for=one_model_for, rounds=s.rounds),)
+    return compose(s, "apcsma", s.make("parts", Parts).pieces)

@@ -36,53 +36,12 @@ a cluster have left before they told, the largest logit answers for all.
 
 from __future__ import annotations
 
-import torch
-
-from shoal.client.ensemble import Confidence, ensemble_predict, ensemble_route
-from shoal.client.histogram import LabelHistogram
-from shoal.client.moments import FeatureMoments
-from shoal.client.train import LocalTraining
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.rng import derive_seed
-from shoal.stages.describe import LABELS, Describe, served_by
-from shoal.stages.ensemble import FIRST, InTurn, Neighbours, TrainApart, trained_by
-from shoal.stages.experts import numbered
-from shoal.stages.represent import AskOnce
-from shoal.stages.train import Federate, Rate
-from shoal.types import Method, ServerState, Stage
+from shoal.types import Method
+
+PIECES = {"represent": "last-layer", "cluster": "dbscan", "select": "turns", "serve": "confidence"}
 
 
 def fce(s: Setting) -> Method:
-    program = s.training("train", LocalTraining)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
-    train = s.make("train", Federate, program=program, models_for=trained_by(s.model), rate=rate)
-    confidence = s.make("serve", Confidence)
-    dense = confidence.rule == "density"
-    apart = TrainApart(train, s.make("cluster", Neighbours), s.model, average=dense)
-
-    def init(seed: int) -> ServerState:
-        first = derive_seed(seed, "init")
-        model = s.model.init(first)
-        if dense:  # a network that cannot be described by is refused before any client is asked
-            s.model.features(model, torch.zeros(2, *s.model.input_shape, device=s.model.device), confidence.width)
-        return ServerState(0, numbered([model]), memory={FIRST: {"seed": torch.tensor(first)}})
-
-    return Method(
-        name="fce",
-        init=init,
-        stages=(s.make("select", InTurn), apart, *asked(s, confidence, program.split)),
-        models_for=served_by(s.model, confidence),
-        predict=ensemble_predict(s.model, confidence),
-        classes=s.model.classes,
-        route=ensemble_route(s.model, confidence),
-    )
-
-
-def asked(s: Setting, confidence: Confidence, split: str) -> tuple[Stage, ...]:
-    """What members tell beside their models, for the sake of those who never train."""
-    stages: list[Stage] = []
-    if confidence.rule == "density":
-        stages.append(Describe(FeatureMoments(s.model, confidence.width, split)))
-    if confidence.mask == "told":
-        stages.append(AskOnce(LabelHistogram(s.model.classes, split=split, name=LABELS), name=LABELS))
-    return tuple(stages)
+    return compose(s, "fce", PIECES)

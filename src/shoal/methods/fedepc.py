@@ -39,65 +39,13 @@ be added and its (ε, δ) is stated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
-
-from shoal.client.probe import LossProbe
-from shoal.client.sparsity import Sparsity
-from shoal.client.train import LocalTraining
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_init, received_model_predict
-from shoal.stages.budgeted import Budgeted
-from shoal.stages.cluster import Adaptive
-from shoal.stages.experts import Experts, expert_for
-from shoal.stages.extract import Extractor, extractor_for
-from shoal.stages.represent import AskOnce
-from shoal.stages.select import Random
-from shoal.stages.train import Federate, Rate
-from shoal.table import Table
-from shoal.types import Method, Params, ServerState
+from shoal.types import Method
+
+PIECES = {"represent": "sparsity", "cluster": "aidc", "select": "bandit", "train": "proximal"}
+DEFAULTS = {"train": {"mu": 0.01, "weighting": "uniform"}}
 
 
 def fedepc(s: Setting) -> Method:
-    program = s.training("train", LocalTraining, mu=0.01)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
-    adaptation = s.training("represent", LocalTraining, epochs=1, name="represent")
-    extractor = s.make("represent", Extractor, model=s.model)
-    sparsity = s.make("represent", Sparsity, adaptation=adaptation)
-    ask = s.make("represent", AskOnce, program=sparsity, models_for=extractor_for, after=extractor.warmup)
-    warmup = (Random(s.cohort, name="warmup"),) if extractor.warmup else ()
-    rule = s.make("cluster", Adaptive)
-    experts = Experts(rule, column="sparsity")
-    choose = s.make("select", Budgeted)
-    losses = (
-        (AskOnce(LossProbe(s.model), expert_for, every=1, after=extractor.warmup, name="probe"),) if choose.asks else ()
-    )
-    kept = {"remember": "summary", "trainable": s.model.trainable, "weighting": "uniform"}
-    train = s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept)
-
-    def init(seed: int) -> ServerState:
-        s.model.relu(sparsity.layer)  # one that is not there is refused before any client is asked
-        return one_model_init(s.model)(seed)
-
-    def assign(state: ServerState, x: Tensor) -> Mapping[str, Params]:
-        """An unseen client has no labels to adapt by: the received model's vectors are compared, on the client, so
-        that nothing leaves it."""
-        known = Table.load(state, experts.name)
-        if not len(known):
-            return expert_for(state, None)
-        with torch.no_grad():
-            vector = sparsity.received(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
-        group = rule.like(known["rows"].double().numpy(), known["expert"].numpy(), vector)
-        return {"expert": state.models[sorted(state.models)[group]]}
-
-    return Method(
-        name="fedepc",
-        init=init,
-        stages=(*warmup, extractor, ask, experts, *losses, choose, train),
-        models_for=expert_for,
-        predict=received_model_predict(s.model),
-        classes=s.model.classes,
-        assign=assign,
-    )
+    return compose(s, "fedepc", PIECES, DEFAULTS)

@@ -17,17 +17,12 @@ Algorithm 1 alone finds mixed groups only while these are no larger than the num
 
 from __future__ import annotations
 
-from shoal.client.histogram import LabelHistogram
-from shoal.methods.fedavg import averaging
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.selectors.groups import whole_groups
-from shoal.stages.cluster import Group, Repulsive
-from shoal.stages.represent import AskOnce
-from shoal.stages.select import FromGroups
 from shoal.types import Method
+
+PIECES = {"represent": "labels", "cluster": "repulsive", "select": "whole-groups"}
 
 
 def repclust(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
-    group = Group(s.make("cluster", Repulsive, cohort=s.cohort), column="labels")
-    return averaging(s, "repclust", ask, group, FromGroups(whole_groups, size=s.cohort))
+    return compose(s, "repclust", PIECES)

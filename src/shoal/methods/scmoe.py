@@ -37,36 +37,14 @@ client's experts, without private model and gate), `gate.calibrate=false`, `gate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from torch import Tensor
-
-from shoal import tree
-from shoal.client.choose import Choose, ChooseAndTrain
-from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
-from shoal.client.personal import TrainBoth
-from shoal.client.train import LocalTraining
-from shoal.methods.fedavg import by_chance
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.models import Model
-from shoal.rng import derive_seed
-from shoal.stages.experts import numbered
-from shoal.stages.overlap import Overlap, Overlapping, experts_for
-from shoal.stages.personalise import Personalise
-from shoal.stages.train import Federate, Rate
-from shoal.types import ClientProgram, Method, Params, Predict, ServerState, Stage, Tree
+from shoal.types import Method
 
-
-@dataclass(frozen=True)
-class Judging:
-    judge: Literal["val", "train"] = "val"  # rows on which a client compares its experts
-
-
-@dataclass(frozen=True)
-class Private:
-    start: Literal["warm", "cold"] = "warm"
+PIECES = {"represent": "updates", "cluster": "mctc", "personalise": "gate"}
+DEFAULTS = {"train": {"rows": "low"}, "private": {"rows": "high"}}
 
 
 @dataclass(frozen=True)
@@ -75,38 +53,5 @@ class Mixing:
 
 
 def scmoe(s: Setting) -> Method:
-    training = s.training("train", LocalTraining, rows="low")
-    judged = f"{s.make('train', Judging).judge}/low"
-    rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
-    start, use = s.make("private", Private).start, s.make("gate", Mixing).use
-    warm = start == "warm"
-    epochs = 5 if warm else s.epochs
-    own = s.training("private", LocalTraining, epochs=epochs, rows="high", start="own", name="private")
-    gate = s.make("gate", Gate)
-    choice, program = Choose(s.model, "hits", judged), ChooseAndTrain(training, "hits", judged)
-    personal = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate), own, choice, start)
-    both: ClientProgram = program if warm or not use else TrainBoth(program, own)
-    train = s.make("train", Federate, program=both, models_for=experts_for, rate=rate)
-    cluster = Overlapping(train, s.make("cluster", Overlap), s.model.trainable)
-    gates: tuple[Stage, ...] = (Personalise(personal, experts_for, s.rounds, s.eval_every, reuse=True),) if use else ()
-
-    def init(seed: int) -> ServerState:
-        return ServerState(0, numbered([s.model.init(derive_seed(seed, "init"))]))
-
-    return Method(
-        name="scmoe",
-        init=init,
-        stages=(*by_chance(s), cluster, *gates),
-        models_for=experts_for,
-        predict=gated_predict(s.model, gate) if use else mean_predict(s.model),
-        classes=s.model.classes,
-    )
-
-
-def mean_predict(model: Model) -> Predict:
-    """The mean of a client's experts as one model."""
-
-    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
-        return model.predict(tree.weighted_mean(list(models.values()), [1.0] * len(models)), x)
-
-    return predict
+    use = s.make("gate", Mixing).use
+    return compose(s, "scmoe", PIECES if use else PIECES | {"personalise": "none"}, DEFAULTS)

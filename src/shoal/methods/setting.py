@@ -37,6 +37,7 @@ class Setting:
     momentum: float = 0.0
     eval_every: int = 1
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value, of the method
     known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
@@ -44,14 +45,17 @@ class Setting:
     cloud_every: int | None = None  # rounds between two meetings of edges; None: as usual
 
     def make(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:
-        """`piece(**defaults)` with the user's options for `name` on top, but for those that the method has `fixed`."""
-        wanted = self.options.get(name, {})
+        """`piece(**defaults)`, with the options for `name` on top that are usual for the method, and then the user's,
+        but for those that the method has `fixed`."""
+        wanted, usual = self.options.get(name, {}), self.defaults.get(name, {})
         hints = typing.get_type_hints(piece)
         values = dict(defaults)
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
             if f.metadata.get("fixed") or f.name in ("name", *fixed) or not _is_simple(hints[f.name]):
                 continue  # part of the composition, not a number to play with
-            self.known.setdefault(name, {})[f.name] = defaults.get(f.name, f.default)
+            if f.name in usual:
+                values[f.name] = usual[f.name]
+            self.known.setdefault(name, {})[f.name] = values.get(f.name, f.default)
             if f.name in wanted:
                 values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name])
         return piece(**values)

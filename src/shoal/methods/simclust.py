@@ -15,17 +15,12 @@ Deviation: the number of groups is that of the cohort unless it is given; the pa
 
 from __future__ import annotations
 
-from shoal.client.histogram import LabelHistogram
-from shoal.methods.fedavg import averaging
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.selectors.groups import one_of_each
-from shoal.stages.cluster import Group, Similar
-from shoal.stages.represent import AskOnce
-from shoal.stages.select import FromGroups
 from shoal.types import Method
+
+PIECES = {"represent": "labels", "cluster": "similar", "select": "one-of-each"}
 
 
 def simclust(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
-    group = Group(s.make("cluster", Similar, cohort=s.cohort), column="labels")
-    return averaging(s, "simclust", ask, group, FromGroups(one_of_each, size=s.cohort))
+    return compose(s, "simclust", PIECES)

@@ -1,4 +1,4 @@
-"""The three functions of methods with one global model."""
+"""The functions of methods that say what clients start from, are sent, and answer with."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from shoal import tree
 from shoal.models import Model
 from shoal.rng import derive_seed
+from shoal.stages.experts import numbered
 from shoal.types import ClientId, Params, Predict, ServerState, Tree
 
 
 def one_model_init(model: Model) -> Callable[[int], ServerState]:
     def init(seed: int) -> ServerState:
         return ServerState(0, {"global": model.init(derive_seed(seed, "init"))})
+
+    return init
+
+
+def numbered_init(model: Model) -> Callable[[int], ServerState]:
+    """One model, by the name that models of groups have."""
+
+    def init(seed: int) -> ServerState:
+        return ServerState(0, numbered([model.init(derive_seed(seed, "init"))]))
 
     return init
 
@@ -29,11 +40,12 @@ def one_model_predict(model: Model) -> Predict:
     return predict
 
 
-def own_model_predict(model: Model) -> Predict:
-    """The client's own model where it has one, else the global one (a client that never trained)."""
+def own_model_predict(model: Model, otherwise: Predict | None = None) -> Predict:
+    """The client's own model where it has one, else (a client that never trained) the global one, or `otherwise`."""
+    others = otherwise or one_model_predict(model)
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
-        return model.predict(private["model"] if "model" in private else models["global"], x)
+        return model.predict(private["model"], x) if "model" in private else others(models, private, x)
 
     return predict
 
@@ -43,5 +55,14 @@ def received_model_predict(model: Model) -> Predict:
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return model.predict(next(iter(models.values())), x)
+
+    return predict
+
+
+def mean_predict(model: Model) -> Predict:
+    """The mean of a client's experts as one model."""
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        return model.predict(tree.weighted_mean(list(models.values()), [1.0] * len(models)), x)
 
     return predict

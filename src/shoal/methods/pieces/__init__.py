@@ -1,0 +1,16 @@
+"""What can stand at each step of a method: a file per step, a table of pieces in each."""
+
+from shoal.methods.draft import Piece
+from shoal.methods.pieces import aggregate, cluster, personalise, represent, select, serve, train
+
+PIECES: dict[str, dict[str, Piece]] = {
+    "represent": represent.PIECES,
+    "cluster": cluster.PIECES,
+    "select": select.PIECES,
+    "train": train.PIECES,
+    "aggregate": aggregate.PIECES,
+    "personalise": personalise.PIECES,
+    "serve": serve.PIECES,
+}
+
+__all__ = ["PIECES"]

@@ -1,0 +1,150 @@
+"""Training of which the server sees only sums."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from shoal.client.secure import KEY, KEYS, ONE, SUM, TAIL, RevealMasks, Whole, as_bytes, mask, unflat
+from shoal.errors import UserError
+from shoal.rng import derive_seed
+from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.train import Federate
+from shoal.table import Table
+from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState, Task
+
+log = logging.getLogger(__name__)
+PENDING = "sums"
+
+
+def key_of(known: Table, client: ClientId) -> torch.Tensor:
+    return known[KEY][known.clients.index(client)].to(torch.uint8)
+
+
+def models_of(state: ServerState) -> dict[ClientId, str]:
+    """In which model each of the cohort is summed up: that of its group, or the one that there is."""
+    names = sorted(state.models)
+    return {
+        c: names[int(state.membership[c].argmax())] if c in state.membership else names[0]
+        for c in state.cohort
+        if c in state.membership or len(names) == 1
+    }
+
+
+@dataclass(frozen=True)
+class FederateSums(Federate):
+    """The cohort trains as usual, and covers what it sends with masks among those who count in the same model. Where
+    fewer than `least` would, nobody is asked: a sum of one is no secret. What returns waits for `Unmask`."""
+
+    least: int = 3
+    keys: str = field(default=KEYS, metadata=FIXED)
+
+    def __post_init__(self) -> None:
+        if self.least < 2:
+            raise UserError(f"secure.least is {self.least}; it must be 2 or more: a sum of one client is no secret")
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        known, plan = Table.load(state, self.keys), super().plan(state, seed)
+        sums = self._sums(state, known)
+        keys = {name: {c: key_of(known, c) for c in members} for name, members in sums.items()}
+        tasks = {
+            c: replace(
+                plan.tasks[c],
+                models={**plan.tasks[c].models, KEYS: keys[name]},
+                config={**plan.tasks[c].config, "round": float(state.round)},
+            )
+            for name, members in sums.items()
+            for c in members
+        }
+        return replace(plan, tasks=tasks)
+
+    def _sums(self, state: ServerState, known: Table) -> dict[str, list[ClientId]]:
+        found: dict[str, list[ClientId]] = {}
+        for client, name in models_of(state).items():
+            if client in known.clients:
+                found.setdefault(name, []).append(client)
+        return {name: members for name, members in found.items() if len(members) >= self.least}
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        pending: dict[str, dict[str, torch.Tensor]] = {}
+        for name, members in self._sums(state, Table.load(state, self.keys)).items():
+            told = [c for c in members if c in reports]
+            if len(told) < self.least:
+                log.warning("round %d: too few answered for a sum; model %r stays as it is", state.round + 1, name)
+                continue
+            total = np.sum([reports[c].tensors[SUM]["covered"].numpy() for c in told], axis=0, dtype=np.int64)
+            there = torch.tensor([c in reports for c in members])
+            pending[name] = {"total": torch.from_numpy(total), **Table(tuple(members), {"there": there}).tree()}
+        return replace(state, memory={**state.memory, PENDING: pending})
+
+
+@dataclass(frozen=True)
+class Unmask(OneProgram, EveryRound):
+    """Takes masks away that are left in a sum because somebody did not answer, and makes the sum the model's mean. If
+    one of those who are left is silent too, the sum cannot be read and the model stays as it is."""
+
+    program: ClientProgram = field(default_factory=RevealMasks)
+    keys: str = field(default=KEYS, metadata=FIXED)
+    name: str = "unmask"
+    purpose: ClassVar[Purpose] = "train"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        known, tasks = Table.load(state, self.keys), {}
+        for sums in state.memory.get(PENDING, {}).values():
+            told, silent = _answers(sums)
+            keys = {c: key_of(known, c) for c in silent}
+            for c in told if silent else ():
+                tasks[c] = Task({KEYS: keys}, {"round": float(state.round)}, derive_seed(seed, c))
+        return Plan(self.program, tasks)
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        known, models, figures = Table.load(state, self.keys), dict(state.models), dict(state.figures)
+        loss = np.zeros(2)
+        for name, sums in state.memory.get(PENDING, {}).items():
+            told, silent = _answers(sums)
+            if silent and not all(c in reports for c in told):
+                log.warning("round %d: masks of a sum are missing; model %r stays as it is", state.round + 1, name)
+                continue
+            total = sums["total"].numpy() - self._left(known, told, silent, reports, len(sums["total"]))
+            values = torch.from_numpy(total).double() / ONE
+            weight, lost, rows, diverged = values[-TAIL:].tolist()
+            loss += (lost, rows)
+            if weight > 0 or diverged:  # a model of no numbers is what the loop stops at
+                models[name] = self._mean(values[:-TAIL] / (weight if not diverged else 0.0), state.models[name])
+        if loss[1] > 0:
+            figures["train.loss"] = float(loss[0] / loss[1])
+        memory = {k: v for k, v in state.memory.items() if k != PENDING}
+        return replace(state, models=models, figures=figures, memory=memory)
+
+    def _mean(self, values: torch.Tensor, like: Params) -> Params:
+        """Whole numbers, such as batch norm's counters, stay as they are."""
+        mean = unflat(values, like)
+        return {k: x if like[k].is_floating_point() else like[k] for k, x in mean.items()}
+
+    def _left(
+        self,
+        known: Table,
+        told: list[ClientId],
+        silent: list[ClientId],
+        reports: Mapping[ClientId, Report],
+        numbers: int,
+    ) -> Whole:
+        """The masks towards the silent, as those who are left put them on."""
+        left = np.zeros(numbers, dtype=np.int64)
+        for c in told if silent else ():
+            for other in silent:
+                sign = 1 if as_bytes(key_of(known, c)) < as_bytes(key_of(known, other)) else -1
+                left += sign * mask(as_bytes(reports[c].tensors["seeds"][other]), numbers)
+        return left
+
+
+def _answers(sums: Mapping[str, torch.Tensor]) -> tuple[list[ClientId], list[ClientId]]:
+    """Who sent what is in a sum, and who should have and did not."""
+    table = Table.read({k: v for k, v in sums.items() if k != "total"})
+    there = dict(zip(table.clients, table["there"].tolist(), strict=True))
+    return [c for c in table.clients if there[c]], [c for c in table.clients if not there[c]]

@@ -1,0 +1,164 @@
+"""Methods composed of pieces: the same as those with names, any that fit, and reasons for those that do not."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import tiny_federation
+
+from shoal import codec, engine, tree
+from shoal.bench import arrange, make_fleet
+from shoal.errors import UserError
+from shoal.job import Job, load_recipe, make_job
+from shoal.methods import METHODS, Setting, build
+from shoal.methods.composed import parse, written
+from shoal.methods.draft import DEFAULTS, STEPS
+from shoal.methods.pieces import PIECES
+from shoal.methods.pieces.cluster import NearVectors
+from shoal.models import load_model
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes/methods").glob("*.toml"))
+OF_PAPERS = {"fedepc", "scmoe", "simclust", "repclust", "apcsma", "fce"}
+EVERY_PAPER = (
+    "represent=sparsity,cluster=aidc,select=repclust,train=proximal,aggregate=contribution,personalise=gate,"
+    "serve=confidence"
+)
+
+
+def play(job, federation=None, fleet="plain"):
+    federation = federation or tiny_federation(6, (6,))
+    settings = {"model": "mlp", "rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
+    job = job.model_copy(update=settings | {"fleet": fleet, "public": 8, "workers": 2})
+    bench, private = arrange(job, job.method, federation), {}
+    result = engine.run(
+        bench.method, make_fleet(bench, private), rounds=3, seed=4, central=federation.central, eval_every=2
+    )
+    return result, private
+
+
+def packed(result, private):
+    state = result.state
+    whole = {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
+    return codec.pack(whole | {"private": private}, {"records": [r.line() for r in result.records]})
+
+
+def test_every_method_of_the_papers_is_a_recipe():
+    assert {p.stem for p in RECIPES} >= OF_PAPERS
+    assert {p.stem for p in RECIPES} <= set(METHODS)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(path):
+    recipe = load_recipe(path, {}).single
+    assert "=" in recipe.method, "it names pieces, not the method"
+    assert packed(*play(recipe)) == packed(*play(Job(method=path.stem)))
+
+
+def test_a_table_and_a_string_are_the_same(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[method]\ntrain = "proximal"\ncluster = "aidc"\nrepresent = "sparsity"\nserve = ["average"]\n')
+    job = load_recipe(file, {}).single
+    assert job.method == "represent=sparsity,cluster=aidc,train=proximal,serve=average"
+    assert make_job({"method": tomllib.loads(file.read_text())["method"]}) == job
+    assert written(parse(job.method)) == job.method
+
+
+def test_what_is_as_usual_need_not_be_said():
+    assert written(DEFAULTS) == "train=sgd"
+    assert packed(*play(Job(method="train=sgd"))) == packed(*play(Job(method="fedavg")))
+
+
+@pytest.mark.parametrize("fleet", ["plain", "vector", "pool", "flower"])
+def test_pieces_of_every_paper_in_one_method(fleet):
+    result, private = play(Job(method=EVERY_PAPER), fleet=fleet)
+    assert {"represent", "cluster", "groups", "labels", "train"} <= set(result.state.memory)
+    assert all({"model", "gate"} <= set(kept) for kept in private.values()), "everybody has a model and a gate"
+    assert np.isfinite(result.accuracy["central"])
+
+
+def built(method):
+    model = load_model("mlp", (6,), 3)
+    return build(method, Setting(model, rounds=3, cohort=3))
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("personalise=gate", "personalise=gate does not go with cluster=none: a gate weighs experts"),
+        ("represent=updates,cluster=mctc,aggregate=secure", "aggregate=secure does not go with cluster=mctc"),
+        ("select=contribution,aggregate=secure", "looks at single clients"),
+        ("cluster=aidc", "use represent=sparsity"),
+        ("represent=labels,cluster=aidc", "use represent=sparsity"),
+        ("select=turns", "it is members of clusters who take turns"),
+        ("serve=confidence", "without clusters there is one"),
+        ("represent=updates", "there is nothing else that looks at directions"),
+        ("represent=labels,cluster=similar", "use select=one-of-each or select=whole-groups"),
+        ("represent=updates,cluster=mctc,aggregate=momentum", "a velocity goes on"),
+        ("represent=updates,cluster=mctc,personalise=fine-tune", "several models"),
+        ("represent=sparsity,cluster=dbscan,serve=confidence", "ok"),
+        ("clustre=aidc", "step 'clustre' of a method is not known; did you mean cluster?"),
+        ("cluster=aidx", "cluster 'aidx' is not known; did you mean aidc?"),
+        ("cluster=none,cluster=none", "names cluster twice"),
+        ("cluster=", "cluster is ''; it must be the name of a piece"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
+    if reason == "ok":
+        assert built(method).route is not None
+        return
+    with pytest.raises(UserError, match=reason):
+        built(method)
+
+
+def test_density_needs_what_the_first_round_left():
+    model = load_model("mlp", (6,), 3)
+    setting = Setting(model, rounds=3, cohort=3, options={"serve": {"rule": "density"}})
+    with pytest.raises(UserError, match="represent=last-layer"):
+        build("represent=labels,cluster=dbscan,serve=confidence", setting)
+
+
+def pairs():
+    """Every piece once, with the least that it needs."""
+    for step in STEPS:
+        for name, piece in PIECES[step].items():
+            needed = {other: next(iter(allowed)) for other, allowed in piece.needs.items()}
+            for other in list(needed):
+                for more, allowed in PIECES[other][needed[other]].needs.items():
+                    needed.setdefault(more, allowed[0])
+            yield ",".join(f"{k}={v}" for k, v in {**needed, step: name}.items())
+
+
+@pytest.mark.parametrize("method", sorted(set(pairs())))
+def test_every_piece_trains(method):
+    result, _ = play(Job(method=method))
+    first = built(method).init(4).models
+    moved = tree.distance(next(iter(first.values())), next(iter(result.state.models.values())))
+    assert moved > 0
+    assert set(method.split(",")) <= {f"{part.step}={part.piece}" for part in built(method).parts}
+
+
+def test_what_one_piece_keeps_another_does_not_forget():
+    """A client's key, its label counts and its own model lie side by side."""
+    job = Job(method="represent=labels,cluster=dbscan,train=adjusted,aggregate=secure,personalise=gate")
+    _, private = play(job)
+    assert all({"key", "labels", "model", "gate"} <= set(kept) for kept in private.values())
+
+
+def test_running_means_are_what_is_served():
+    result, _ = play(Job(method="serve=average"))
+    method = built("serve=average")
+    served = method.models_for(result.state, None)["global"]
+    assert tree.distance(served, result.state.memory["average"]["global"]) == 0
+    assert tree.distance(served, result.state.models["global"]) > 0
+
+
+def test_dbscan_on_labels_finds_planted_groups():
+    rows = np.repeat(np.eye(3), 4, axis=0) + np.random.default_rng(0).uniform(0, 0.01, (12, 3))
+    rule = NearVectors()
+    labels = rule(rows, 0)
+    assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert rule.join(rows, labels, rows[[5, 0]]).tolist() == [1, 0]
+    assert rule.again(rows, labels, rows[::-1], 0)[1].tolist() == [0] * 4 + [1] * 4 + [2] * 4

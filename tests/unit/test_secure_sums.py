@@ -1,0 +1,138 @@
+"""Sums of which the server sees nothing but the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federations import tiny_federation
+
+from shoal import engine, tree
+from shoal.bench import arrange, make_fleet
+from shoal.client.secure import SUM, as_bytes, mask, pair_seed, whole
+from shoal.codec import encode_report, encode_task
+from shoal.errors import UserError
+from shoal.job import Job
+from shoal.methods import Setting, build
+from shoal.models import load_model
+
+SECURE = "aggregate=secure"
+
+
+class Listening:
+    """A fleet whose messages are kept, and some of whose clients are silent in a stage."""
+
+    def __init__(self, fleet, silent=()):
+        self.fleet, self.silent, self.heard = fleet, dict(silent), []
+
+    def roster(self):
+        return self.fleet.roster()
+
+    def execute(self, plan):
+        reports = self.fleet.execute(plan)
+        gone = self.silent.get(plan.program.name, ())
+        found = {c: r for c, r in reports.items() if c not in gone}
+        self.heard.append((plan, found))
+        return found
+
+
+def play(method, rounds=2, silent=(), data=None, **kw):
+    federation = data or tiny_federation(6, (6,))
+    settings = {"model": "mlp", "rounds": rounds, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
+    bench = arrange(Job(method=method, fleet="plain", **settings | kw), method, federation)
+    private = {}
+    fleet = Listening(make_fleet(bench, private), silent)
+    result = engine.run(bench.method, fleet, rounds=rounds, seed=4, central=federation.central)
+    return result, fleet, private
+
+
+def test_two_draw_the_same_mask_and_nobody_else():
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    keys = [bytes([i]) * 32 for i in (1, 2, 3)]
+    public = [X25519PrivateKey.from_private_bytes(k).public_key().public_bytes_raw() for k in keys]
+    ours = pair_seed(keys[0], public[1], 5)
+    assert ours == pair_seed(keys[1], public[0], 5)
+    assert ours != pair_seed(keys[2], public[0], 5)
+    assert ours != pair_seed(keys[0], public[1], 6), "another round has other masks"
+    assert (mask(ours, 4) == mask(pair_seed(keys[1], public[0], 5), 4)).all()
+
+
+def test_whole_numbers():
+    assert whole(torch.tensor([1.0, -0.5, 2.0**-24]).double()).tolist() == [2**24, -(2**23), 1]
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_the_sum_is_the_mean_that_everybody_could_read(weighting):
+    options = {"train": {"weighting": weighting}}
+    plain, _, _ = play("fedavg", set=options)
+    secure, _, _ = play(SECURE, set=options)
+    assert tree.distance(plain.state.models, secure.state.models) < 1e-6
+    losses = [[r.metrics["train.loss"] for r in run.records] for run in (plain, secure)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_what_is_sent_looks_like_noise():
+    """Model, rows and loss are all covered: taken alone, no number of a report is near what it covers."""
+    _, fleet, private = play(SECURE, rounds=1)
+    _, reports = next((p, r) for p, r in fleet.heard if p.program.name == "train")
+    for report in reports.values():
+        assert set(report.tensors) == {SUM}
+        assert report.metrics == {}
+        assert set(report.counts.values()) <= {0, 1}
+        covered = report.tensors[SUM]["covered"].double()
+        assert float(covered.abs().median()) > 2**60, "spread over all 64 bits"
+    keys = [as_bytes(kept["key"]) for kept in private.values()]
+    for plan, reports in fleet.heard:
+        sent = [encode_task(t) for t in plan.tasks.values()] + [encode_report(r) for r in reports.values()]
+        assert not any(key in message for key in keys for message in sent), "private keys stay where they are"
+
+
+def test_somebody_who_does_not_answer_is_taken_out_of_the_sum():
+    """The rest agree on what they share with it; the mean is that of the rest."""
+    everybody = play(SECURE, rounds=1)[1].heard
+    cohort = sorted(next(p for p, _ in everybody if p.program.name == "train").tasks)
+    gone = cohort[1]
+    secure, fleet, _ = play(SECURE, rounds=1, silent={"train": [gone]})
+    plain, _, _ = play("fedavg", rounds=1, silent={"train": [gone]})
+    assert tree.distance(plain.state.models, secure.state.models) < 1e-6
+    asked = next(p for p, _ in fleet.heard if p.program.name == "unmask")
+    assert sorted(asked.tasks) == [c for c in cohort if c != gone]
+    assert all(list(t.models["keys"]) == [gone] for t in asked.tasks.values())
+
+
+def test_a_sum_that_cannot_be_read_changes_nothing():
+    cohort = sorted(next(p for p, _ in play(SECURE, rounds=1)[1].heard if p.program.name == "train").tasks)
+    silent = {"train": cohort[:1], "unmask": cohort[1:2]}
+    run, _, _ = play(SECURE, rounds=1, silent=silent)
+    federation = tiny_federation(6, (6,))
+    first = build(SECURE, Setting(load_model("mlp", (6,), len(federation.classes)), 1, 4)).init(4)
+    assert tree.distance(run.state.models, first.models) == 0
+    few, fleet, _ = play(SECURE, rounds=1, silent={"train": cohort[:2]})
+    assert tree.distance(few.state.models, first.models) == 0, "two answers are too few for a sum of three"
+    assert not any(p.tasks for p, _ in fleet.heard if p.program.name == "unmask")
+
+
+def test_nobody_is_asked_for_a_sum_that_is_too_small():
+    run, fleet, _ = play(SECURE, rounds=1, cohort=2)
+    assert not any(p.tasks for p, _ in fleet.heard if p.program.name == "train")
+    assert run.records[0].bytes_up > 0, "keys were told"
+    with pytest.raises(UserError, match=r"secure\.least is 1; it must be 2 or more"):
+        play(SECURE, set={"secure": {"least": 1}})
+
+
+def test_divergence_is_seen_through_the_masks():
+    with pytest.raises(UserError, match="training diverged"):
+        play(SECURE, rounds=3, lr=1e30)
+
+
+def test_groups_have_sums_of_their_own():
+    method = "represent=labels,cluster=dbscan,aggregate=secure"
+    options = {"secure": {"least": 2}}
+    secure, _, _ = play(method, set=options, cohort=6)
+    plain, _, _ = play("represent=labels,cluster=dbscan", cohort=6)
+    sizes = np.bincount([int(m.argmax()) for m in plain.state.membership.values()])
+    assert secure.state.membership.keys() == plain.state.membership.keys()
+    for place, name in enumerate(sorted(plain.state.models)):
+        if sizes[place] >= 2:
+            assert tree.distance(plain.state.models[name], secure.state.models[name]) < 1e-6
