@@ -14,6 +14,8 @@ from shoal.stages.train import Federate
 from shoal.types import Assign, ClientProgram, Method, ModelsFor, Part, Predict, Route, ServerState, Stage
 
 STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
+AFTER = ("train", "aggregate", "serve", "personalise")
+"""In which stages follow training: clients make their own of what they are served."""
 DEFAULTS = {
     "represent": "none",
     "cluster": "none",
@@ -88,7 +90,7 @@ class Draft:
         assert self.federate is not None, "the aggregate step lays it"
         training = self.around(self.federate) if self.around else self.federate
         before = [stage for step in STEPS[:3] for stage in self.stages[step]]
-        after = [stage for step in STEPS[3:] for stage in self.stages[step]]
+        after = [stage for step in AFTER for stage in self.stages[step]]
         return Method(
             name=name,
             init=self.init or one_model_init(self.s.model),

@@ -36,32 +36,12 @@ ones in none (docs/results.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-
-from shoal import tree
-from shoal.client.conditional import ClassFeatures
-from shoal.client.each import TrainEach
-from shoal.client.gate import FitGate, Gate
-from shoal.client.histogram import LabelHistogram
-from shoal.client.mixture import WeighModels, corrected_predict
-from shoal.client.prior import PRIOR, AdjustedTraining, CountLabels, EstimatePrior
-from shoal.client.train import LocalTraining
-from shoal.errors import UserError
-from shoal.methods.fedavg import by_chance
+from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_init
-from shoal.models import Model
-from shoal.stages.balanced import Balanced, Taught, taught
-from shoal.stages.beside import GLOBAL, FederateBeside, PersonaliseMembers, trained_beside
-from shoal.stages.momentum import Momentum, RunningMean, averaged
-from shoal.stages.represent import AskOnce
-from shoal.stages.shift import ShiftProbe
-from shoal.stages.train import Rate
-from shoal.types import ClientId, Method, ModelsFor, Params, ServerState, Stage
+from shoal.types import Method
 
 AGAIN = 20  # rounds after which clients look at their data again: they may have changed
 
@@ -78,91 +58,34 @@ class Parts:
     prior: bool = True
     split: bool = True
 
-    def adjusted(self, model: Model, epochs: int) -> bool:
-        """By itself where clients drift apart within a round: with several epochs, and with convolutions."""
-        if self.adjust == "auto":
-            return epochs > 1 or model.uses(torch.nn.modules.conv._ConvNd)
-        return self.adjust == "on"
+    @property
+    def told(self) -> bool:
+        """Whether anything has a use for label distributions."""
+        return self.select == "balanced" or self.split or self.adjust != "off"
 
+    @property
+    def pieces(self) -> dict[str, str]:
+        serve = [name for name, wanted in (("average", self.average), ("prior", self.prior)) if wanted]
+        return {
+            "represent": "labels" if self.told else "none",
+            "cluster": "shift" if self.split else "none",
+            "select": "random" if self.select == "chance" else "balanced",
+            "train": "adjusted",
+            "aggregate": "momentum",
+            "personalise": "gate" if self.split else "none",
+            "serve": "+".join(serve) or "plain",
+        }
 
-@dataclass(frozen=True)
-class Serving:
-    alpha: float = 0.1  # rows of each class that a client is taken to have beside its own
-
-    def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise UserError(f"serve.alpha is {self.alpha}; it must be above 0")
+    @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        return {
+            "represent": {"anew": 0.25, "every": AGAIN},
+            "prior": {"every": AGAIN},
+            "train": {"adjust": self.adjust, "head": self.head},
+            "server": {"momentum": self.momentum, "average": self.average},
+        }
 
 
 def shoal(s: Setting) -> Method:
-    parts, alpha = s.make("parts", Parts), s.make("serve", Serving).alpha
-    training = s.training("train", AdjustedTraining)
-    adjust = parts.adjusted(s.model, training.epochs)
-    gate = s.make("gate", Gate, top=0, shortlist=0, calibrate=False) if parts.split else Gate()
-    models_for = served(s.model)
-    before = [*labels(s, parts, adjust), *choosing(s, parts), *(probing(s) if parts.split else ())]
-    train = trained(s, parts, training if adjust else plain(training), s.model.head if adjust and parts.head else ())
-    after: list[Stage] = [Taught(training.lam if adjust else 1.0)] if tells(parts, adjust) else []
-    after += [RunningMean(parts.average)] if parts.average else []
-    if parts.split:
-        weigh = WeighModels(s.make("gate", FitGate, model=s.model, gate=gate), alpha, parts.prior)
-        after.append(PersonaliseMembers(weigh, models_for, s.rounds, s.eval_every))
-    return Method(
-        name="shoal",
-        init=one_model_init(s.model),
-        stages=(*before, train, *after),
-        models_for=models_for,
-        predict=corrected_predict(s.model, gate, alpha, parts.prior),
-        classes=s.model.classes,
-        adapt=s.make("estimate", EstimatePrior, model=s.model) if parts.prior else None,
-    )
-
-
-def tells(parts: Parts, adjust: bool) -> bool:
-    """Whether the server has a use for label distributions."""
-    return parts.select == "balanced" or parts.split or (adjust and parts.head)
-
-
-def labels(s: Setting, parts: Parts, adjust: bool) -> list[Stage]:
-    """What clients tell of their labels, and what they count for themselves."""
-    found: list[Stage] = []
-    if tells(parts, adjust):
-        telling = s.make("represent", LabelHistogram, classes=s.model.classes, anew=0.25)
-        found.append(s.make("represent", AskOnce, program=telling, every=AGAIN))
-    if parts.prior or parts.split or adjust:
-        counting = CountLabels(s.model.classes, s.model.device)
-        found.append(s.make("prior", AskOnce, program=counting, name="prior", every=AGAIN))
-    return found
-
-
-def choosing(s: Setting, parts: Parts) -> tuple[Stage, ...]:
-    return (s.make("select", Balanced, size=s.cohort),) if parts.select == "balanced" else by_chance(s)
-
-
-def probing(s: Setting) -> tuple[Stage, ...]:
-    return (s.make("probe", ShiftProbe, program=s.make("probe", ClassFeatures, model=s.model)),)
-
-
-def plain(training: AdjustedTraining) -> LocalTraining:
-    same = {k: getattr(training, k) for k in LocalTraining.__dataclass_fields__}
-    return LocalTraining(**same)
-
-
-def trained(s: Setting, parts: Parts, training: LocalTraining, head: tuple[str, ...]) -> Stage:
-    rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
-    program = TrainEach(training)
-    federate = s.make("train", FederateBeside, program=program, models_for=trained_beside, rate=rate, head=head)
-    return Momentum(federate, s.model.trainable, parts.momentum)
-
-
-def served(model: Model) -> ModelsFor:
-    """The running mean of the global model, to members of groups that of all experts too, and what they were taught."""
-
-    def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-        models = dict(averaged(state))
-        if client is None or client not in state.membership:
-            models = {GLOBAL: models[GLOBAL]}
-        lean = taught(state)
-        return tree.to(models | ({} if lean is None else {PRIOR: {"taught": lean}}), model.device)
-
-    return models_for
+    parts = s.make("parts", Parts)
+    return compose(s, "shoal", parts.pieces, parts.defaults)

@@ -26,6 +26,13 @@ def trained_beside(state: ServerState, client: ClientId | None) -> Mapping[str, 
     return models
 
 
+def served_beside(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """The global model; to members of groups all experts too."""
+    if client is None or client not in state.membership:
+        return {GLOBAL: state.models[GLOBAL]}
+    return state.models
+
+
 @dataclass(frozen=True)
 class FederateBeside(Federate):
     """Everybody counts in the global model, members in their expert. With `head` each class's row of the last layer

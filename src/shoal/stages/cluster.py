@@ -176,7 +176,8 @@ def _at_least(field: str, value: int, least: int) -> None:
 
 @dataclass(frozen=True)
 class Group(ServerOnly):
-    """Groups once, and again only when a client has become known that was not there before; or in every round."""
+    """Groups once, and again only when a client has become known that was not there before, or clients were asked
+    again; or in every round."""
 
     rule: Callable[[Floats, int], Labels]  # (a row per client, seed) -> group of each
     column: str = field(metadata=FIXED)
@@ -186,7 +187,7 @@ class Group(ServerOnly):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known, grouped = Table.load(state, self.source), Table.load(state, self.name)
-        if not len(known) or (self.once and known.clients == grouped.clients):
+        if not len(known) or (self.once and known.clients == grouped.clients and not _told_since(known, grouped)):
             return state
         groups = self.rule(known[self.column].double().numpy(), seed)
         columns = {
@@ -195,3 +196,7 @@ class Group(ServerOnly):
         }
         table = Table(known.clients, columns)
         return replace(state, memory={**state.memory, self.name: table.tree()})
+
+
+def _told_since(known: Table, grouped: Table) -> bool:
+    return "told" in known.columns and int(known["told"].max()) > int(grouped["round"].min())

@@ -28,7 +28,7 @@ class Momentum(AroundTraining):
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
-            raise UserError(f"parts.momentum is {self.beta}; it must be from 0 to below 1")
+            raise UserError(f"server.momentum is {self.beta}; it must be from 0 to below 1")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         after = self.train.fold(state, reports, seed)
@@ -59,7 +59,7 @@ class RunningMean(ServerOnly):
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise UserError(f"parts.average is {self.decay}; it must be from 0 to below 1")
+            raise UserError(f"server.average is {self.decay}; it must be from 0 to below 1")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         before = state.memory.get(self.name, {})

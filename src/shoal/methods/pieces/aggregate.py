@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from shoal.client.prior import AdjustedTraining
 from shoal.client.secure import KEYS, SumTraining, TellKey
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.contribution import coefficients
+from shoal.methods.pieces.represent import told_labels
+from shoal.stages.balanced import TOLD
+from shoal.stages.beside import FederateBeside
 from shoal.stages.contribution import Coefficients, FederateByContribution
 from shoal.stages.momentum import Momentum
 from shoal.stages.represent import AskOnce
@@ -21,9 +25,27 @@ def mean(d: Draft) -> None:
     if d.measured:
         learned = d.coefficients or Coefficients(d.s.model, steps=0)
         by_contribution(d, "size", learned)
+    elif d.models == "beside" or (d.models == "one" and adjusts(d)):
+        head = by_class(d) if adjusts(d) else ()
+        source = told_labels(d) if head else TOLD
+        d.federate = d.s.make("train", FederateBeside, **common(d), head=head, source=source)
     else:
         remember = "summary" if d.has("select", "bandit") else "nothing"
         d.federate = d.s.make("train", Federate, **common(d), remember=remember)
+
+
+def adjusts(d: Draft) -> bool:
+    return isinstance(d.made["training"], AdjustedTraining)
+
+
+@dataclass(frozen=True)
+class ByClass:
+    head: bool = True
+
+
+def by_class(d: Draft) -> tuple[str, ...]:
+    """What of a model is averaged class by class: with the adjusted loss its last layer."""
+    return d.s.model.head if d.s.make("train", ByClass).head else ()
 
 
 def contribution(d: Draft) -> None:
@@ -114,7 +136,7 @@ PIECES = {
         momentum,
         "Hsu et al. 2019",
         tells=TRAINED,
-        needs={"cluster": ("none", "aidc", "similar", "repulsive")},
+        needs={"cluster": ("none", "aidc", "similar", "repulsive", "shift")},
         why="a velocity goes on from round to round with a model that stays the same one",
         single=False,
     ),

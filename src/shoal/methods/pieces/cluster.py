@@ -9,16 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.client.conditional import ClassFeatures
 from shoal.clusterers.neighbours import nearest
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.represent import told_labels
 from shoal.methods.single import mean_predict, numbered_init, received_model_predict
 from shoal.rng import derive_seed
+from shoal.stages.beside import served_beside, trained_beside
 from shoal.stages.cluster import Adaptive, Floats, Group, Labels, Repulsive, Similar
 from shoal.stages.ensemble import FIRST, Neighbours, TrainApart, trained_by
 from shoal.stages.experts import Experts, expert_for, numbered
 from shoal.stages.extract import extractor_for
 from shoal.stages.overlap import Overlap, Overlapping, experts_for
+from shoal.stages.shift import ShiftProbe
 from shoal.stages.train import Federate
 from shoal.table import Table
 from shoal.types import FIXED, Params, ServerState, Stage
@@ -99,6 +102,13 @@ def mctc(d: Draft) -> None:
     d.predict = mean_predict(d.s.model)
 
 
+def shift(d: Draft) -> None:
+    program = d.s.make("probe", ClassFeatures, model=d.s.model)
+    d.models, d.trains = "beside", trained_beside
+    d.stages["cluster"].append(d.s.make("probe", ShiftProbe, program=program))
+    d.serves = served_beside
+
+
 def with_groups(d: Draft) -> None:
     """Each group has a model of its own, and a client is in one."""
     d.models, d.trains, d.predict = "groups", expert_for, received_model_predict(d.s.model)
@@ -145,6 +155,14 @@ PIECES = {
         tells="who is like whom, in every round",
         needs={"represent": ("updates",)},
         why="clients are in several clusters by where training took them",
+        single=False,
+    ),
+    "shift": Piece(
+        shift,
+        "shoal's own",
+        sends="how its rows of each class look to the global model: sums of features, in some rounds",
+        keeps="once there are groups, their experts beside the global model",
+        tells="these sums, the label counts among them; and, once groups are seen, who is in which",
         single=False,
     ),
 }

@@ -7,10 +7,13 @@ from typing import Literal, NamedTuple
 
 from shoal.client.choose import Choose
 from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
+from shoal.client.mixture import WeighModels, corrected_predict
 from shoal.client.train import LocalTraining
 from shoal.client.update import ConditionalUpdate
 from shoal.methods.draft import Draft, Piece
+from shoal.methods.pieces.prior import alpha
 from shoal.methods.single import own_model_predict
+from shoal.stages.beside import PersonaliseMembers
 from shoal.stages.contribution import Update
 from shoal.stages.overlap import experts_for
 from shoal.stages.personalise import Personalise
@@ -42,6 +45,8 @@ def fine_tune(d: Draft) -> None:
 
 
 def gate(d: Draft) -> None:
+    if d.models == "beside":
+        return gate_beside(d)
     own, weighing = own_training(d), d.s.make("gate", Gate)
     if own.start == "cold" and d.models != "overlapping":
         d.refuse("personalise", "private.start is 'cold', which is for cluster=mctc only: it must be 'warm'")
@@ -50,6 +55,20 @@ def gate(d: Draft) -> None:
     program = TrainGate(fit, own.training, choice, own.start)
     d.stages["personalise"].append(Personalise(program, experts_for, d.s.rounds, d.s.eval_every, reuse=True))
     d.serves, d.predict = experts_for, gated_predict(d.s.model, weighing)
+    return None
+
+
+def gate_beside(d: Draft) -> None:
+    """Over the global model and all experts, as they are served; there is no model of one's own."""
+    weighing = d.s.make("gate", Gate, top=0, shortlist=0, calibrate=False)
+    fit = d.s.make("gate", FitGate, model=d.s.model, gate=weighing)
+    prior = d.has("serve", "prior")
+    program = WeighModels(fit, alpha(d) if prior else 1.0, prior)
+    d.stages["personalise"].append(
+        PersonaliseMembers(program, lambda state, client: d.served(state, client), d.s.rounds, d.s.eval_every)
+    )
+    d.made["gate"] = weighing
+    d.predict = corrected_predict(d.s.model, weighing, 1.0, prior=False)
 
 
 def update(d: Draft) -> None:
@@ -64,8 +83,8 @@ PIECES = {
     "gate": Piece(
         gate,
         "paper 001, Alg. 2",
-        keeps="a model of its own, and a gate over it and its experts",
-        needs={"cluster": ("aidc", "dbscan", "mctc")},
+        keeps="a model of its own (not with cluster=shift), and a gate over it and its experts",
+        needs={"cluster": ("aidc", "dbscan", "mctc", "shift")},
         why="a gate weighs experts, and without clusters there are none",
         single=False,
     ),

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal.client.prior import CountLabels
+from shoal.errors import UserError
 from shoal.methods.draft import Draft
 from shoal.stages.represent import AskOnce
 
 PRIOR = "prior"
+
+
+@dataclass(frozen=True)
+class Serving:
+    alpha: float = 0.1  # rows of each class that a client is taken to have beside its own
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise UserError(f"serve.alpha is {self.alpha}; it must be above 0")
+
+
+def alpha(d: Draft) -> float:
+    return d.s.make("serve", Serving).alpha
 
 
 def count_labels(d: Draft) -> None:

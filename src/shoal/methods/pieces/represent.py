@@ -16,7 +16,8 @@ LABELS = "labels"  # the stage in which label distributions are told where somet
 
 
 def labels(d: Draft) -> None:
-    d.stages["represent"].append(AskOnce(d.s.make("represent", LabelHistogram, classes=d.s.model.classes)))
+    telling = d.s.make("represent", LabelHistogram, classes=d.s.model.classes)
+    d.stages["represent"].append(d.s.make("represent", AskOnce, program=telling))
 
 
 def told_labels(d: Draft) -> str:
@@ -24,8 +25,8 @@ def told_labels(d: Draft) -> str:
     if d.has("represent", "labels"):
         return "represent"
     if not any(stage.name == LABELS for stage in d.stages["represent"]):
-        ask = d.s.make(LABELS, LabelHistogram, classes=d.s.model.classes, name=LABELS)
-        d.stages["represent"].append(AskOnce(ask, name=LABELS))
+        telling = d.s.make(LABELS, LabelHistogram, classes=d.s.model.classes, name=LABELS)
+        d.stages["represent"].append(d.s.make(LABELS, AskOnce, program=telling, name=LABELS))
     return LABELS
 
 

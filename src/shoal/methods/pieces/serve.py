@@ -8,11 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shoal import tree
 from shoal.client.ensemble import Confidence, ensemble_predict, ensemble_route
+from shoal.client.gate import Gate
 from shoal.client.histogram import LabelHistogram
+from shoal.client.mixture import corrected_predict
 from shoal.client.moments import FeatureMoments
+from shoal.client.prior import PRIOR, AdjustedTraining, EstimatePrior
 from shoal.methods.draft import Draft, Piece
+from shoal.methods.pieces.prior import alpha, count_labels
 from shoal.methods.single import one_model_init
+from shoal.stages.balanced import TOLD, Taught, taught
 from shoal.stages.describe import LABELS, Describe, served_by
 from shoal.stages.momentum import RunningMean, averaged
 from shoal.stages.represent import AskOnce
@@ -77,6 +83,23 @@ def average(d: Draft) -> None:
     d.serves = serves
 
 
+def prior(d: Draft) -> None:
+    count_labels(d)
+    gate, inside, device = d.made.get("gate", Gate()), d.served, d.s.model.device
+    telling = next((s.name for s in d.stages["represent"] if s.name in (TOLD, LABELS)), None)
+    if telling is not None:
+        training = d.made["training"]
+        lam = training.lam if isinstance(training, AdjustedTraining) else 1.0
+        d.stages["serve"].insert(0, Taught(lam, source=telling))
+
+    def serves(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+        lean = taught(state)
+        return tree.to({**inside(state, client), **({} if lean is None else {PRIOR: {"taught": lean}})}, device)
+
+    d.serves, d.predict = serves, corrected_predict(d.s.model, gate, alpha(d))
+    d.adapt = d.s.make("estimate", EstimatePrior, model=d.s.model)
+
+
 PIECES = {
     "plain": Piece(plain, "-", single=False),
     "confidence": Piece(
@@ -87,6 +110,14 @@ PIECES = {
         tells="with serve.mask=told how often each label occurs with each client",
         needs={"cluster": ("aidc", "dbscan")},
         why="the surest of several models answers, and without clusters there is one",
+        single=False,
+    ),
+    "prior": Piece(
+        prior,
+        "Saerens et al. 2002",
+        keeps="its label counts, or what it takes for them; what models were taught, if label distributions are told",
+        needs={"cluster": ("none", "similar", "repulsive", "shift"), "personalise": ("none", "gate")},
+        why="what is corrected are answers of the global model",
         single=False,
     ),
     "average": Piece(average, "shoal's own", keeps="the running mean of the models", single=False),

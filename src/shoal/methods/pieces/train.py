@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from shoal.client.choose import ChooseAndTrain
+from shoal.client.each import TrainEach
 from shoal.client.measure import MeasuredTraining
 from shoal.client.personal import TrainBoth
 from shoal.client.prior import AdjustedTraining
@@ -13,6 +16,7 @@ from shoal.client.train import LocalTraining
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.personalise import own_training
 from shoal.methods.pieces.prior import count_labels
+from shoal.models import Model
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,25 @@ def proximal(d: Draft) -> None:
     lay(d, LocalTraining, mu=0.1)
 
 
+@dataclass(frozen=True)
+class Adjusting:
+    adjust: Literal["auto", "on", "off"] = "auto"
+
+    def __call__(self, model: Model, epochs: int) -> bool:
+        """By itself where clients drift apart within a round: with several epochs, and with convolutions."""
+        if self.adjust == "auto":
+            return epochs > 1 or model.uses(torch.nn.modules.conv._ConvNd)
+        return self.adjust == "on"
+
+
 def adjusted(d: Draft) -> None:
     if d.measured:
-        d.refuse(
-            "train", "what a contribution is measured by, and a client's own model, are of the plain loss: use sgd"
-        )
-    count_labels(d)
-    lay(d, AdjustedTraining)
+        d.refuse("train", "contributions are measured, and own models kept, with the plain loss: it must be sgd")
+    if d.s.make("train", Adjusting)(d.s.model, d.s.training("train", AdjustedTraining).epochs):
+        count_labels(d)
+        lay(d, AdjustedTraining)
+    else:
+        lay(d, LocalTraining)
 
 
 def lay(d: Draft, training: type[LocalTraining], **defaults: Any) -> None:
@@ -42,6 +58,8 @@ def lay(d: Draft, training: type[LocalTraining], **defaults: Any) -> None:
     made = d.s.training("train", MeasuredTraining if d.measured else training, **defaults, **kept)
     d.made |= {"training": made, "split": made.split}
     d.program = made
+    if d.models == "beside":
+        d.program = TrainEach(made)
     if d.models == "overlapping":
         judge = d.s.make("train", Judging).judge
         d.made["judged"] = judge if made.rows == "all" else f"{judge}/{made.rows}"
