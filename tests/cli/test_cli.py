@@ -120,7 +120,7 @@ def test_resume_of_a_killed_process():
     assert other.returncode == 2
     assert "is being written by another process" in " ".join(other.stderr.split())
     done.send_signal(2)  # Ctrl-C
-    _, said = done.communicate(timeout=60)
+    _, said = done.communicate(timeout=300)
     assert done.returncode == 130
     assert "shoal resume" in said
     assert len(Path("r/rounds.jsonl").read_text().splitlines()) < 400
@@ -186,7 +186,7 @@ def test_a_grid_that_is_stopped_says_how_to_go_on():
     while not list(Path("runs/my/fedavg-0/checkpoints").glob("round-*")):
         assert child.poll() is None
     child.send_signal(2)  # Ctrl-C
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=300)
     assert child.returncode == 130
     assert "the same command, `shoal run my.toml --out runs/my` with the same flags, goes on" in said
     assert "shoal resume" not in said

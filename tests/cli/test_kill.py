@@ -19,10 +19,10 @@ from shoal.job import Job
 JOB = Job(
     method="fedavg-ft",
     data="digits",
-    clients=8,
-    rows=400,
+    clients=5,
+    rows=200,
     rounds=12,
-    cohort=4,
+    cohort=2,
     epochs=1,
     fleet="plain",
     set={"personalise": {"epochs": 1}},

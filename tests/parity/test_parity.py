@@ -6,6 +6,7 @@ import json
 
 import pytest
 from federations import tiny_federation
+from quick import quick
 
 from shoal import delivery, engine, lab, tree
 from shoal.bench import arrange, make_fleet
@@ -21,7 +22,7 @@ WITHIN = 1e-5
 
 def job_for(method, model, **kw):
     settings = {"rounds": 3, "cohort": 3, "epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "seed": 4}
-    return Job(method=method, model=model, **settings | kw)
+    return Job(method=method, model=model, set=quick(method), **settings | kw)
 
 
 def play(method, model, fleet, federation):
@@ -84,7 +85,18 @@ def digest(folder):
 
 
 def digits_job(method, **kw):
-    return Job(method=method, data="digits", clients=6, rows=300, rounds=3, cohort=3, epochs=1, eval_every=2, **kw)
+    return Job(
+        method=method,
+        data="digits",
+        clients=6,
+        rows=300,
+        rounds=3,
+        cohort=3,
+        epochs=1,
+        eval_every=2,
+        set=quick(method),
+        **kw,
+    )
 
 
 ALL = [("fedavg-ft", "plain"), ("fedavg-ft", "vector"), ("fedavg-ft", "flower")]  # one that keeps private state

@@ -143,7 +143,7 @@ def test_every_piece_trains(method):
 def test_what_one_piece_keeps_another_does_not_forget():
     """A client's key, its label counts and its own model lie side by side."""
     job = Job(method="represent=labels,cluster=dbscan,train=adjusted,aggregate=secure,personalise=gate")
-    _, private = play(job)
+    _, private = play(job.model_copy(update={"set": {"train": {"adjust": "on"}}}))
     assert all({"key", "labels", "model", "gate"} <= set(kept) for kept in private.values())
 
 

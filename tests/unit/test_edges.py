@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federations import tiny_federation
+from quick import quick
 
 from shoal import engine, lab, tree
 from shoal.bench import arrange, make_fleet
@@ -43,6 +44,7 @@ def played(method, federation=None, rounds=3, fleet="plain", of=None, **keys):
     """`rounds` of a run, or the first of a run `of` more."""
     federation = federation or tiny_federation()
     settings = {"cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "model": "mlp", "fleet": fleet}
+    keys = {"set": quick(method)} | keys
     bench = arrange(Job(method=method, rounds=of or rounds, **settings | keys), method, federation)
     ledger = Ledger(bench.costs)
     result = engine.run(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from quick import quick
 
 from shoal import engine
 from shoal.codec import encode_report, encode_task
@@ -39,7 +40,8 @@ class Listening(PlainFleet):
 def run(tiny, name="fedavg", fleet=None, rounds=2, costs=None, **kw):
     ledger = Ledger(costs or Costs())
     fleet = fleet or PlainFleet(tiny)
-    return engine.run(build(name, setting(rounds=rounds, **kw)), fleet, rounds=rounds, seed=0, ledger=ledger)
+    method = build(name, setting(rounds=rounds, **{"options": quick(name)} | kw))
+    return engine.run(method, fleet, rounds=rounds, seed=0, ledger=ledger)
 
 
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])

@@ -86,7 +86,7 @@ def test_kill_9_of_a_worker_in_mid_round_changes_nothing(tiny, pool, tmp_path):
         text=True,
     )
     found = fleet.execute(plan)
-    killed, _ = killer.communicate(timeout=60)
+    killed, _ = killer.communicate(timeout=300)
     assert len(set(os.listdir(tmp_path))) == 3  # two workers, and one that took over
     assert int(killed) not in [w.process.pid for w in fleet._workers]
     for c in tiny:
@@ -161,7 +161,7 @@ def test_no_process_outlives_the_run(tmp_path, how, request):
     workers = children(parent.pid)
     assert len(workers) == 2
     parent.send_signal(how)
-    parent.wait(timeout=30)
+    parent.wait(timeout=300)
     for _ in range(500):
         left = [pid for pid in workers if Path(f"/proc/{pid}").exists() and "Z" not in state(pid)]
         if not left:
