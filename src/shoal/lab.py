@@ -85,7 +85,8 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
 
 
 def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
-    config = json.loads(bench.job.model_dump_json(exclude={"unseen"} if bench.job.unseen is None else None))
+    unsaid = {key for key in ("unseen", "variant") if getattr(bench.job, key) is None}
+    config = json.loads(bench.job.model_dump_json(exclude=unsaid))
     facts = describe(bench.federation), bench.costs.facts()
     with RunStore.create(out, config, *facts, keep=bench.job.keep, inputs=inputs_of(bench.federation)) as store:
         try:
