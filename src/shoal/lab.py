@@ -40,6 +40,7 @@ WITHOUT_LIBRARIES = (
     "select",
     "train",
 )  # stages with nothing slow to load
+LIBRARIES = ("scipy.cluster.hierarchy", "scipy.linalg", "scipy.optimize", "sklearn.cluster", "sklearn.metrics")
 OnRound = Callable[[Record], None]
 
 
@@ -190,7 +191,7 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
 def _import_before_the_clock(method: Method) -> None:
     """Libraries that take a second to load, once in a process, are not the work of whichever round needs them first."""
     if any(type(stage).__module__.rpartition(".")[2] not in WITHOUT_LIBRARIES for stage in method.stages):
-        for name in ("scipy.cluster.hierarchy", "scipy.linalg", "scipy.optimize", "sklearn.cluster", "sklearn.metrics"):
+        for name in LIBRARIES:
             importlib.import_module(name)
 
 

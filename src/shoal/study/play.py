@@ -15,11 +15,17 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
+from shoal.bench import Bench, setup
 from shoal.errors import UserError
 from shoal.job import Job
+from shoal.lab import LIBRARIES, check_same, resume, start
 from shoal.store.files import write_json
 from shoal.store.reader import read_run
+from shoal.store.run import RunStore
 from shoal.study.plan import Entry
+from shoal.study.unseen import unseen_figures
 
 UNSEEN = "unseen.json"  # in a run directory: what clients that never trained are served
 
@@ -30,16 +36,11 @@ def finished(place: Path, job: Job) -> bool:
 
 def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
     """Played to its end, from wherever it is, and its unseen clients evaluated."""
-    from shoal import lab
-    from shoal.bench import Bench, setup
-    from shoal.store.run import RunStore
-    from shoal.study.unseen import unseen_figures
-
     made: list[Bench] = []
     if not place.exists():
-        lab.start(job, place, on_setup=made.append)
+        start(job, place, on_setup=made.append)
     elif not (place / "result.json").exists():
-        lab.resume(place, on_setup=made.append)
+        resume(place, on_setup=made.append)
     if job.unseen:
         bench = made[0] if made else setup(job)
         with RunStore.open(place) as store:
@@ -49,8 +50,6 @@ def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
 def _work(line: Connection, text: str, place: Path, inputs: Sequence[int]) -> None:
     """In a process of its own, on one thread. It goes when whoever started it is gone: nothing is lost, a run goes on
     from its last complete round."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to hear
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, args=(line,), daemon=True).start()
@@ -114,13 +113,11 @@ def play(
     on_done: Callable[[Progress], None],
 ) -> None:
     """Every entry that is not finished, in order, so many at a time."""
-    from shoal import lab
-
     forecast = Forecast()
     for entry in entries:
         place = out / entry.place
         if place.exists():
-            lab.check_same(place, entry.job)
+            check_same(place, entry.job)
         if finished(place, entry.job):
             forecast.seconds[entry] = float((read_run(place).result or {}).get("wall_s", 0.0))
     waiting = [entry for entry in entries if entry not in forecast.seconds]
@@ -152,7 +149,7 @@ class _Started:
     @classmethod
     def begin(cls, entry: Entry, out: Path, inputs: Sequence[int]) -> _Started:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["shoal.lab", "shoal.study.unseen"])
+        context.set_forkserver_preload(["shoal.lab", "shoal.study.unseen", *LIBRARIES])
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_work, args=(theirs, entry.job.model_dump_json(), out / entry.place, tuple(inputs))
