@@ -29,7 +29,6 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str = "fedavg"
-    variant: str | None = None  # what it is called in tables, where the method's name does not say enough
     data: str = "digits"
     partition: str = "dirichlet:0.3"
     clients: Positive | None = None  # None: 20, or all owners of a natural partition
@@ -41,6 +40,7 @@ class Job(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     model: str = "mlp"
     seed: int = 0
+    variant: str | None = None  # what it is called in tables, where the method's name does not say enough
     fleet: Literal["auto", "plain", "vector", "pool", "flower"] = "auto"
     workers: Positive | None = None  # processes of the pool; None: as many as cores
     eval_every: Positive = 1

@@ -32,6 +32,7 @@ class Interval:
     high: float | None
     how: str
     values: tuple[float, ...] = ()  # of each seed
+    bound: bool = False  # of some seed only known to be as large at least
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
@@ -58,7 +59,6 @@ class Measured:
     entry: Entry
     run: RunRecord
     unseen: Mapping[str, Any]
-    target: float | None
     held: int
     shown_inputs: int
 
@@ -79,8 +79,6 @@ class Measured:
             case "split":
                 groups = self._last("probe.groups")
                 return None if groups is None else float(groups > 1)
-            case "silhouette":
-                return self._last("probe.silhouette")
         raise KeyError(name)
 
     def of_clients(self, name: str) -> dict[str, float]:
@@ -94,7 +92,8 @@ class Measured:
 
     def spent_to_target(self) -> dict[str, float]:
         """Client-epochs of training, and joules of clients for everything; nothing where it was never reached."""
-        reached = None if self.target is None else to_accuracy(self.run, self.target, self.held)
+        target = self.entry.target
+        reached = None if target is None else to_accuracy(self.run, target, self.held)
         return self.spent(reached.round, reached.joules) if reached else {}
 
     def spent(self, round: int, joules: float) -> dict[str, float]:
@@ -133,8 +132,7 @@ class Runs:
             return None
         unseen = json.loads((place / UNSEEN).read_text()) if entry.job.unseen else {}
         run = read_run(place, judged="central", counted="clients")
-        study = self.study
-        return Measured(entry, run, unseen, study.target(entry.cell), study.held, study.shown_inputs)
+        return Measured(entry, run, unseen, self.study.held, self.study.shown_inputs)
 
     @property
     def missing(self) -> list[Entry]:
@@ -143,6 +141,9 @@ class Runs:
     @property
     def cells(self) -> list[str]:
         return list(dict.fromkeys(e.cell for e in self.entries))
+
+    def target(self, cell: str) -> float | None:
+        return next(e.target for e in self.entries if e.cell == cell)
 
     def variants(self, cell: str) -> list[str]:
         return list(dict.fromkeys(e.variant for e in self.entries if e.cell == cell))

@@ -68,7 +68,7 @@ class Report:
         served = [("unseen, as anybody", "unseen.none")]
         served += [(f"by {n} inputs", f"unseen.{n}") for n in self.study.inputs] + [("by true labels", "unseen.true")]
         accuracies = [(COMPARED[name], name) for name in ("local", "worst10", "central")]
-        target = self.study.target(cell)
+        target = self.runs.target(cell)
         cost: list[tuple[str, str, Callable[[float], str]]] = (
             []
             if target is None
@@ -173,7 +173,7 @@ def _markdown(sheet: Sheet) -> str:
 
 
 def _known(m: Measured) -> dict[str, float]:
-    names = ("local", "worst10", "central", "epochs_to", "joules_to", "ari", "split", "silhouette")
+    names = ("local", "worst10", "central", "epochs_to", "joules_to", "ari", "split")
     found = {name: m.figure(name) for name in (*names, *(f"unseen.{how}" for how in m.unseen))}
     return {name: x for name, x in found.items() if x is not None}
 
@@ -181,9 +181,8 @@ def _known(m: Measured) -> dict[str, float]:
 def _interval(found: Interval | None) -> str:
     if found is None:
         return "–"
-    if found.low is None:
-        return f"{found.mean:+.2f}"
-    return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+    mean = f"{'at least ' if found.bound else ''}{found.mean:+.2f}"
+    return mean if found.low is None else f"{mean} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
 def _asked(test: Check) -> str:

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shoal.errors import UserError, did_you_mean
 from shoal.job import Job, layered, read_toml
 
-FIGURES = ("local", "worst10", "central", "unseen", "epochs_to", "joules_to", "ari", "split", "silhouette")
+FIGURES = ("local", "worst10", "central", "unseen", "epochs_to", "joules_to", "ari", "split")
+OF_CELLS = ("play", "target")  # what a cell has beside keys of a job
 EXACTLY = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -63,7 +64,7 @@ class Budget(BaseModel):
     model_config = EXACTLY
 
     seeds: tuple[int, ...] = Field(min_length=1)
-    cells: dict[str, dict[str, Any]]  # cell -> {"play": lists of variants, and keys of a job}
+    cells: dict[str, dict[str, Any]]  # cell -> {"play": lists of variants, and what else is as in [cells]}
     job: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -89,9 +90,6 @@ class Study(BaseModel):
     def shown_inputs(self) -> int:
         return self.inputs[len(self.inputs) // 2]
 
-    def target(self, cell: str) -> float | None:
-        return self.cells[cell].get("target")
-
     def budget(self, name: str) -> Budget:
         if name not in self.budgets:
             raise UserError(f"budget {name!r} is not in the study; it must be one of {', '.join(self.budgets)}")
@@ -108,10 +106,10 @@ class Study(BaseModel):
         return found
 
     def _entry(self, budget: Budget, cell: str, variant: str, seed: int) -> Entry:
-        here = {k: v for k, v in self.cells[cell].items() if k != "target"}
-        asked = {k: v for k, v in budget.cells[cell].items() if k != "play"}
-        job = layered(self.job, budget.job, here, asked, self.variants[variant], {"seed": seed, "variant": variant})
-        return Entry(cell, variant, seed, job)
+        here, asked, own = self.cells[cell], budget.cells[cell], self.variants[variant]
+        keys = [{k: v for k, v in table.items() if k not in OF_CELLS} for table in (here, asked)]
+        job = layered(self.job, budget.job, *keys, own, {"seed": seed, "variant": variant})
+        return Entry(cell, variant, seed, job, asked.get("target", here.get("target")))
 
 
 @dataclass(frozen=True)
@@ -120,6 +118,7 @@ class Entry:
     variant: str
     seed: int
     job: Job = field(compare=False)  # follows from the others
+    target: float | None = field(default=None, compare=False)
 
     @property
     def place(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.study.figures import Interval, Measured, Runs, over_seeds
@@ -58,7 +58,7 @@ def verdict(test: Check, found: Interval | None) -> Verdict:
         return "undecided"
     if _right(test, found.low) and _right(test, found.high):
         return "holds"
-    return "undecided" if _right(test, found.low) or _right(test, found.high) else "fails"
+    return "undecided" if found.bound or _right(test, found.low) or _right(test, found.high) else "fails"
 
 
 def _right(test: Check, x: float) -> bool:
@@ -72,7 +72,7 @@ def measured(test: Check, cell: str, runs: Runs) -> Interval | None:
             return runs.difference(cell, test.of, test.than, test.figure, test.than_figure)
         case "ratio":
             assert test.than is not None
-            numbers = [_ratio(*pair, test.figure) for pair in runs.pairs(cell, test.of, test.than)]
+            return _ratios(runs.pairs(cell, test.of, test.than), test.figure)
         case "recovered":
             numbers = [_recovered(m, test) for m in runs.of(cell, test.of)]
         case "value":
@@ -81,15 +81,17 @@ def measured(test: Check, cell: str, runs: Runs) -> Interval | None:
     return over_seeds(known) if known else None
 
 
-def _ratio(of: Measured, than: Measured, figure: str) -> float | None:
-    """Where the other never got to its target, all that it spent counts: it needs that and more. Where `of` never did,
+def _ratios(pairs: Sequence[tuple[Measured, Measured]], figure: str) -> Interval | None:
+    """Where the other never got to its target, all that it spent counts: it needs that at least. Where `of` never did,
     the ratio is 0; where neither did, there is none."""
-    mine, other = of.figure(figure), than.figure(figure)
-    if figure in TO_TARGET and other is None and mine is not None:
-        other = than.spent_in_all()[TO_TARGET[figure]]
-    if mine is None:
-        return 0.0 if other is not None else None
-    return None if other is None or not mine else other / mine
+    known, bound = [], False
+    for of, than in pairs:
+        mine, other = of.figure(figure), than.figure(figure)
+        if other is None and mine is not None and figure in TO_TARGET:
+            other, bound = than.spent_in_all()[TO_TARGET[figure]], True
+        if other is not None:
+            known.append(other / mine if mine else 0.0)
+    return replace(over_seeds(known), bound=bound) if known else None
 
 
 def _recovered(m: Measured, test: Check) -> float | None:

@@ -41,7 +41,7 @@ def run(central=(0.5, 0.8, 0.9), local=0.9, clients=(1.0, 0.8), joules=(10.0, 5.
 
 
 def measured(variant="a", seed=0, target=0.8, unseen=None, held=1, cell="here", **kw):
-    return Measured(Entry(cell, variant, seed, Job(seed=seed)), run(**kw), unseen or {}, target, held, 50)
+    return Measured(Entry(cell, variant, seed, Job(seed=seed), target), run(**kw), unseen or {}, held, 50)
 
 
 class Known(Runs):
@@ -85,7 +85,7 @@ class TestToTarget:
 
 def test_figures_of_a_run():
     served = {"none": {"mean": 0.6, "clients": {"x": 0.6}}, "50": {"mean": 0.75, "clients": {"x": 0.75}}}
-    m = measured(unseen=served, metrics={"probe.groups": 2.0, "probe.silhouette": 0.2}, groups_ari=0.9)
+    m = measured(unseen=served, metrics={"probe.groups": 2.0}, groups_ari=0.9)
     found = {name: m.figure(name) for name in ("local", "worst10", "central", "unseen", "unseen.none", "unseen.true")}
     assert found == {
         "local": 90.0,
@@ -95,7 +95,7 @@ def test_figures_of_a_run():
         "unseen.none": 60.0,
         "unseen.true": None,
     }
-    assert (m.figure("split"), m.figure("silhouette"), m.figure("ari")) == (1.0, 0.2, 0.9)
+    assert (m.figure("split"), m.figure("ari")) == (1.0, 0.9)
     assert measured(unseen={"none": {"mean": 0.6}}).figure("unseen") == 60.0  # who cannot do better
     assert measured().figure("split") is None
 
@@ -148,6 +148,11 @@ class TestVerdicts:
     def test_by_the_interval(self, low, high, limit, said):
         assert verdict(asked(**limit), Interval(0.0, low, high, "")) == said
 
+    def test_what_is_only_known_to_be_as_large_refutes_nothing(self):
+        test = asked("ratio", figure="epochs_to", at_least=3.0)
+        assert verdict(test, Interval(2.0, 1.9, 2.1, "", bound=True)) == "undecided"
+        assert verdict(test, Interval(4.0, 3.9, 4.1, "", bound=True)) == "holds"
+
     def test_every_seed_for_itself(self):
         test = asked(judge="every", at_least=1.0)
         assert verdict(test, over_seeds([1.0, 1.0])) == "holds"
@@ -179,6 +184,7 @@ class TestVerdicts:
             claim = judged(Claim(says="", tests=[test]), Known(quick, other))
             assert claim.outcomes[0].found.mean == mean
             assert claim.verdict == "undecided"  # one seed
+            assert claim.outcomes[0].found.bound == (other is never)
         lost = judged(Claim(says="", tests=[test]), Known(measured("a", central=(0.1,)), slow))
         assert lost.outcomes[0].found.mean == 0.0
         none = judged(Claim(says="", tests=[test]), Known(measured("a", central=(0.1,)), never))
