@@ -145,6 +145,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
     cohort = job.cohort_size(len(federation))
     setting = setting_of(job, model, cohort, federation.public, federation.edges)
+    setting.groups = federation.groups
     built = build(method, setting)
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)

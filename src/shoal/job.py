@@ -49,6 +49,7 @@ class Job(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     model: str = "mlp"
     seed: int = 0
+    variant: str | None = None  # what it is called in tables, where the method's name does not say enough
     fleet: Literal["auto", "plain", "vector", "pool", "flower"] = "auto"
     workers: Positive | None = None  # processes of the pool; None: as many as cores
     eval_every: Positive = 1
@@ -174,7 +175,8 @@ def parse_amount(flag: str, text: str) -> int | float:
 
 class Recipe(BaseModel):
     """A file that reproduces one table: a job, under [grid] the keys that vary, under [only.METHOD] those of one
-    method, and under [paper] the figures it is to be read beside."""
+    method, under [variants.NAME] those of a row that has a name of its own, and under [paper] the figures it is to be
+    read beside."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -187,33 +189,47 @@ class Recipe(BaseModel):
         return self.jobs.get("")
 
 
-def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
+def read_toml(path: Path, kind: str = "recipe") -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"recipe {path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{kind} {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path} is not valid TOML: {error}") from None
+        raise UserError(f"{kind} {path} is not valid TOML: {error}") from None
+
+
+def layered(*layers: Mapping[str, Any]) -> Job:
+    """Of tables of keys: what a later one says wins, option by option."""
+    flat: dict[str, Any] = {}
+    for layer in layers:
+        flat |= _paths(layer)
+    return make_job(_nested(flat))
+
+
+def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
+    content = read_toml(path)
     title, paper = str(content.pop("title", path.stem)), content.pop("paper", None)
     only = _only(path, content.pop("only", {}))
+    variants = _variants(path, content.pop("variants", {}))
     grid, flags = _grid(path, content.pop("grid", {})), _paths(overrides)
+    grid |= {"variant": list(variants)} if variants and "variant" not in grid else {}
     written = _paths(content) | grid
     grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
-    fixed = _paths(content) | flags
     jobs: dict[str, Job] = {}
     for label, point in _points(grid):
         if label in jobs:
             raise UserError(
                 f"recipe {path}: two points of the grid are called {label!r}; each value must be there once"
             )
-        values = {k: v for k, v in fixed.items() if not k.startswith("grid")} | point
+        named = _variant(path, variants, point.get("variant"))
+        values = _paths(content) | named | flags | point
         jobs[label] = make_job(_nested(only.get(str(values.get("method")), {}) | values))
-    return Recipe(title=title + _changed(flags, written, only), jobs=jobs, paper=paper)
+    return Recipe(title=title + _changed(flags, written, only | variants), jobs=jobs, paper=paper)
 
 
-def _changed(flags: Mapping[str, Any], written: Mapping[str, Any], only: Mapping[str, Mapping[str, Any]]) -> str:
+def _changed(flags: Mapping[str, Any], written: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
     """A title speaks of what is written: where flags say otherwise, it says so."""
-    said = [written, *only.values()]
+    said = [written, *tables.values()]
     keys = [key for key, value in flags.items() if any(key in values and values[key] != value for values in said)]
     return f" (changed: {', '.join(key.removeprefix('set.') for key in keys)})" if keys else ""
 
@@ -232,6 +248,19 @@ def _only(path: Path, tables: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise UserError(f"recipe {path}: [only] is {tables!r}; it must be tables by method, such as [only.simclust]")
     return {method: _paths(values) for method, values in tables.items()}
+
+
+def _variants(path: Path, tables: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise UserError(f"recipe {path}: [variants] is {tables!r}; it must be tables by name, such as [variants.slow]")
+    return {name: _paths(values) for name, values in tables.items()}
+
+
+def _variant(path: Path, variants: Mapping[str, dict[str, Any]], name: str | None) -> dict[str, Any]:
+    if name is not None and name not in variants:
+        hint = did_you_mean(str(name), variants) or f" (known: {', '.join(variants)})"
+        raise UserError(f"recipe {path}: grid.variant has {name!r}, for which there is no [variants] table{hint}")
+    return variants[name] if name is not None else {}
 
 
 def _paths(values: Mapping[str, Any]) -> dict[str, Any]:

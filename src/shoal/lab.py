@@ -40,6 +40,7 @@ WITHOUT_LIBRARIES = (
     "select",
     "train",
 )  # stages with nothing slow to load
+LIBRARIES = ("scipy.cluster.hierarchy", "scipy.linalg", "scipy.optimize", "sklearn.cluster", "sklearn.metrics")
 OnRound = Callable[[Record], None]
 
 
@@ -85,7 +86,8 @@ def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, 
 
 
 def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
-    config = json.loads(bench.job.model_dump_json(exclude={"unseen"} if bench.job.unseen is None else None))
+    unsaid = {key for key in ("unseen", "variant") if getattr(bench.job, key) is None}
+    config = json.loads(bench.job.model_dump_json(exclude=unsaid))
     facts = describe(bench.federation), bench.costs.facts()
     with RunStore.create(out, config, *facts, keep=bench.job.keep, inputs=inputs_of(bench.federation)) as store:
         try:
@@ -189,7 +191,7 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
 def _import_before_the_clock(method: Method) -> None:
     """Libraries that take a second to load, once in a process, are not the work of whichever round needs them first."""
     if any(type(stage).__module__.rpartition(".")[2] not in WITHOUT_LIBRARIES for stage in method.stages):
-        for name in ("scipy.cluster.hierarchy", "scipy.linalg", "scipy.optimize", "sklearn.cluster", "sklearn.metrics"):
+        for name in LIBRARIES:
             importlib.import_module(name)
 
 

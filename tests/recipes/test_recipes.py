@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.bench import check_names
 from shoal.job import load_recipe
 from shoal.methods import METHODS
+from shoal.study.plan import load_study
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 
@@ -64,3 +66,19 @@ def test_curves_are_pinned(method):
     curve = [r.evaluation.figures()["accuracy"] for r in result.records if r.evaluation]
     found = [round(x, 3) for point in curve for x in (point["mean"], point["central"])]
     assert found == pytest.approx(CURVES[method], abs=0.012), found
+
+
+STUDIES = sorted((Path(__file__).parents[2] / "recipes/study").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_every_study_loads_and_what_its_claims_need_is_run(path):
+    study = load_study(path)
+    for name in study.budgets:
+        for entry in {e.variant: e for e in study.entries(name)}.values():
+            check_names(entry.job)
+    played = {(e.cell, e.variant) for e in study.entries("full")}
+    for claim in study.claims:
+        for test in claim.tests:
+            for variant in {test.of, test.than} - {None}:
+                assert {(cell, variant) for cell in test.cells} <= played

@@ -6,6 +6,7 @@ from federations import tiny_federation
 from torch.nn import functional as F
 
 from shoal import tree
+from shoal.client.each import TrainEach
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.batches import phase_seed, row_order
@@ -108,3 +109,16 @@ def test_batch_norm_trains_and_sends_its_buffers():
 def test_bad_numbers(bad, message):
     with pytest.raises(UserError, match=message):
         LocalTraining(MODEL, **bad)
+
+
+@pytest.mark.parametrize("names", [("global", "expert"), ("expert", "global")])
+def test_of_several_models_the_global_one_is_the_model_in_whatever_order_they_come(names):
+    """A transport sorts names: what is first on one fleet is not on another."""
+    model, data = load_model("mlp", (6,), 4), tiny_federation(3)["c2"]
+    first = {"global": model.init(1), "expert": model.init(2)}
+    training = LocalTraining(model, batch_size=8)
+    report, _ = run_one(TrainEach(training), Task({k: first[k] for k in names}, {}, 3), data, {})
+    for name, told in (("global", "model"), ("expert", "expert")):
+        alone, _ = run_one(training, Task({name: first[name]}, {}, 3), data, {})
+        assert all(torch.equal(report.tensors[told][k], x) for k, x in alone.tensors["model"].items())
+    assert report.tensors.keys() == {"model", "expert"}

@@ -11,10 +11,12 @@ from shoal.types import Batch, Phase, Report, Task, Tree
 
 @dataclass(frozen=True)
 class TrainEach:
-    """Every received model is trained as `training` says, batch by batch side by side, and sent back: the first as the
-    model, others by their names. Of one model nothing differs from training it alone."""
+    """Every received model is trained as `training` says, batch by batch side by side, and sent back: the one that is
+    called `first` as the model, others by their names; in which order they came is the transport's affair. Of one model
+    nothing differs from training it alone."""
 
     training: LocalTraining
+    first: str = "global"
     name: str = "train"
 
     @property
@@ -32,7 +34,7 @@ class TrainEach:
         return {k: self.training.step(part, b) for k, part in s.items()}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        first, *others = task.models
+        first = self.first if self.first in task.models else next(iter(task.models))
         report, private = self.training.end(task, s[first], counts)
-        beside = {k: self.training.whole(s[k]) for k in others}
+        beside = {k: self.training.whole(s[k]) for k in task.models if k != first}
         return replace(report, tensors={**report.tensors, **beside}), private

@@ -42,6 +42,7 @@ class Setting:
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
     edges: Topology | None = None  # who is under which edge; None: clients and one server
+    groups: Mapping[str, int] | None = None  # that were planted, of each client: for upper bounds, in simulations only
     cloud_every: int | None = None  # rounds between two meetings of edges; None: as usual
 
     def make(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:

@@ -75,6 +75,11 @@ def write_partition_page(partition: Mapping[str, Any], path: Path) -> Path:
     return _write(path, heading, "", [_card(_partition(partition))])
 
 
+def write_sheets(sheets: Sequence[Sheet], path: Path, heading: str) -> Path:
+    """Tables alone."""
+    return _write(path, heading, "", [_card(_sheet(sheet)) for sheet in sheets])
+
+
 def _write(path: Path, heading: str, origin: str, sections: Sequence[str]) -> Path:
     if path.is_dir():
         raise UserError(f"The page cannot be written to {path}: it is a folder, where a file name is right.")

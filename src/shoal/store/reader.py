@@ -35,7 +35,7 @@ class RunRecord:
 
     @property
     def label(self) -> str:
-        return str(self.config["method"])
+        return str(self.config.get("variant") or self.config["method"])
 
     @property
     def evaluated(self) -> tuple[Mapping[str, Any], ...]:

@@ -1,0 +1,65 @@
+"""Fine-tuning tried with several steps and numbers of passes, for validation rows to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from shoal.client.measure import ROWS, seen
+from shoal.client.train import LocalTraining
+from shoal.types import Batch, Phase, Report, Task, Tree
+
+VAL = "val"
+
+
+@dataclass(frozen=True)
+class TryTuning:
+    """The received model is trained with each of `rates`, on the same rows in the same order. After each number of
+    `passes`, which ascend, the client counts hits on its validation rows: [passes, rates]. It tells these and keeps
+    nothing."""
+
+    training: LocalTraining
+    rates: tuple[float, ...]
+    passes: tuple[int, ...]
+    name: str = "tune"
+
+    @property
+    def batchable(self) -> bool:
+        return self.training.batchable
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """A path is walked once for each step: what was there after one pass goes on to the second."""
+        found = []
+        for place, (before, after) in enumerate(pairwise((0, *self.passes))):
+            if after > before:
+                found.append(Phase(self.training.split, after - before, self.training.batch_size, self.step))
+            found.append(Phase(VAL, 1, ROWS, partial(self.look, place), shuffle=False))
+        return tuple(found)
+
+    def begin(self, task: Task, private: Tree) -> Tree:
+        tries = [self.training.begin(replace(task, config={"lr": rate}), {}) for rate in self.rates]
+        hits = torch.zeros(len(self.passes), len(self.rates), device=self.training.model.device)
+        return {"tries": {str(k): s for k, s in enumerate(tries)}, "hits": hits}
+
+    def step(self, s: Tree, b: Batch) -> Tree:
+        return s | {"tries": {k: self.training.step(one, b) for k, one in s["tries"].items()}}
+
+    def look(self, place: int, s: Tree, b: Batch) -> Tree:
+        models = [self.training.whole(one) for one in s["tries"].values()]
+        hits = torch.stack([seen(self.training.model, model, b)[0] for model in models])
+        here = torch.arange(len(self.passes), device=hits.device)[:, None] == place
+        return s | {"hits": s["hits"] + here * hits}
+
+    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report({"val": {"hits": s["hits"]}}, {}, {VAL: counts[VAL]}), None
+
+
+def most_hits(hits: Tensor) -> tuple[int, int]:
+    """The place of the largest of [passes, rates]: of several, that of the fewest passes, then of the smallest step."""
+    return divmod(int(hits.flatten().argmax()), hits.shape[1])

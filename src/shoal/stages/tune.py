@@ -1,0 +1,70 @@
+"""How clients fine-tune, chosen by what the fleet's validation rows say of a few candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from shoal.client.train import LocalTraining
+from shoal.client.tune import TryTuning, most_hits
+from shoal.rng import derive_seed
+from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
+
+
+@dataclass(frozen=True)
+class Tune(OneProgram, WhenEvaluated):
+    """Everybody tries all candidates from what it is served; the one with most hits over all clients is taken. Where
+    nobody answers, the last choice stands."""
+
+    program: TryTuning
+    models_for: ModelsFor
+    rounds: int
+    every: int
+    name: str = "tune"
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in state.roster})
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        if not reports:
+            return state
+        hits = torch.stack([r.tensors["val"]["hits"] for _, r in sorted(reports.items())]).sum(0)
+        place, rate = most_hits(hits)
+        chosen = {"passes": torch.tensor(place), "rate": torch.tensor(rate)}
+        said = {"tune.epochs": float(self.program.passes[place]), "tune.lr": self.program.rates[rate]}
+        return replace(state, memory={**state.memory, self.name: chosen}, figures={**state.figures, **said})
+
+
+@dataclass(frozen=True)
+class PersonaliseTuned:
+    """Every client fine-tunes as was chosen and keeps the result; while nothing is chosen, nobody does."""
+
+    tune: Tune
+    training: LocalTraining
+    name: str = "personalise"
+    purpose: ClassVar[Purpose] = "train"
+
+    @property
+    def programs(self) -> tuple[ClientProgram, ...]:
+        """One for each number of passes: how many there are is part of a program."""
+        passes = self.tune.program.passes
+        return tuple(replace(self.training, epochs=n, name=f"{self.name}-{n}") for n in passes)
+
+    def due(self, round: int) -> bool:
+        return self.tune.due(round)
+
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        if self.tune.name not in state.memory:
+            return Plan()
+        chosen = state.memory[self.tune.name]
+        config = {"lr": self.tune.program.rates[int(chosen["rate"])]}
+        models_for = self.tune.models_for
+        tasks = {c: Task(models_for(state, c), config, derive_seed(seed, c)) for c in state.roster}
+        return Plan(self.programs[int(chosen["passes"])], tasks)
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        return state

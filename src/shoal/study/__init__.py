@@ -1,0 +1,1 @@
+"""A method's evaluation from one file: what is run, what is measured, and what is then said of it."""

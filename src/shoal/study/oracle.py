@@ -1,0 +1,61 @@
+"""shoal where the planted groups are known: the best that its probe and gate could come to. For studies only.
+
+From the probe's round on each group has an expert, and its members are served that one, corrected by their prior: no
+probe, no gate. A study names it as a method, `shoal.study.oracle:oracle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shoal import tree
+from shoal.client.prior import PRIOR
+from shoal.methods.setting import Setting
+from shoal.methods.shoal import shoal
+from shoal.stages.balanced import taught
+from shoal.stages.base import ServerOnly
+from shoal.stages.beside import GLOBAL, PersonaliseMembers
+from shoal.stages.coldstart import ClientColdStart
+from shoal.stages.experts import joined, numbered
+from shoal.stages.momentum import averaged
+from shoal.stages.shift import ShiftProbe
+from shoal.types import ClientId, Method, Params, Report, ServerState
+
+
+@dataclass(frozen=True)
+class Told(ServerOnly):
+    """Once, everybody is put where it was planted, and every group's expert starts as the global model."""
+
+    groups: Mapping[ClientId, int]
+    at: int
+    name: str = "probe"
+
+    def due(self, round: int) -> bool:
+        return round == self.at and bool(self.groups)
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        clients = [c for c in state.roster if c in self.groups]
+        start, count = state.models[GLOBAL], len(set(self.groups.values()))
+        state = replace(state, models=numbered([start] * count) | {GLOBAL: start}, membership={})
+        return joined(state, clients, np.array([self.groups[c] for c in clients]))
+
+
+def oracle(s: Setting) -> Method:
+    method = shoal(s)
+    probe = next(stage for stage in method.stages if isinstance(stage, ShiftProbe))
+    kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers | ClientColdStart)]
+    told = Told(s.groups or {}, probe.at)
+    stages = tuple(told if stage is probe else stage for stage in kept)
+
+    def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+        models, name = averaged(state), GLOBAL
+        if client is not None and client in state.membership:
+            name = sorted(state.models)[int(state.membership[client].argmax())]
+        lean = taught(state)
+        served = {GLOBAL: models[name]} | ({} if lean is None else {PRIOR: {"taught": lean}})
+        return tree.to(served, s.model.device)
+
+    return replace(method, name="oracle", stages=stages, models_for=models_for)

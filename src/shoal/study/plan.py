@@ -1,0 +1,175 @@
+"""What a study runs: cells (data and how they are divided), variants (methods with options) and seeds, by budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shoal.errors import UserError, did_you_mean
+from shoal.job import Job, layered, read_toml
+
+FIGURES = ("local", "worst10", "central", "unseen", "epochs_to", "joules_to", "ari", "split")
+OF_CELLS = ("play", "target")  # what a cell has beside keys of a job
+EXACTLY = ConfigDict(extra="forbid", frozen=True)
+
+
+class Check(BaseModel):
+    """A number of every seed of a cell, and where it should lie.
+
+    `difference`: what `of` has more of a figure than `than`. `ratio`: how many times as much `than` has. `recovered`:
+    how much of the way from figure `start` to figure `goal` of `of` its `figure` has come. `value`: the figure of `of`.
+    """
+
+    model_config = EXACTLY
+
+    kind: Literal["difference", "ratio", "recovered", "value"]
+    cells: tuple[str, ...]
+    of: str
+    figure: str
+    than: str | None = None
+    than_figure: str | None = None  # as `figure`
+    start: str = "unseen.none"
+    goal: str = "unseen.true"
+    at_least: float | None = None
+    at_most: float | None = None
+    judge: Literal["interval", "every"] = "interval"  # by a 95 % interval, or every seed for itself
+
+    @model_validator(mode="after")
+    def _whole(self) -> Check:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("one of at_least and at_most must be given")
+        if self.kind in ("difference", "ratio") and self.than is None:
+            raise ValueError(f"{self.kind} needs than, the variant to compare with")
+        return self
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        more = (self.start, self.goal) if self.kind == "recovered" else ()
+        return (self.figure, *((self.than_figure,) if self.than_figure else ()), *more)
+
+
+class Claim(BaseModel):
+    model_config = EXACTLY
+
+    says: str
+    tests: tuple[Check, ...] = Field(min_length=1)
+
+
+class Budget(BaseModel):
+    model_config = EXACTLY
+
+    seeds: tuple[int, ...] = Field(min_length=1)
+    cells: dict[str, dict[str, Any]]  # cell -> {"play": lists of variants, and what else is as in [cells]}
+    job: dict[str, Any] = Field(default_factory=dict)
+
+
+class Study(BaseModel):
+    """A study file. Keys of a job come from [job], the budget, the cell, the budget's cell and the variant: the last
+    one that says something wins."""
+
+    model_config = EXACTLY
+
+    title: str
+    fixed: str  # what was decided, on what, before the runs that count
+    ours: str  # the variant that all others are compared with
+    held: int = Field(default=1, ge=1)  # evaluated rounds for which a target counts as reached
+    inputs: tuple[int, ...] = (20, 50, 200)  # from which unseen clients are judged; the middle one is what tables show
+    job: dict[str, Any]
+    variants: dict[str, dict[str, Any]]
+    lists: dict[str, tuple[str, ...]]
+    cells: dict[str, dict[str, Any]]  # keys of a job, and `target`: the central accuracy to be reached
+    budgets: dict[str, Budget]
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def shown_inputs(self) -> int:
+        return self.inputs[len(self.inputs) // 2]
+
+    def budget(self, name: str) -> Budget:
+        if name not in self.budgets:
+            raise UserError(f"budget {name!r} is not in the study; it must be one of {', '.join(self.budgets)}")
+        return self.budgets[name]
+
+    def entries(self, budget: str) -> list[Entry]:
+        """All seeds of a cell are far apart: a study that is stopped has all of its first seed first."""
+        chosen = self.budget(budget)
+        found = []
+        for seed in chosen.seeds:
+            for cell, asked in chosen.cells.items():
+                names = dict.fromkeys(v for name in asked.get("play", ()) for v in self.lists[name])
+                found += [self._entry(chosen, cell, variant, seed) for variant in names]
+        return found
+
+    def _entry(self, budget: Budget, cell: str, variant: str, seed: int) -> Entry:
+        here, asked, own = self.cells[cell], budget.cells[cell], self.variants[variant]
+        keys = [{k: v for k, v in table.items() if k not in OF_CELLS} for table in (here, asked)]
+        job = layered(self.job, budget.job, *keys, own, {"seed": seed, "variant": variant})
+        return Entry(cell, variant, seed, job, asked.get("target", here.get("target")))
+
+
+@dataclass(frozen=True)
+class Entry:
+    cell: str
+    variant: str
+    seed: int
+    job: Job = field(compare=False)  # follows from the others
+    target: float | None = field(default=None, compare=False)
+
+    @property
+    def place(self) -> Path:
+        return Path(self.cell) / f"{_slug(self.variant)}-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.cell}, {self.variant}, seed {self.seed}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def load_study(path: Path) -> Study:
+    """All that can be refused before anything is run."""
+    content = read_toml(path, "study")
+    try:
+        study = Study(**content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        found = "missing" if problem["type"] == "missing" else repr(problem["input"])
+        raise UserError(f"study {path}: {where} is {found}: {problem['msg'].lower()}") from None
+    _check_names(path, study)
+    return study
+
+
+def _check_names(path: Path, study: Study) -> None:
+    for name, variants in study.lists.items():
+        _known(f"study {path}: lists.{name}", variants, study.variants)
+    for name, budget in study.budgets.items():
+        _known(f"study {path}: budgets.{name}.cells", budget.cells, study.cells)
+        for cell, asked in budget.cells.items():
+            _known(f"study {path}: budgets.{name}.cells.{cell}.play", asked.get("play", ()), study.lists)
+    _known(f"study {path}: ours", [study.ours], study.variants)
+    slugs = [_slug(name) for name in study.variants]
+    if twice := {s for s in slugs if slugs.count(s) > 1}:
+        raise UserError(f"study {path}: two variants would be kept in {min(twice)!r}; their names must differ more")
+    offered = (*FIGURES, *(f"unseen.{how}" for how in ("none", "true", *map(str, study.inputs))))
+    for number, claim in enumerate(study.claims, start=1):
+        for test in claim.tests:
+            where = f"study {path}: claim {number}"
+            _known(f"{where}: cells", test.cells, study.cells)
+            _known(f"{where}: of or than", [test.of, *([test.than] if test.than else [])], study.variants)
+            _known(f"{where}: figure", test.figures, offered)
+
+
+def _known(where: str, names: Iterable[str], known: Mapping[str, Any] | Iterable[str]) -> None:
+    there = list(known)
+    for name in names:
+        if name not in there:
+            hint = did_you_mean(name, there) or f" (known: {', '.join(there)})"
+            raise UserError(f"{where} has {name!r}, which is not there{hint}")

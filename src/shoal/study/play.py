@@ -1,0 +1,187 @@
+"""The runs of a study, several at a time, each in a process of its own: what is finished is kept, the rest goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from shoal.bench import Bench, setup
+from shoal.errors import UserError
+from shoal.job import Job
+from shoal.lab import LIBRARIES, check_same, resume, start
+from shoal.store.files import write_json
+from shoal.store.reader import read_run
+from shoal.store.run import RunStore
+from shoal.study.plan import Entry
+from shoal.study.unseen import unseen_figures
+
+UNSEEN = "unseen.json"  # in a run directory: what clients that never trained are served
+
+
+def finished(place: Path, job: Job) -> bool:
+    return (place / "result.json").exists() and (not job.unseen or (place / UNSEEN).exists())
+
+
+def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
+    """Played to its end, from wherever it is, and its unseen clients evaluated."""
+    made: list[Bench] = []
+    if not place.exists():
+        start(job, place, on_setup=made.append)
+    elif not (place / "result.json").exists():
+        resume(place, on_setup=made.append)
+    if job.unseen:
+        bench = made[0] if made else setup(job)
+        with RunStore.open(place) as store:
+            write_json(place / UNSEEN, unseen_figures(bench, store.last(job.device), inputs))
+
+
+def _work(line: Connection, text: str, place: Path, inputs: Sequence[int]) -> None:
+    """In a process of its own, on one thread. It goes when whoever started it is gone: nothing is lost, a run goes on
+    from its last complete round."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to hear
+    torch.set_num_threads(1)
+    threading.Thread(target=_leave_with_parent, args=(line,), daemon=True).start()
+    try:
+        finish(Job.model_validate_json(text), place, inputs)
+        line.send_bytes(b"")
+    except UserError as error:
+        line.send_bytes(str(error).encode())
+
+
+def _leave_with_parent(line: Connection) -> None:
+    try:
+        line.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+@dataclass
+class Forecast:
+    """How long entries take: as others of the same kind did, else of the same variant, else all."""
+
+    seconds: dict[Entry, float] = field(default_factory=dict)
+
+    def expected_s(self, entry: Entry) -> float:
+        if entry in self.seconds:
+            return self.seconds[entry]
+        alike = (
+            lambda e: (e.cell, e.variant) == (entry.cell, entry.variant),
+            lambda e: e.variant == entry.variant,
+            lambda e: True,
+        )
+        for same in alike:
+            if known := [s for e, s in self.seconds.items() if same(e)]:
+                return fmean(known)
+        return 1.0
+
+    def share(self, entries: Sequence[Entry]) -> float:
+        done = sum(self.seconds.get(e, 0.0) for e in entries)
+        return done / max(1e-9, sum(map(self.expected_s, entries)))
+
+    def left_s(self, entries: Sequence[Entry], workers: int) -> float:
+        rest = [self.expected_s(e) for e in entries if e not in self.seconds]
+        return max([sum(rest) / workers, *rest], default=0.0)
+
+
+@dataclass(frozen=True)
+class Progress:
+    entry: Entry
+    seconds: float
+    done: int
+    total: int
+    share: float
+    left_s: float
+
+
+def play(
+    entries: Sequence[Entry],
+    out: Path,
+    inputs: Sequence[int],
+    workers: int,
+    on_done: Callable[[Progress], None],
+) -> None:
+    """Every entry that is not finished, in order, so many at a time."""
+    forecast = Forecast()
+    for entry in entries:
+        place = out / entry.place
+        if place.exists():
+            check_same(place, entry.job)
+        if finished(place, entry.job):
+            forecast.seconds[entry] = float((read_run(place).result or {}).get("wall_s", 0.0))
+    waiting = [entry for entry in entries if entry not in forecast.seconds]
+    with _processes() as started:
+        while waiting or started:
+            while waiting and len(started) < workers:
+                started.append(_Started.begin(waiting.pop(0), out, inputs))
+            done = _next(started)
+            forecast.seconds[done.entry] = time.monotonic() - done.begun
+            on_done(
+                Progress(
+                    done.entry,
+                    forecast.seconds[done.entry],
+                    len(forecast.seconds),
+                    len(entries),
+                    forecast.share(entries),
+                    forecast.left_s(entries, workers),
+                )
+            )
+
+
+@dataclass(frozen=True)
+class _Started:
+    entry: Entry
+    process: ForkServerProcess
+    line: Connection
+    begun: float
+
+    @classmethod
+    def begin(cls, entry: Entry, out: Path, inputs: Sequence[int]) -> _Started:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["shoal.lab", "shoal.study.unseen", *LIBRARIES])
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_work, args=(theirs, entry.job.model_dump_json(), out / entry.place, tuple(inputs))
+        )
+        process.start()
+        theirs.close()
+        return cls(entry, process, ours, time.monotonic())
+
+
+def _next(started: list[_Started]) -> _Started:
+    """The first that is done; what went wrong there is said as if it had happened here."""
+    ready = wait([s.line for s in started])
+    done = next(s for s in started if s.line is ready[0])
+    try:
+        said = done.line.recv_bytes().decode()
+    except EOFError:
+        done.process.join()
+        said = f"its process ended with code {done.process.exitcode}; the same command goes on"
+    if said:
+        raise UserError(f"{done.entry.label}: {said}")
+    done.process.join()
+    started.remove(done)
+    return done
+
+
+@contextmanager
+def _processes() -> Iterator[list[_Started]]:
+    started: list[_Started] = []
+    try:
+        yield started
+    finally:
+        for s in started:
+            s.process.terminate()
+        for s in started:
+            s.process.join()

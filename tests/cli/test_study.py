@@ -1,0 +1,154 @@
+"""A small study from the command line: played, killed and gone on with, and its tables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli import app
+
+STUDY = """
+title = "A small study"
+fixed = "Nothing."
+ours = "shoal"
+inputs = [5, 10, 20]
+[job]
+clients = 8
+unseen = 2
+cohort = 3
+rounds = 2
+epochs = 1
+rows = 400
+fleet = "vector"
+keep = 1
+[variants.FedAvg]
+method = "fedavg"
+[variants."FedAvg + EMA"]
+method = "shoal"
+set.parts = {select = "chance", momentum = 0.0, adjust = "off", prior = false, split = false}
+[variants.shoal]
+method = "shoal"
+[lists]
+few = ["FedAvg", "shoal"]
+plain = ["FedAvg + EMA"]
+[cells.skewed]
+partition = "dirichlet:0.1"
+target = 0.1
+[cells.even]
+partition = "iid"
+[budgets.quick]
+seeds = [0]
+cells.skewed.play = ["few"]
+cells.even.play = ["plain"]
+[budgets.more]
+seeds = [0, 1]
+cells.skewed.play = ["few"]
+[[claims]]
+says = "shoal serves unseen clients better by their inputs than without"
+[[claims.tests]]
+kind = "difference"
+of = "shoal"
+figure = "unseen.10"
+than = "shoal"
+than_figure = "unseen.none"
+cells = ["skewed"]
+at_least = -100.0
+[[claims]]
+says = "shoal sees a shift"
+tests = [{kind = "value", of = "shoal", figure = "split", cells = ["skewed"], at_least = 1.0, judge = "every"}]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(STUDY)
+    return path
+
+
+def study(*words):
+    result = CliRunner().invoke(app, ["study", *map(str, words), "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    names = ("rounds.jsonl", "unseen.json", "clients.jsonl")
+    return {str(p.relative_to(folder)): p.read_bytes() for name in names for p in sorted(folder.rglob(name))}
+
+
+def test_killed_and_gone_on_with(file, tmp_path):
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "shoal", "study", file, "--out", folder, "--workers", "1"]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(folder.rglob("unseen.json")) and child.poll() is None:
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("unseen.json")}
+    assert 0 < len(before) < 3
+    time.sleep(1)  # workers go with whoever started them
+
+    code, partly = study(file, "--out", folder, "--report-only")
+    assert code == 0
+    assert len(partly["missing"]) == 3 - len(before)
+    assert partly["claims"][1]["verdict"] == "not measured"
+
+    code, whole = study(file, "--out", folder)
+    assert (code, whole["missing"]) == (0, [])
+    assert {p: p.stat().st_mtime_ns for p in before} == before  # what was finished is kept
+    fresh = tmp_path / "fresh"
+    assert study(file, "--out", fresh)[0] == 0
+    assert kept(folder) == kept(fresh)
+    assert len(whole["runs"]) == 3
+    check_tables(whole, folder)
+
+
+def check_tables(whole, folder):
+    ours = next(r for r in whole["runs"] if (r["cell"], r["variant"]) == ("skewed", "shoal"))
+    assert {"unseen.none", "unseen.5", "unseen.10", "unseen.20", "unseen.true", "epochs_to"} <= ours["figures"].keys()
+    plain = next(r for r in whole["runs"] if (r["cell"], r["variant"]) == ("even", "FedAvg + EMA"))
+    assert "unseen.10" not in plain["figures"] and "epochs_to" not in plain["figures"]
+    first = whole["claims"][0]
+    assert first["verdict"] == "holds"
+    assert first["tests"][0]["found"]["how"] == "bootstrap, 2 clients of one seed"
+    assert whole["claims"][1]["verdict"] == "not measured"  # the probe comes later than the second round
+    text = (folder / "study.md").read_text()
+    for told in ("# A small study: quick", "3 of 3 runs are finished.", "| FedAvg + EMA |", "client-epochs to 10 %"):
+        assert told in text
+    assert "skewed: what shoal has more than each" in (folder / "study.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('few = ["FedAvg", "shoal"]', 'few = ["FedAvgg"]', "lists.few has 'FedAvgg', which is not there; did you mean"),
+        (
+            'figure = "split"',
+            'figure = "splits"',
+            "claim 2: figure has 'splits', which is not there; did you mean",
+        ),
+        ("at_least = -100.0", "", "one of at_least and at_most must be given"),
+        ('ours = "shoal"', 'ours = "shoal"\nours_too = 1', "ours_too is 1: extra inputs are not permitted"),
+        ("cohort = 3", "cohort = 30", "cohort is 30; it must be between 1 and the number of clients, 6"),
+        ("seeds = [0]", 'seeds = ["x"]', "budgets.quick.seeds.0 is 'x'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(file, tmp_path, old, new, sentence):
+    assert old in STUDY
+    file.write_text(STUDY.replace(old, new))
+    code, told = study(file, "--out", tmp_path / "out")
+    assert code == 2
+    assert sentence in told["error"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_budget_and_runs_of_another(file, tmp_path):
+    assert study(file, "--budget", "huge")[1]["error"].startswith(
+        "budget 'huge' is not in the study; it must be one of"
+    )

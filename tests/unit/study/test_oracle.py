@@ -1,0 +1,32 @@
+"""Planted groups that are told: members are served their group's expert."""
+
+from __future__ import annotations
+
+import torch
+
+import shoal
+from shoal.bench import arrange
+from shoal.job import Job
+from shoal.stages.beside import GLOBAL
+from shoal.stages.momentum import averaged
+from shoal.study.oracle import oracle
+
+
+def test_everybody_is_served_the_expert_of_the_group_that_it_was_planted_in():
+    fleet = shoal.partition(shoal.load("digits"), "iid+invert:0.5", clients=6, seed=0)
+    keys = {"rounds": 3, "cohort": 6, "epochs": 1, "set": {"probe": {"at": 1}}}
+    result = shoal.run(oracle, fleet, **keys)
+    state, method = result.state, arrange(Job(**keys), oracle, fleet).method
+    assert sorted(state.models) == ["expert-000", "expert-001", GLOBAL]
+    assert {c: int(w.argmax()) for c, w in state.membership.items()} == fleet.groups
+    for client, group in fleet.groups.items():
+        served, expert = method.models_for(state, client)[GLOBAL], averaged(state)[f"expert-{group:03d}"]
+        assert all(torch.equal(served[k], expert[k]) for k in expert)
+    anybody = method.models_for(state, None)[GLOBAL]
+    assert all(torch.equal(anybody[k], x) for k, x in averaged(state)[GLOBAL].items())
+
+
+def test_without_planted_groups_there_is_one_model():
+    fleet = shoal.partition(shoal.load("digits"), "iid", clients=4, seed=0)
+    result = shoal.run(oracle, fleet, rounds=2, cohort=4, epochs=1, set={"probe": {"at": 0}})
+    assert list(result.state.models) == [GLOBAL]
