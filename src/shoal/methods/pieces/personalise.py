@@ -11,6 +11,7 @@ from shoal.client.mixture import WeighModels, corrected_predict
 from shoal.client.train import LocalTraining
 from shoal.client.update import ConditionalUpdate
 from shoal.methods.draft import Draft, Piece
+from shoal.methods.pieces import tuning
 from shoal.methods.pieces.prior import alpha
 from shoal.methods.single import own_model_predict
 from shoal.stages.beside import PersonaliseMembers
@@ -39,8 +40,7 @@ def own_training(d: Draft) -> OwnModel:
 def fine_tune(d: Draft) -> None:
     if d.models == "overlapping":
         d.refuse("personalise", "with cluster=mctc a client is served several models, and fine-tuning goes on from one")
-    tuning = d.s.training("personalise", LocalTraining, epochs=5, send=False, keep=True, name="personalise")
-    d.stages["personalise"].append(Personalise(tuning, d.served, rounds=d.s.rounds, every=d.s.eval_every))
+    d.stages["personalise"] += tuning.stages(d.s, d.served)
     d.predict = own_model_predict(d.s.model, d.predict)
 
 

@@ -66,6 +66,8 @@ PIECES = {
         sends="how often each channel of a ReLU is zero over its rows: four vectors, once",
         keeps="the extraction model",
         tells="these vectors, from which label distributions can be read, and its number of rows",
+        needs={"cluster": ("aidc", "dbscan")},
+        why="there is nothing else that looks at sparsity",
         single=False,
     ),
     "updates": Piece(

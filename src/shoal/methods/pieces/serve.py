@@ -17,8 +17,9 @@ from shoal.client.moments import FeatureMoments
 from shoal.client.prior import PRIOR, AdjustedTraining, EstimatePrior
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.prior import alpha, count_labels
+from shoal.methods.pieces.represent import told_labels
 from shoal.methods.single import one_model_init
-from shoal.stages.balanced import TOLD, Taught, taught
+from shoal.stages.balanced import Taught, taught
 from shoal.stages.describe import LABELS, Describe, served_by
 from shoal.stages.momentum import RunningMean, averaged
 from shoal.stages.represent import AskOnce
@@ -86,11 +87,11 @@ def average(d: Draft) -> None:
 def prior(d: Draft) -> None:
     count_labels(d)
     gate, inside, device = d.made.get("gate", Gate()), d.served, d.s.model.device
-    telling = next((s.name for s in d.stages["represent"] if s.name in (TOLD, LABELS)), None)
-    if telling is not None:
+    told = any(stage.name == LABELS for stage in d.stages["represent"])
+    if told or d.has("represent", "labels"):
         training = d.made["training"]
         lam = training.lam if isinstance(training, AdjustedTraining) else 1.0
-        d.stages["serve"].insert(0, Taught(lam, source=telling))
+        d.stages["serve"].insert(0, Taught(lam, source=told_labels(d)))
 
     def serves(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         lean = taught(state)

@@ -1,0 +1,72 @@
+"""Fine-tuning: with a step and passes that are given, or that the fleet chooses on validation rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from shoal.client.train import LocalTraining
+from shoal.client.tune import TryTuning
+from shoal.errors import UserError
+from shoal.methods.setting import Setting
+from shoal.stages.personalise import Personalise
+from shoal.stages.tune import PersonaliseTuned, Tune
+from shoal.types import ModelsFor, Stage
+
+PIECE = "personalise"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is fine-tuned, and what to choose from."""
+
+    part: Literal["all", "head"] = "all"
+    tune: bool = False
+    rates: str = "0.01,0.03,0.1,0.3"
+    passes: str = "1,2,5,10"
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        return tuple(_numbers("rates", self.rates, 1e-6))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        found = _numbers("passes", self.passes, 0)
+        if any(x != int(x) for x in found):
+            raise UserError(f"option {PIECE}.passes is {self.passes!r}; it must be whole numbers")
+        return tuple(map(int, found))
+
+
+def stages(s: Setting, models_for: ModelsFor) -> tuple[Stage, ...]:
+    """What every client does whenever the fleet is evaluated, from the model that it is served then."""
+    tuning = s.make(PIECE, Tuning)
+    kept = {"send": False, "keep": True, "part": tuning.part, "name": PIECE}
+    training = s.training(PIECE, LocalTraining, epochs=5, **kept)
+    _refuse_at_odds(s, tuning)
+    if not tuning.tune:
+        return (Personalise(training, models_for, rounds=s.rounds, every=s.eval_every),)
+    tune = Tune(TryTuning(training, tuning.steps, tuning.counts), models_for, rounds=s.rounds, every=s.eval_every)
+    return tune, PersonaliseTuned(tune, training)
+
+
+def _refuse_at_odds(s: Setting, tuning: Tuning) -> None:
+    """An option that would do nothing."""
+    idle = ("lr", "epochs") if tuning.tune else ("rates", "passes")
+    for key in idle:
+        if key in s.options.get(PIECE, {}):
+            why = "it is chosen from rates and passes" if tuning.tune else "nothing is chosen"
+            raise UserError(f"option {PIECE}.{key} is of no use with {PIECE}.tune={str(tuning.tune).lower()}: {why}")
+
+
+def _numbers(key: str, text: str, least: float) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or found != sorted(set(found)) or not least <= found[0] or not isfinite(found[-1]):
+        raise UserError(
+            f"option {PIECE}.{key} is {text!r}; it must be numbers with commas between, from {least:g} on, each larger "
+            "than the one before"
+        )
+    return found
