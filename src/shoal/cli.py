@@ -531,13 +531,13 @@ def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], worke
 
 @app.command()
 def demo(as_json: AsJson = False) -> None:
-    """A minute with shoal: three methods on scikit-learn's digits, offline, and a page that compares them."""
+    """A minute with shoal: four methods on scikit-learn's digits, offline, and a page that compares them."""
     with _told(as_json):
         from shoal.job import Job
 
         folder = _free("demo")
         places = []
-        for method in ("fedavg", "fedavg-ft", "local"):
+        for method in ("shoal", "fedavg", "fedavg-ft", "local"):
             places.append(folder / method)
             _run(Job(method=method, rounds=30), places[-1])
         page = _write_page(places, folder / "report.html")
@@ -612,7 +612,7 @@ def compare(
     with _told(as_json):
         from shoal.bench import check_names
         from shoal.job import make_job
-        from shoal.methods import METHODS
+        from shoal.methods import METHODS, is_method
         from shoal.report import Questions, parse_accuracy, parse_counted
         from shoal.store.reader import read_run
 
@@ -621,7 +621,7 @@ def compare(
             "judged": parse_accuracy("--accuracy", accuracy),
             "counted": parse_counted("--joules", joules),
         }
-        methods = [m for m in what if not Path(m).is_dir() and (m in METHODS or ":" in m)]
+        methods = [m for m in what if not Path(m).is_dir() and is_method(m)]
         what = _expanded(what, methods)
         jobs = {m: make_job(_overrides(flags) | {"method": m}) for m in methods}
         for name in what:

@@ -328,7 +328,45 @@ def test_demo_makes_a_page():
     found = as_json("demo")
     assert Path(found["report"]).exists()
     means = {r["method"]: r["accuracy"]["mean"] for r in found["runs"]}
-    assert means["fedavg-ft"] > means["fedavg"]
+    assert means["shoal"] > means["fedavg-ft"] > means["fedavg"]
+
+
+def test_explain_tells_what_is_sent_and_what_it_costs():
+    (told,) = as_json("explain", "represent=labels,cluster=similar,select=one-of-each,personalise=fine-tune", *QUICK)[
+        "methods"
+    ]
+    steps = {s["step"]: s for s in told["steps"]}
+    assert list(steps) == ["represent", "cluster", "select", "train", "aggregate", "personalise", "serve"]
+    (ask,) = steps["represent"]["stages"]
+    assert ask["in round 1"]["clients"] == told["clients"]
+    assert ask["in round 1"]["bytes_up"] > 0
+    assert ask["in a later round"]["clients"] == 0
+    (train,) = steps["train"]["stages"]
+    assert train["in a later round"]["bytes_up"] >= train["in a later round"]["clients"] * 4 * told["parameters"]
+    assert train["in a later round"]["joules"] > 0
+    assert "Eq. 4" in steps["represent"]["source"]
+    text = shoal("explain", "ditto", *QUICK).stdout
+    assert "clients" in text
+    assert "train" in text
+    assert not Path("runs").exists(), "nothing is kept"
+
+
+def test_what_is_not_due_yet_is_played_for_its_cost():
+    (told,) = as_json("explain", "fedavg-ft", *QUICK, "--rounds", "20", "--eval-every", "10")["methods"]
+    (tune,) = next(s for s in told["steps"] if s["step"] == "personalise")["stages"]
+    assert tune["due"] == "round 10, 20"
+    assert tune["when it is due"]["clients"] == told["clients"]
+
+
+def test_pieces_are_listed_with_what_they_go_with():
+    known = as_json("pieces")["pieces"]
+    assert known["personalise"]["gate"]["needs"]["cluster"] == ["aidc", "dbscan", "mctc", "shift"]
+    assert "Alg. 2" in shoal("pieces").stdout
+
+
+def test_a_composition_can_be_compared():
+    found = as_json("compare", "fedavg", "train=proximal", *QUICK)
+    assert [r["method"] for r in found["runs"]] == ["fedavg", "train=proximal"]
 
 
 def test_own_table_by_its_owners():

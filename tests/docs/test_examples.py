@@ -74,7 +74,7 @@ def follow(page, languages):
     return done
 
 
-@pytest.mark.parametrize("page", ["docs/getting-started.md", "docs/recipes.md", "docs/energy.md"])
+@pytest.mark.parametrize("page", ["docs/getting-started.md", "docs/recipes.md", "docs/energy.md", "docs/compose.md"])
 def test_commands_do_what_the_page_says(page):
     assert follow(page, {"console"}) >= 4
     if page.endswith("recipes.md"):

@@ -90,6 +90,11 @@ def find(name: str) -> Callable[[Setting], Method]:
     return look_up("method", name, METHODS, own="package.module:function")
 
 
+def is_method(name: str) -> bool:
+    """Whether this names a method, and not a run or a file."""
+    return name in METHODS or ":" in name or "=" in name
+
+
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
     """The method, with every option of `setting` taken by one of its pieces."""
     make = find(name) if isinstance(name, str) else name
@@ -120,4 +125,4 @@ def options(name: str) -> dict[str, dict[str, Any]]:
     return rehearsed(name, {}).known
 
 
-__all__ = ["METHODS", "Setting", "build", "find", "options", "rehearsed", "summary"]
+__all__ = ["METHODS", "Setting", "build", "find", "is_method", "options", "rehearsed", "summary"]
