@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.study.plan import load_study
 
 STUDY = """
 title = "A small study"
@@ -152,3 +153,13 @@ def test_an_unknown_budget_and_runs_of_another(file, tmp_path):
     assert study(file, "--budget", "huge")[1]["error"].startswith(
         "budget 'huge' is not in the study; it must be one of"
     )
+
+
+def test_the_example_of_the_documentation_is_a_study(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/study.md").read_text()
+    path = tmp_path / "example.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0])
+    entries = load_study(path).entries("quick")
+    assert [(e.variant, e.seed, e.job.rounds, e.target) for e in entries[:3]] == [
+        *(("FedAvg", 1, 10, 0.5), ("EMA", 1, 10, 0.5), ("FedAvg", 2, 10, 0.5)),
+    ]
