@@ -28,6 +28,6 @@ from shoal.types import Method
 
 
 def repclust(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
+    ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.classes))
     group = Group(s.make("cluster", Repulsive, cohort=s.cohort), column="labels")
     return averaging(s, "repclust", ask, group, FromGroups(whole_groups, size=s.cohort))

@@ -26,6 +26,6 @@ from shoal.types import Method
 
 
 def simclust(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
+    ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.classes))
     group = Group(s.make("cluster", Similar, cohort=s.cohort), column="labels")
     return averaging(s, "simclust", ask, group, FromGroups(one_of_each, size=s.cohort))
