@@ -597,6 +597,12 @@ class TestJoules:
         assert noisy["noise_on"] == "label distributions"
         assert "ARI:" in Path("two/report.html").read_text()
 
+    def test_noise_on_labels_that_cohorts_are_chosen_by(self):
+        assert "privacy" not in as_json("run", "shoal", *QUICK, "--out", "one")
+        noisy = as_json("run", "shoal", *QUICK, "--set", "represent.gamma=1.0", "--out", "two")["privacy"]
+        assert noisy["noise_on"] == "label distributions"
+        assert noisy["local_epsilon"] == pytest.approx(159.44, abs=0.01)
+
     @pytest.mark.parametrize(("epochs", "warned"), [(0, False), (1, True)])
     def test_noise_that_protects_nothing_is_said(self, epochs, warned):
         options = ["--set", "represent.noise=0.2", "--set", f"represent.epochs={epochs}"]

@@ -24,27 +24,32 @@ def run(method, partition, rounds, seed=0, **parts):
 
 
 @cache
-def probed(shift, seed=0):
-    """What the probe in round 20 says; no gates are trained, for no later round is evaluated."""
+def probed(shift, seed):
+    """What the probe says in the first round, with a model that has learned nothing; no gates are trained."""
     fleet = shoal.partition(fashion(), "dirichlet:0.1" + shift, clients=50, seed=seed)
-    keys = {"rounds": 21, "cohort": 10, "epochs": 1, "lr": 0.05, "seed": seed, "model": "mlp", "fleet": "vector"}
-    result = shoal.run("shoal", fleet, **keys, eval_every=21, set={"gate": {"epochs": 0}})
-    return result.records[-1].metrics, result.state
+    keys = {"rounds": 1, "cohort": 10, "epochs": 1, "lr": 0.05, "seed": seed, "model": "mlp", "fleet": "vector"}
+    result = shoal.run("shoal", fleet, **keys, set={"probe": {"at": 0}, "gate": {"epochs": 0}})
+    return result.records[-1].metrics, result.groups, fleet.groups
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_without_shift_there_is_no_split(seed):
-    figures, state = probed("", seed)
-    assert figures["probe.groups"] == 1
-    assert list(state.models) == ["global"]
+    figures, groups, _ = probed("", seed)
+    assert figures["probe.groups"] == 1 and not groups
+    assert abs(figures["probe.effect"]) < 0.01
 
 
-@pytest.mark.parametrize("seed", [3, 4])
-def test_labels_that_mean_something_else_are_found(seed):
-    """Turned and inverted images are found in some runs only, and are no test: docs/results.md."""
-    figures, state = probed("+permute:0.5", seed)
-    assert figures["probe.silhouette"] > 0.2
-    assert len(state.models) == 3
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("shift", ["+rotate:0,90", "+invert:0.5", "+permute:0.5"])
+def test_every_shift_is_found_and_so_are_the_planted_halves(shift, seed):
+    figures, groups, truth = probed(shift, seed)
+    assert figures["probe.effect"] > 0.3 and figures["probe.groups"] == 2
+    assert len({(groups[c][0], truth[c]) for c in truth}) == 2
+
+
+def test_four_ways_to_hold_a_camera_are_four_groups():
+    """As a number: who is in which is not always found (docs/results.md)."""
+    assert probed("+rotate:0,90,180,270", 1)[0]["probe.groups"] == 4
 
 
 def test_a_prior_is_worth_more_than_anything_else_under_skew():

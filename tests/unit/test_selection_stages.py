@@ -22,7 +22,7 @@ from shoal.stages.represent import AskOnce, row
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
 from shoal.stages.updates import reach
 from shoal.table import Table
-from shoal.types import Report, ServerState, Task
+from shoal.types import Examples, Plan, Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")
 
@@ -104,6 +104,23 @@ class TestPrograms:
         assert rows.sum(1).tolist() == pytest.approx([1.0] * len(tiny))
         plain = fleet(tiny).execute(AskOnce(LabelHistogram(4)).plan(state(roster=tuple(tiny)), 0))
         assert not torch.allclose(rows, torch.stack([r.tensors["labels"]["p"] for r in plain.values()]), atol=0.01)
+
+    @pytest.mark.parametrize(("anew", "kept"), [(0.1, False), (0.9, True), (1.0, True)])
+    def test_a_noisy_release_stands_until_labels_have_changed_much(self, fleet, anew, kept):
+        """Half of the labels become others: a share of 0.5."""
+        program, x = LabelHistogram(2, gamma=0.1, anew=anew), torch.zeros(8, 1)
+        running = fleet({c: {"train": Examples(x, torch.zeros(8, dtype=torch.long))} for c in "ab"})
+
+        def told(seed):
+            reports = running.execute(Plan(program, {c: Task(seed=seed) for c in "ab"}))
+            return reports["a"].tensors["labels"]["p"]
+
+        first, same = told(1), told(2)
+        assert torch.equal(first, same)
+        running.data = {c: {"train": Examples(x, torch.tensor([0, 1] * 4))} for c in "ab"}
+        assert torch.equal(told(3), first) == kept
+        if not kept:
+            assert told(4).tolist() == told(5).tolist() == pytest.approx([0.5, 0.5], abs=0.2)
 
     def test_loss_probe_is_the_mean_loss(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)

@@ -94,8 +94,8 @@ NO_CUT = Cut(0.0, 0.0, np.zeros(0, dtype=bool))
 def divided(
     rows: tuple[Told, Told, Told], labels: Labels, threshold: float, smallest: int, most: int, seed: int
 ) -> Division:
-    """Groups cut in two for as long as a cut is clear, the clearest first, up to `most`. The part of a group that holds
-    its first row keeps the number, the other has the next."""
+    """Groups cut in two for as long as a cut is clear, the clearest first, up to `most`; after each one all go where
+    it is nearest. The part of a group that holds its first row keeps the number, the other has the next."""
     least, count = whole("smallest", smallest, 1), whole("most", most, 1)
     labels, first = labels.copy(), NO_CUT
     for groups in range(int(labels.max(initial=0)) + 1, count):
@@ -106,6 +106,7 @@ def divided(
         if not cuts[clearest].clear(threshold):
             break
         labels[places[clearest][cuts[clearest].aside]] = groups
+        labels, _ = _settled(rows[0], labels, groups + 1)
     return Division(labels, first.effect, first.agreement)
 
 
@@ -140,9 +141,11 @@ def two_means(rows: Told, seed: int) -> Labels:
     return labels if labels[0] == 0 else 1 - labels
 
 
-def _settled(rows: Told, labels: Labels) -> tuple[Labels, float]:
+def _settled(rows: Told, labels: Labels, groups: int = 2) -> tuple[Labels, float]:
+    """Everybody in the nearest group, again and again; nobody in one that is empty."""
     for _ in range(PASSES):
-        distances = rows.distances(rows.centres(labels, 2))
+        distances = rows.distances(rows.centres(labels, groups))
+        distances[:, np.bincount(labels, minlength=groups) == 0] = np.inf
         before, labels = labels, distances.argmin(1)
         if np.array_equal(before, labels):
             break

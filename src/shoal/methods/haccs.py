@@ -34,7 +34,7 @@ from shoal.types import Method
 
 
 def haccs(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, classes=s.model.classes))
+    ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.classes))
     group = Group(s.make("cluster", Dense), column="labels")
     choose = s.make("select", Fastest, size=s.cohort)
     return averaging(s, "haccs", ask, group, choose, remember="summary")
