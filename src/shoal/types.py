@@ -19,6 +19,7 @@ Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is se
 
 FIXED = {"fixed": True}  # metadata of a piece's field that a method decides and a user does not
 
+LABELS = "labels"  # in a client's private tree: its label counts, or what it takes for them
 UNLABELLED = "unlabelled"  # the split of a client that has inputs and no labels
 
 POOL: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster

@@ -24,8 +24,9 @@ CHECKS = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),
     *(response_schema_conformance, response_headers_conformance),
 ]
-PATHS = ["/v1/predict", "/v1/clusters/assign", "/v1/models", "/v1/models/{id}", "/healthz", "/readyz", "/metrics"]
-
+HEALTH = ["/healthz", "/readyz", "/metrics"]
+PATHS = ["/v1/predict", "/v1/prior", "/v1/clusters/assign", "/v1/models", "/v1/models/{id}", *HEALTH]
+MET = [*(("running", path) for path in PATHS), ("knowing", "/v1/predict"), ("knowing", "/v1/prior")]
 
 BODIES = st.one_of(st.binary(max_size=200), st.just(npy(np.ones((2, 8, 8)))))
 for media in ("application/x-npy", "image/png", "image/jpeg"):
@@ -35,6 +36,13 @@ for media in ("application/x-npy", "image/png", "image/jpeg"):
 @pytest.fixture(scope="module")
 def running(runs):
     with serving(runs("ensembles:ensemble"), limits=Limits(per_s=0)) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def knowing(runs):
+    """A method that makes something of how often classes occur."""
+    with serving(runs("shoal"), limits=Limits(per_s=0)) as service:
         yield service
 
 
@@ -57,8 +65,10 @@ def test_examples_are_answered(running, description, http):
     assert http.post(f"{running.url}/v1/predict", json=example).status_code == 200
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_whatever_is_sent_the_answer_is_as_described(path, running, description):
+@pytest.mark.parametrize(("service", "path"), MET)
+def test_whatever_is_sent_the_answer_is_as_described(service, path, http, request):
+    running = request.getfixturevalue(service)
+    description = http.get(f"{running.url}/openapi.json").json()
     schema = schemathesis.openapi.from_dict(description)
     operation = next(iter(schema[path].values()))
     kinds = [operation.as_strategy(GenerationMode.POSITIVE)]
@@ -82,5 +92,5 @@ def test_whatever_is_sent_the_answer_is_as_described(path, running, description)
         session.trust_env = False
         check()
     assert statuses
-    if path == "/v1/predict":
+    if path == "/v1/predict" or (service, path) == ("knowing", "/v1/prior"):
         assert {200, 400, 422} <= statuses

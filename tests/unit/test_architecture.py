@@ -26,7 +26,7 @@ FORBIDDEN = {
     "data": {"client", "fleet", "stages", "methods", "engine", "store", "cost", *TOP, "report"},
     "engine": {"methods", "stages", "store", "data", *TOP, "report"},
     "store": {"methods", "stages", "fleet", "data", *TOP, "report"},
-    "serve": {"fleet", "engine", "cost", "client", "lab", "outcome", "report"},
+    "serve": {"engine", "cost", "client", "lab", "outcome", "report"},
     "report": {"methods", "stages", "fleet", "engine", "data", *TOP},
 }
 

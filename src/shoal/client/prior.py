@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import FIXED, UNLABELLED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import FIXED, LABELS, UNLABELLED, Batch, Params, Phase, Report, Task, Tree
 
-LABELS = "labels"  # in a client's private tree: its label counts, or what it takes for them
 PRIOR = "prior"  # beside the models that a client is served: what they were taught
 
 

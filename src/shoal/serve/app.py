@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from torch import Tensor
 
 from shoal import __version__
 from shoal.codec import packed_bytes
@@ -24,7 +25,7 @@ from shoal.serve.answers import etag_of, rows_of
 from shoal.serve.assign import NoClusters, memberships
 from shoal.serve.batching import Batcher, Batching
 from shoal.serve.blueprint import Blueprint, clients_of
-from shoal.serve.inputs import IMAGES, Unfit
+from shoal.serve.inputs import IMAGES, Inputs, Unfit
 from shoal.serve.metrics import CONTENT_TYPE, Metrics
 from shoal.serve.problems import Problem, described, install, retry_after
 from shoal.serve.version import SERVED, Asked, Told, Version
@@ -36,7 +37,7 @@ from shoal.types import ServerState
 log = logging.getLogger(__name__)
 
 ALWAYS = (401, 413, 408, 429, 500)  # what the gate, or a fault of ours, may answer on any path
-KNOWN = ", ".join(schemas.Options.model_fields)
+Options = TypeVar("Options", bound=BaseModel)
 Client = Annotated[str | None, Query(description=schemas.OF_CLIENT)]
 
 
@@ -127,6 +128,7 @@ def make_app(service: Service) -> FastAPI:
     )
     install(app)
     _predict(app, service)
+    _prior(app, service)
     _assign(app, service)
     _models(app, service)
     _health(app, service)
@@ -155,36 +157,79 @@ def _predict(app: FastAPI, service: Service) -> None:
         openapi_extra=schemas.predicting(inputs),
     )
     async def predict(request: Request) -> Response:
-        options = _options_of(request)
-        client = service.known(options.client)
+        options = _options_of(request, schemas.Options)
+        client, counts = service.known(options.client), _counts_of(options.counts, service)
         service.now.lot(client)  # refused before anything is queued
-        body, media = await request.body(), request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media in ("application/json", ""):
-            x = inputs.tensor(_rows_of(body), options.prepared)
-        elif media == schemas.NPY:
-            x = inputs.tensor(inputs.from_npy(body), options.prepared)
-        elif media in IMAGES:
-            x = inputs.tensor(inputs.from_image(body, media))
-        else:
-            known = ", ".join(schemas.bodies(inputs))
-            raise Problem(415, f"the content type is {media[:100]!r}; it must be one of {known}", "Content-Type")
-        round, said = await service.answer(Asked(x, client))
+        x = await _inputs_of(request, inputs, options.prepared)
+        round, said = await service.answer(Asked(x, client, counts))
         below = service.abstain_below if options.abstain_below is None else options.abstain_below
         answers = rows_of(said, inputs.classes, below)
         _counted(answers, service.metrics)
         return _json({"round": round, "answers": answers})
 
 
-def _options_of(request: Request) -> schemas.Options:
+async def _inputs_of(request: Request, inputs: Inputs, prepared: bool) -> Tensor:
+    body, media = await request.body(), request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media in ("application/json", ""):
+        return inputs.tensor(_rows_of(body), prepared)
+    if media == schemas.NPY:
+        return inputs.tensor(inputs.from_npy(body), prepared)
+    if media in IMAGES:
+        return inputs.tensor(inputs.from_image(body, media))
+    known = ", ".join(schemas.bodies(inputs))
+    raise Problem(415, f"the content type is {media[:100]!r}; it must be one of {known}", "Content-Type")
+
+
+def _counts_of(text: str | None, service: Service) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    _refuse_without_prior(service)
+    counts, classes = tuple(map(float, text.split(","))), len(service.blueprint.inputs.classes)
+    if len(counts) != classes:
+        raise Problem(422, f"counts: {len(counts)} numbers, but there are {classes} classes: one for each", "counts")
+    return counts
+
+
+def _refuse_without_prior(service: Service) -> None:
+    if service.blueprint.method.adapt is None:
+        name = service.blueprint.method.name
+        raise Problem(409, f"method {name} makes nothing of how often classes occur with a client")
+
+
+def _prior(app: FastAPI, service: Service) -> None:
+    inputs = service.blueprint.inputs
+
+    @app.post(
+        "/v1/prior",
+        response_model=schemas.Prior,
+        responses=described(400, 409, 415, 422, 503, *ALWAYS),
+        openapi_extra=schemas.predicting(inputs, schemas.Estimating),
+    )
+    async def prior(request: Request) -> schemas.Prior:
+        """How often each class occurs with somebody who never trained, estimated from inputs without labels."""
+        options, version = _options_of(request, schemas.Estimating), service.now
+        _refuse_without_prior(service)
+        x = await _inputs_of(request, inputs, options.prepared)
+        found = await asyncio.to_thread(version.prior, x)
+        if found is None:
+            return schemas.Prior(round=version.round, inputs=len(x), counts=None, parameter=None)
+        counts = [round(n, 6) for n in found.tolist()]
+        named = dict(zip(inputs.classes, counts, strict=True))
+        text = ",".join(f"{n:.6f}" for n in counts)
+        return schemas.Prior(round=version.round, inputs=len(x), counts=named, parameter=text)
+
+
+def _options_of(request: Request, options: type[Options]) -> Options:
     """By pydantic alone: FastAPI takes a quarter of a request's time for three parameters."""
     try:
-        return schemas.Options.model_validate(dict(request.query_params))
+        return options.model_validate(dict(request.query_params))
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
+            known = ", ".join(options.model_fields)
             raise Problem(
-                422, f"parameter {field[:100]!r} is not known; it must be one of {KNOWN}", field[:100]
+                422, f"parameter {field[:100]!r} is not known; it must be one of {known}", field[:100]
             ) from None
         said = f"{field} is {str(first['input'])[:100]!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise Problem(422, said, field) from None

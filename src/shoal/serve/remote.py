@@ -23,6 +23,7 @@ from shoal.serve.answers import Lot, answered, etag_of, rows_of
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.inputs import Unfit
 from shoal.store.files import write_bytes
+from shoal.types import LABELS, Tree
 
 AGAIN = (429, 502, 503)
 LONGEST_PAUSE_S = 5.0
@@ -81,6 +82,7 @@ class Remote:
         name = sha256(f"{url} {client or ''}".encode()).hexdigest()[:16]
         self.kept = None if cache is None else Path(cache) / f"{name}.safetensors"
         self._refreshed: float | None = None
+        self.counts: str | None = None  # how often classes occur here, as the service reads it
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +96,7 @@ class Remote:
         Where there are such, it is then asked once, not again and again, and only after a pause that doubles.
         """
         given = {"client": self.client, "abstain_below": abstain_below, "prepared": "true" if prepared else None}
+        given["counts"] = self.counts
         parameters = {k: v for k, v in given.items() if v is not None}
         content, can_answer = _npy(rows), self.kept is not None and self.kept.exists()
         if can_answer and self._absences and self._clock() < self._ask_after:
@@ -114,6 +117,16 @@ class Remote:
                 self.refresh()
         return Predicted(found["answers"], found["round"])
 
+    def learn(self, rows: Any, *, prepared: bool = False) -> dict[str, float] | None:
+        """Has the service estimate from inputs without labels how often each class occurs here, which counts in all
+        later predictions; None, and nothing counts, where they tell nothing that is sure enough."""
+        parameters = {"prepared": "true"} if prepared else {}
+        content, kind = _npy(rows), {"Content-Type": _NPY}
+        found = self._ask("POST", "/v1/prior", params=parameters, content=content, headers=kind).json()
+        self.counts = found["parameter"]
+        counts: dict[str, float] | None = found["counts"]
+        return counts
+
     def refresh(self) -> bool:
         """Fetches the models if newer ones are served than those that are kept; whether it did."""
         if self.kept is None:
@@ -127,6 +140,10 @@ class Remote:
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(self.kept, answer.content)
         return True
+
+    @property
+    def _private(self) -> Tree:
+        return {} if self.counts is None else {LABELS: torch.tensor([float(n) for n in self.counts.split(",")])}
 
     def _due(self) -> bool:
         return self._refreshed is None or self._clock() - self._refreshed >= self.refresh_s
@@ -170,7 +187,7 @@ class Remote:
         except Unfit as error:
             raise Refused(f"422: {error}") from None  # as the service would
         with torch.no_grad():
-            said = answered(blueprint.method, Lot(models, facts["expert"]), x)
+            said = answered(blueprint.method, Lot(models, facts["expert"]), x, self._private)
         return Predicted(rows_of(said, blueprint.inputs.classes, below), facts["round"], offline=True)
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shoal.serve.inputs import IMAGES, LARGEST, MOST_ROWS, Inputs
 
 NPY = "application/x-npy"
+NUMBERS = r"^[0-9]{1,9}(\.[0-9]{1,9})?(,[0-9]{1,9}(\.[0-9]{1,9})?)*$"
 OF_CLIENT = "A client of the run: it is served the model of its cluster."
 
 
@@ -20,6 +21,20 @@ class Options(BaseModel):
     client: str | None = Field(None, description=OF_CLIENT)
     prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
     abstain_below: float | None = Field(None, ge=0, le=1, description="No label for rows of less confidence.")
+    counts: str | None = Field(
+        None,
+        pattern=NUMBERS,
+        description="How often each class occurs with whoever asks, in the order of classes: as /v1/prior gives it.",
+        examples=["12,0,3.5"],
+    )
+
+
+class Estimating(BaseModel):
+    """What may stand behind the question mark of an estimate."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
 
 
 class RowAnswer(BaseModel):
@@ -36,6 +51,15 @@ class RowAnswer(BaseModel):
 class Prediction(BaseModel):
     round: int = Field(description="Of the training: after which the models were that answered.")
     answers: list[RowAnswer] = Field(description="One for each row, in their order.")
+
+
+class Prior(BaseModel):
+    round: int = Field(description="Of the training: after which the models were that it follows from.")
+    inputs: int = Field(description="How many rows it was estimated from.")
+    counts: dict[str, float] | None = Field(
+        description="How many of them are of each class; null where they tell nothing that is sure enough."
+    )
+    parameter: str | None = Field(description="The same for `counts` of a prediction.")
 
 
 class Representation(BaseModel):
@@ -89,13 +113,13 @@ def asking(inputs: Inputs) -> str:
     return f"A label and probabilities for each row: {kinds}.{columns}"
 
 
-def predicting(inputs: Inputs) -> dict[str, Any]:
+def predicting(inputs: Inputs, options_of: type[BaseModel] = Options) -> dict[str, Any]:
     """The options, the kinds of body, and an example of the right shape."""
     content: dict[str, Any] = {"application/json": {"schema": _body(inputs), "example": {"rows": [_example(inputs)]}}}
     content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in bodies(inputs)[1:]}
     options = [
         {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in Options.model_json_schema()["properties"].items()
+        for name, schema in options_of.model_json_schema()["properties"].items()
     ]
     return {"parameters": options, "requestBody": {"required": True, "content": content}}
 

@@ -13,9 +13,10 @@ from shoal import tree
 from shoal.bench import stacks_well
 from shoal.codec import pack
 from shoal.errors import UserError
+from shoal.fleet.plain import run_one
 from shoal.serve.answers import Answered, Lot, answered, etag_of, worded
 from shoal.serve.blueprint import Blueprint
-from shoal.types import ClientId, Params, ServerState, Tree
+from shoal.types import LABELS, UNLABELLED, ClientId, Examples, Params, ServerState, Task, Tree
 
 SERVED = "served"  # the name under which all that answers is fetched together
 
@@ -23,6 +24,11 @@ SERVED = "served"  # the name under which all that answers is fetched together
 class Asked(NamedTuple):
     x: Tensor  # prepared rows
     client: ClientId | None = None
+    counts: tuple[float, ...] | None = None  # how often each class occurs with whoever asks, if it knows
+
+    @property
+    def private(self) -> Tree:
+        return {} if self.counts is None else {LABELS: torch.tensor(self.counts)}
 
 
 class Told(NamedTuple):
@@ -87,10 +93,13 @@ class Version:
     def answer(self, asked: Sequence[Asked]) -> list[Told]:
         """All at once: rows that are served the same models together, and different ones stacked if they can be."""
         lots = [self.lot(a.client) for a in asked]
-        places: dict[tuple[int, ...], list[int]] = {}
+        places: dict[tuple[Any, ...], list[int]] = {}
         for i, lot in enumerate(lots):
-            places.setdefault(lot.key, []).append(i)
-        together = [(lots[inside[0]], torch.cat([asked[i].x for i in inside])) for inside in places.values()]
+            places.setdefault((lot.key, asked[i].counts), []).append(i)
+        together = [
+            (lots[inside[0]], torch.cat([asked[i].x for i in inside]), asked[inside[0]].private)
+            for inside in places.values()
+        ]
         with torch.no_grad():
             said = self._said(together)
         found: dict[int, Told] = {}
@@ -102,16 +111,23 @@ class Version:
                 start = rows.stop
         return [found[i] for i in range(len(asked))]
 
-    def _said(self, together: Sequence[tuple[Lot, Tensor]]) -> list[Answered]:
-        if self._stackable(together):
-            return self._stacked(together)
-        return [answered(self.method, lot, x) for lot, x in together]
+    def prior(self, x: Tensor) -> Tensor | None:
+        """What an unseen client's inputs say of how often its classes occur: it runs what it would run itself."""
+        assert self.method.adapt is not None
+        data = {UNLABELLED: Examples(x, torch.zeros(len(x), dtype=torch.int64))}
+        _, kept = run_one(self.method.adapt, Task(self._unseen.models), data, {})
+        return None if kept is None else kept[LABELS]
 
-    def _stackable(self, together: Sequence[tuple[Lot, Tensor]]) -> bool:
+    def _said(self, together: Sequence[tuple[Lot, Tensor, Tree]]) -> list[Answered]:
+        if self._stackable(together):
+            return self._stacked([(lot, x) for lot, x, _ in together])
+        return [answered(self.method, lot, x, private) for lot, x, private in together]
+
+    def _stackable(self, together: Sequence[tuple[Lot, Tensor, Tree]]) -> bool:
         if len(together) < 2 or not self._stacks or self.method.route is not None:
             return False
-        shapes = {tree.signature(lot.models) for lot, _ in together}
-        return len(shapes) == 1
+        shapes = {tree.signature(lot.models) for lot, _, _ in together}
+        return len(shapes) == 1 and not any(private for _, _, private in together)
 
     def _stacked(self, together: Sequence[tuple[Lot, Tensor]]) -> list[Answered]:
         """Models of one shape in one pass: [models, rows, ...], with rows of zeros where others have more."""

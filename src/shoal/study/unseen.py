@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from shoal.bench import Bench
-from shoal.client.prior import LABELS
 from shoal.engine import Evaluation, evaluate_unseen
 from shoal.metrics import Score
-from shoal.types import ClientId, Predict, ServerState
+from shoal.types import LABELS, ClientId, Predict, ServerState
 
 
 def unseen_figures(bench: Bench, state: ServerState, inputs: Sequence[int]) -> dict[str, Any]:
