@@ -74,14 +74,15 @@ def test_an_unseen_client_asks_with_curl_as_the_page_says(service, folder):
         words = shlex.split(command.replace("http://127.0.0.1:8000", service))
         found = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
         said.append(json.loads(found.stdout))
-    assert len(said) == 4
-    first, rows, image, clusters = said
+    assert len(said) == 5
+    first, rows, image, prior, clusters = said
     assert first["round"] == 10
     assert first["answers"][0]["label"] == "0"  # which it is
     assert sum(first["answers"][0]["probabilities"].values()) == pytest.approx(1)
     assert len(rows["answers"]) == 3
     assert image["answers"][0]["confidence"] == pytest.approx(rows["answers"][0]["confidence"], abs=1e-6)
-    assert clusters["status"] == 409
+    assert (prior["status"], clusters["status"]) == (409, 409)
+    assert "makes nothing of how often classes occur" in prior["detail"]
 
 
 def test_python_as_the_page_says(service, folder, monkeypatch, capsys):
