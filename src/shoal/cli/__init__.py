@@ -1,0 +1,48 @@
+"""The command line. Results go to stdout, everything else to stderr; `--json` makes stdout one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from shoal.cli.base import app, err, escaped
+
+# isort: off
+from shoal.cli import runs, study, serving, methods, data  # noqa: F401  (they register their commands, in this order)
+# isort: on
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from shoal import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    from shoal.console import setup_logging
+
+    setup_logging(err)
+
+
+def main() -> None:
+    try:
+        sys.exit(app(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        err.print(f"[bold red]error:[/] {escaped(error.format_message())}", highlight=False, soft_wrap=True)
+        if "--json" in sys.argv:
+            print(json.dumps({"error": error.format_message()}))
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(130)

@@ -1,0 +1,74 @@
+"""What every command has in common: where it prints, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from shoal.errors import UserError
+
+app = typer.Typer(
+    help="Federated learning for fleets of edge devices whose data differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+data_app = typer.Typer(help="Data sets and how they are divided among clients.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a log does not wrap
+err = Console(stderr=True)
+going_on: list[Path] = []  # the run, for the word of farewell
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; a free name under runs/ by default.")]
+
+
+@contextmanager
+def told(as_json: bool) -> Iterator[None]:
+    """Bad input is one sentence and exit code 2; a stop by the user is 130."""
+    try:
+        yield
+    except UserError as error:
+        err.print(f"[bold red]error:[/] {escaped(str(error))}", highlight=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"error": str(error)}))
+        raise typer.Exit(2) from None
+    except OSError as error:
+        place = f"{error.filename} " if error.filename else "a file "
+        sentence = f"{place}cannot be read or written: {error.strerror or error}"
+        err.print(f"[bold red]error:[/] {escaped(sentence)}", highlight=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"error": sentence}))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        err.print(
+            f"stopped; `shoal resume {going_on[-1] if going_on else 'RUN'}` goes on from the last complete round",
+            soft_wrap=True,
+        )
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def repeatable(command: str) -> Iterator[None]:
+    """A stop of several runs: the command that began them goes on with them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"stopped; the same command, `{command}` with the same flags, goes on", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, allow_nan=False))

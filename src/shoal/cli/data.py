@@ -1,0 +1,75 @@
+"""`shoal data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from shoal.cli.base import AsJson, data_app, err, out, print_json, told
+from shoal.cli.flags import OF_DATA, job_flags, overrides
+
+
+@data_app.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """The data sets known by name, and where each is found."""
+    with told(as_json):
+        from dataclasses import asdict
+
+        from shoal.data.sources import available
+
+        sets = available()
+        if as_json:
+            print_json({"data": [asdict(s) for s in sets]})
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("name", "train", "test", "classes", "shape", "where"):
+            table.add_column(heading, no_wrap=heading == "name", overflow="fold")
+        for s in sets:
+            rows = [f"{n:,}" for n in s.rows] if s.rows else ["as asked"] * 2
+            table.add_row(s.name, *rows, str(s.classes), " x ".join(map(str, s.shape)), s.where)
+        out.print(table)
+        out.print("Licences and homes: shoal data list --json", highlight=False)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: AsJson = False) -> None:
+    """Download a data set into the cache (with a checksum), unless it is already there."""
+    with told(as_json):
+        from shoal.console import DownloadProgress
+        from shoal.data.sources import get
+
+        with DownloadProgress(err) as progress:
+            folder = get(name, progress=progress)
+        if as_json:
+            print_json({"name": name, "folder": str(folder)})
+        else:
+            out.print(str(folder), highlight=False, soft_wrap=True)
+
+
+@data_app.command("show")
+@job_flags(*OF_DATA)
+def data_show(
+    flags: dict[str, Any],
+    data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print and draw how a data set is divided: clients by classes, and how much they differ."""
+    with told(as_json):
+        from shoal.bench import describe, federation_of
+        from shoal.console import DownloadProgress
+        from shoal.job import make_job
+        from shoal.report import partition_view, write_partition_page
+
+        with DownloadProgress(err) as progress:
+            facts = describe(federation_of(make_job(overrides(flags | {"data": data})), progress))
+        page = write_partition_page(facts, out_path) if out_path else None
+        if as_json:
+            print_json(facts | {"page": str(page) if page else None})
+            return
+        out.print(partition_view(facts))
+        if page:
+            out.print(f"page: {page}", highlight=False, soft_wrap=True)

@@ -1,0 +1,253 @@
+"""Commands that make, go on with, and compare runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from shoal.cli.base import AsJson, Out, app, err, out, print_json, repeatable, told
+from shoal.cli.flags import FLAGS, job_flags, overrides
+from shoal.cli.play import (
+    announce,
+    expanded,
+    finish_comparison,
+    free,
+    place_of,
+    played,
+    pointing_to_only,
+    resumed,
+    run_grid,
+    show,
+    write_page_of,
+)
+from shoal.errors import UserError, did_you_mean
+
+
+@app.command()
+@job_flags(*FLAGS)
+def run(
+    what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="`shoal methods` lists the methods.")],
+    flags: dict[str, Any],
+    out_path: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a method, or every job of a recipe, and keep it in a run directory."""
+    with told(as_json):
+        from shoal.job import load_recipe, make_job
+
+        if what.endswith(".toml"):
+            recipe = load_recipe(Path(what), overrides(flags))
+            if recipe.single is None:
+                folder = out_path or Path("runs") / Path(what).stem
+                with repeatable(f"shoal run {what} --out {folder}"):
+                    run_grid(recipe, folder, as_json)
+                return
+            job = recipe.single
+        else:
+            job = make_job(overrides(flags) | {"method": what})
+        place = out_path or place_of(job)
+        result = played(job, place)
+        page = write_page_of([place], place / "report.html")
+        if as_json:
+            print_json(result | {"report": str(page)})
+        else:
+            show([place])
+            out.print(f"run:    {place}\nreport: {page}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")], as_json: AsJson = False
+) -> None:
+    """Go on with a run that was stopped, from its last complete round."""
+    with told(as_json):
+        from shoal.store.reader import runs_in
+
+        if found := runs_in(run_dir):
+            raise UserError(
+                f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE.toml "
+                f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
+            )
+        result = resumed(run_dir)
+        page = write_page_of([run_dir], run_dir / "report.html")
+        if as_json:
+            print_json(result | {"report": str(page)})
+        else:
+            show([run_dir])
+            out.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="On the clients that --unseen held out of training.")
+    ] = False,
+    assign: Annotated[
+        bool,
+        typer.Option("--assign", help="With --unseen: each as its rows, without labels, tell: by group, or by prior."),
+    ] = False,
+    inputs: Annotated[
+        int | None, typer.Option("--inputs", help="With --assign: how many of its rows each is judged by (all).")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another way to answer, such as serve.rule=energy; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate what a finished run serves: to its clients, or to those who never trained."""
+    with told(as_json):
+        from shoal import evaluation
+        from shoal.console import DownloadProgress
+        from shoal.job import parse_options
+        from shoal.report import evaluation_view
+
+        if assign and not unseen:
+            raise UserError("--assign is given without --unseen; it is for clients that never trained")
+        if inputs is not None and not assign:
+            raise UserError("--inputs is given without --assign; it is for what rows without labels tell")
+        chosen = parse_options(options or [])
+        with DownloadProgress(err) as progress:
+            if unseen:
+                found = evaluation.of_unseen(run_dir, assign, progress, inputs, chosen)
+            else:
+                found = evaluation.of_clients(run_dir, progress, chosen)
+        if as_json:
+            print_json(found)
+        else:
+            out.print(evaluation_view(found))
+
+
+@app.command()
+def demo(as_json: AsJson = False) -> None:
+    """A minute with shoal: four methods on scikit-learn's digits, offline, and a page that compares them."""
+    with told(as_json):
+        from shoal.job import Job
+
+        folder = free("demo")
+        places = []
+        for method in ("shoal", "fedavg", "fedavg-ft", "local"):
+            places.append(folder / method)
+            played(Job(method=method, rounds=30), places[-1])
+        page = write_page_of(places, folder / "report.html")
+        finish_comparison(places, page, as_json)
+
+
+@app.command()
+@job_flags(*FLAGS)
+def compare(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN|METHOD...", help="Run directories, folders of them (a grid), or methods to run."),
+    ],
+    flags: dict[str, Any],
+    to_accuracy: Annotated[
+        str | None,
+        typer.Option(help="Joules, simulated time and rounds until these accuracies are held, such as 0.4,0.5."),
+    ] = None,
+    at_budget: Annotated[
+        str | None,
+        typer.Option(help="Accuracy held within these joules: percents of the reference (60,80,100), or 500J, 2Wh."),
+    ] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(help="The reference, a label or a RUN (default: the runs of fedavg, else the first)."),
+    ] = None,
+    held: Annotated[
+        int | None,
+        typer.Option(
+            help="For how many evaluated rounds in a row (default: a quarter of the shortest run's, 3 to 20)."
+        ),
+    ] = None,
+    accuracy: Annotated[
+        str | None,
+        typer.Option(
+            help="The accuracy that counts: central, or local (mean over clients). Default: central if known."
+        ),
+    ] = None,
+    joules: Annotated[
+        str, typer.Option(help="Whose joules count: all, or clients without the server's, which are measured.")
+    ] = "all",
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One table and one page for several runs. A METHOD is run first, with the flags given."""
+    with told(as_json):
+        from shoal.bench import check_names
+        from shoal.job import make_job
+        from shoal.methods import METHODS, is_method
+        from shoal.report import Questions, parse_accuracy, parse_counted
+        from shoal.store.reader import read_run
+
+        questions = Questions.parse(to_accuracy, at_budget, of, held)
+        reading = {
+            "judged": parse_accuracy("--accuracy", accuracy),
+            "counted": parse_counted("--joules", joules),
+        }
+        methods = [m for m in what if not Path(m).is_dir() and is_method(m)]
+        what = expanded(what, methods)
+        jobs = {m: make_job(overrides(flags) | {"method": m}) for m in methods}
+        for name in what:
+            if name in jobs:
+                with pointing_to_only(len(jobs)):
+                    check_names(jobs[name])
+            elif Path(name).exists():
+                read_run(Path(name))
+            else:
+                raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
+        if flags and not jobs:
+            raise UserError(f"--{next(iter(flags)).replace('_', '-')} is for methods to run, but only runs are given")
+        places = []
+        for name in what:
+            places.append(place_of(jobs[name]) if name in jobs else Path(name))
+            if name in jobs:
+                played(jobs[name], places[-1])
+        page = write_page_of(places, out_path or free("compare", ".html"), questions=questions, reading=reading)
+        finish_comparison(places, page, as_json, questions, **reading)
+
+
+@app.command()
+@job_flags(*FLAGS)
+def profile(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="`shoal methods` lists the methods.")],
+    flags: dict[str, Any],
+    as_json: AsJson = False,
+) -> None:
+    """Where the time of a method's rounds goes."""
+    with told(as_json):
+        from shoal import lab
+        from shoal.console import RunProgress
+        from shoal.job import make_job
+
+        job = make_job(overrides(flags) | {"method": method})
+        with RunProgress(err, method, job.rounds) as progress:
+            parts = lab.profile(job, on_setup=announce, on_round=progress.on_round)
+        if as_json:
+            print_json({"method": method, "rounds": job.rounds, "parts": parts})
+            return
+        table = Table(box=None, pad_edge=False)
+        for heading in ("part", "seconds", "ms per round", "share"):
+            table.add_column(heading, justify="left" if heading == "part" else "right")
+        for p in parts:
+            table.add_row(p["part"], f"{p['seconds']:.2f}", f"{1e3 * p['per_round_s']:.1f}", f"{p['share']:.1%}")
+        out.print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of them (a grid).")],
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first RUN.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained HTML page for one or more runs."""
+    with told(as_json):
+        first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
+        page = write_page_of([Path(r) for r in expanded(runs)], out_path or first / "report.html")
+        if as_json:
+            print_json({"report": str(page)})
+        else:
+            out.print(str(page), highlight=False, soft_wrap=True)

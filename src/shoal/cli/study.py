@@ -1,0 +1,65 @@
+"""`shoal study`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.base import AsJson, app, err, out, print_json, repeatable, told
+
+
+@app.command()
+def study(
+    path: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="What is run, and the claims it is to judge.")],
+    budget: Annotated[str, typer.Option(help="One of the study's budgets.")] = "quick",
+    out_path: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where runs and tables are kept (default: runs/NAME-BUDGET).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per core).")] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; tables of what is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play every run of a study that is not finished, and judge its claims. Stop it and go on at will."""
+    with told(as_json):
+        from shoal.study.plan import load_study
+
+        plan, folder = load_study(path), out_path or Path("runs") / f"{path.stem}-{budget}"
+        entries = plan.entries(budget)
+        if not report_only:
+            with repeatable(f"shoal study {path} --budget {budget} --out {folder}"):
+                _play_study(entries, folder, plan.inputs, workers)
+        from shoal.report import sheet_view
+        from shoal.study.figures import Runs
+        from shoal.study.page import Report, write
+
+        report = Report(Runs(plan, entries, folder), budget)
+        files = write(report, folder)
+        if as_json:
+            print_json(report.json() | {"files": [str(f) for f in files]})
+            return
+        out.print(sheet_view(report.claims_sheet()))
+        out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
+
+
+def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], workers: int | None) -> None:
+    from shoal.bench import check_names
+    from shoal.fleet.pool import cores
+    from shoal.report.summary import duration
+    from shoal.study.play import Progress, play
+
+    first = {(e.cell, e.variant): e for e in reversed(entries)}
+    for entry in first.values():
+        check_names(entry.job)  # better now than after hours
+
+    def tell(now: Progress) -> None:
+        err.print(
+            f"{now.share:.0%} done ({now.done} of {now.total}), about {duration(now.left_s)} left: {now.entry.label} "
+            f"took {duration(now.seconds)}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+
+    play(entries, folder, inputs, workers or cores(), tell)
