@@ -193,7 +193,7 @@ def test_a_grid_that_is_stopped_says_how_to_go_on():
 
 
 def test_a_title_says_what_flags_changed():
-    from shoal.cli import _overrides
+    from shoal.cli.flags import overrides
     from shoal.job import load_recipe
 
     Path("my.toml").write_text(GRID)
@@ -202,7 +202,7 @@ def test_a_title_says_what_flags_changed():
         ({"rounds": 2, "lr": 0.5}, "mine"),  # as it is written; not written
         ({"rounds": 3, "seed": 7, "set": ["train.clip=2.0"]}, "mine (changed: rounds, seed, train.clip)"),
     ]:
-        assert load_recipe(Path("my.toml"), _overrides(flags)).title == title
+        assert load_recipe(Path("my.toml"), overrides(flags)).title == title
 
 
 def test_a_bad_reference_of_a_paper_is_refused_before_anything_runs():

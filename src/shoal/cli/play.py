@@ -48,12 +48,12 @@ def played(job: Any, place: Path, label: str = "") -> dict[str, Any]:
 def announcing(place: Path) -> Callable[[Any], None]:
     """Says what is run and where, once nothing about it can be refused any more."""
 
-    def announce(bench: Any) -> None:
+    def tell(bench: Any) -> None:
         going_on.append(place)
         err.print(f"run directory: {place}", highlight=False, soft_wrap=True)
         announce(bench)
 
-    return announce
+    return tell
 
 
 def _edges(bench: Any) -> str:
