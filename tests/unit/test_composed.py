@@ -59,9 +59,9 @@ def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(path):
 
 def test_a_table_and_a_string_are_the_same(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('[method]\ntrain = "proximal"\ncluster = "aidc"\nrepresent = "sparsity"\nserve = ["average"]\n')
+    file.write_text('[method]\ntrain = "proximal"\nselect = "repclust"\nserve = ["average", "prior"]\n')
     job = load_recipe(file, {}).single
-    assert job.method == "represent=sparsity,cluster=aidc,train=proximal,serve=average"
+    assert job.method == "select=repclust,train=proximal,serve=average+prior"
     assert make_job({"method": tomllib.loads(file.read_text())["method"]}) == job
     assert written(parse(job.method)) == job.method
 
@@ -98,6 +98,7 @@ def built(method):
         ("represent=labels,cluster=similar", "use select=one-of-each or select=whole-groups"),
         ("represent=updates,cluster=mctc,aggregate=momentum", "a velocity goes on"),
         ("represent=updates,cluster=mctc,personalise=fine-tune", "several models"),
+        ("represent=sparsity,cluster=aidc,serve=average", "found anew change theirs"),
         ("represent=sparsity,cluster=dbscan,serve=confidence", "ok"),
         ("clustre=aidc", "step 'clustre' of a method is not known; did you mean cluster?"),
         ("cluster=aidx", "cluster 'aidx' is not known; did you mean aidc?"),

@@ -136,7 +136,7 @@ PIECES = {
         momentum,
         "Hsu et al. 2019",
         tells=TRAINED,
-        needs={"cluster": ("none", "aidc", "similar", "repulsive", "shift")},
+        needs={"cluster": ("none", "similar", "repulsive", "shift")},
         why="a velocity goes on from round to round with a model that stays the same one",
         single=False,
     ),

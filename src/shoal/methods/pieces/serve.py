@@ -121,5 +121,12 @@ PIECES = {
         why="what is corrected are answers of the global model",
         single=False,
     ),
-    "average": Piece(average, "shoal's own", keeps="the running mean of the models", single=False),
+    "average": Piece(
+        average,
+        "shoal's own",
+        keeps="the running mean of the models",
+        needs={"cluster": ("none", "similar", "repulsive", "shift")},
+        why="a mean over rounds is of a model that stays the same one, and clusters that are found anew change theirs",
+        single=False,
+    ),
 }
