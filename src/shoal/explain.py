@@ -93,7 +93,13 @@ def _step(
     said = {"step": part.step, "piece": part.piece}
     if part.step:
         piece = PIECES[part.step][part.piece]
-        said |= {"source": piece.source, "sends": piece.sends, "keeps": piece.keeps, "server": piece.tells}
+        said |= {
+            "source": piece.source,
+            "sends": piece.sends,
+            "keeps": piece.keeps,
+            "server": piece.tells,
+            "says": piece.says,
+        }
     else:
         stage = next(s for s in method.stages if s.name == part.piece)
         inside = getattr(stage, "stage", stage)

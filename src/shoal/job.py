@@ -26,12 +26,12 @@ def _edges(value: Any) -> Any:
 
 
 def _method(value: Any) -> Any:
-    """A table of steps and their pieces is a method too."""
-    if not isinstance(value, Mapping):
+    """A table of steps and their pieces is a method too; the same pieces are always written in the same way."""
+    if not isinstance(value, Mapping) and not (isinstance(value, str) and "=" in value):
         return value
-    from shoal.methods.composed import written
+    from shoal.methods.composed import parse, written
 
-    return written(value)
+    return written(value if isinstance(value, Mapping) else parse(value))
 
 
 class Job(BaseModel):
@@ -140,6 +140,8 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         hint = did_you_mean(field, Job.model_fields) or f" (known: {', '.join(Job.model_fields)})"
         return f"key {field!r} is not known{hint}"
+    if isinstance(told := problem.get("ctx", {}).get("error"), UserError):
+        return str(told)
     message = str(problem["msg"])
     return f"{field} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
@@ -213,6 +215,8 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
     variants = _variants(path, content.pop("variants", {}))
     grid, flags = _grid(path, content.pop("grid", {})), _paths(overrides)
     grid |= {"variant": list(variants)} if variants and "variant" not in grid else {}
+    if "method" in content and "method" in grid:
+        raise UserError(f"recipe {path}: method is given and in the grid; it must be one of them")
     written = _paths(content) | grid
     grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
     jobs: dict[str, Job] = {}

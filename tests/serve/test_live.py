@@ -170,9 +170,9 @@ def test_models_of_several_clusters_in_one_stacked_pass(runs):
     told = version.answer(asked)
     lots = {version.lot(c).key: version.lot(c) for c in clients}
     assert len(lots) > 1
-    assert version._stackable([(lot, torch.zeros(1, 1, 8, 8)) for lot in lots.values()])
+    assert version._stackable([(lot, torch.zeros(1, 1, 8, 8), {}) for lot in lots.values()])
     with torch.no_grad():
-        for (x, client), found in zip(asked, told, strict=True):
+        for (x, client, _), found in zip(asked, told, strict=True):
             alone = version.method.predict(version.method.models_for(version.state, client), {}, x).softmax(-1)
             assert torch.allclose(found.said.probabilities, alone, atol=1e-6)
 

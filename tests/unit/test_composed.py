@@ -11,6 +11,7 @@ from federations import tiny_federation
 
 from shoal import codec, engine, tree
 from shoal.bench import arrange, make_fleet
+from shoal.client.histogram import LabelHistogram
 from shoal.errors import UserError
 from shoal.job import Job, load_recipe, make_job
 from shoal.methods import METHODS, Setting, build
@@ -66,6 +67,49 @@ def test_a_table_and_a_string_are_the_same(tmp_path):
     assert written(parse(job.method)) == job.method
 
 
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({}, "method is an empty table"),
+        ({"select": ["random", "balanced"]}, "it must be one piece"),
+        ({"train": {"name": "proximal"}}, r"its options go under \[set.train\]"),
+        ({"represnt": "labels"}, "step 'represnt' of a method is not known; did you mean represent"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_plainly(table, reason):
+    with pytest.raises(UserError, match=reason) as told:
+        make_job({"method": table})
+    assert "value error" not in str(told.value).lower()
+
+
+def test_a_name_is_written_in_one_way():
+    assert make_job({"method": "aggregate = momentum , select=balanced"}).method == "select=balanced,aggregate=momentum"
+
+
+def test_a_method_that_a_grid_would_override_is_refused(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[method]\nselect = "balanced"\n[grid]\nmethod = ["fedavg"]\n')
+    with pytest.raises(UserError, match="method is given and in the grid"):
+        load_recipe(file, {})
+
+
+def test_fine_tuning_goes_on_from_what_is_served():
+    """With a running mean: that, not the newest model."""
+    result, private = play(Job(method="serve=average,personalise=fine-tune", set={"personalise": {"epochs": 0}}))
+    served = built("serve=average").models_for(result.state, None)["global"]
+    assert all(tree.distance(kept["model"], served) == 0 for kept in private.values())
+
+
+def test_noise_on_labels_is_not_bypassed():
+    """What a mask is made of are the distributions that were told with noise."""
+    model = load_model("mlp", (6,), 4)
+    options = {"labels": {"gamma": 1.0}, "serve": {"mask": "told"}}
+    setting = Setting(model, rounds=3, cohort=3, options=options)
+    method = build("represent=sparsity,cluster=dbscan,select=repclust,serve=confidence", setting)
+    tells = [p for stage in method.stages for p in stage.programs if isinstance(p, LabelHistogram)]
+    assert [p.gamma for p in tells] == [1.0]
+
+
 def test_what_is_as_usual_need_not_be_said():
     assert written(DEFAULTS) == "train=sgd"
     assert packed(*play(Job(method="train=sgd"))) == packed(*play(Job(method="fedavg")))
@@ -88,7 +132,7 @@ def built(method):
     ("method", "reason"),
     [
         ("personalise=gate", "personalise=gate does not go with cluster=none: a gate weighs experts"),
-        ("represent=updates,cluster=mctc,aggregate=secure", "aggregate=secure does not go with cluster=mctc"),
+        ("represent=updates,cluster=mctc,aggregate=secure", "aggregate=secure does not go with represent=updates"),
         ("select=contribution,aggregate=secure", "looks at single clients"),
         ("cluster=aidc", "use represent=sparsity"),
         ("represent=labels,cluster=aidc", "use represent=sparsity"),
@@ -104,6 +148,12 @@ def built(method):
         ("cluster=aidx", "cluster 'aidx' is not known; did you mean aidc?"),
         ("cluster=none,cluster=none", "names cluster twice"),
         ("cluster=", "cluster is ''; it must be the name of a piece"),
+        ("select=balanced,", "is not of the form step=piece"),
+        ("serve=average+average", "each piece must be there once"),
+        ("serve=average+plain", "and plain alone"),
+        ("represent=labels", "no other piece has a use for label distributions"),
+        ("cluster=shift", "nothing but a gate makes use of"),
+        ("represent=sparsity,cluster=aidc,select=bandit,aggregate=secure", "with secure sums the server sees none"),
     ],
 )
 def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
@@ -126,6 +176,7 @@ def pairs():
     for step in STEPS:
         for name, piece in PIECES[step].items():
             needed = {other: next(iter(allowed)) for other, allowed in piece.needs.items()}
+            needed |= {"select": "balanced"} if name == "labels" else {}
             for other in list(needed):
                 for more, allowed in PIECES[other][needed[other]].needs.items():
                     needed.setdefault(more, allowed[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,13 @@ from federations import tiny_federation
 
 from shoal import engine, tree
 from shoal.bench import arrange, make_fleet
-from shoal.client.secure import SUM, as_bytes, mask, pair_seed, whole
+from shoal.client.secure import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
 from shoal.job import Job
 from shoal.methods import Setting, build
 from shoal.models import load_model
+from shoal.table import Table
 
 SECURE = "aggregate=secure"
 
@@ -24,6 +27,7 @@ class Listening:
 
     def __init__(self, fleet, silent=()):
         self.fleet, self.silent, self.heard = fleet, dict(silent), []
+        self.everything = {}
 
     def roster(self):
         return self.fleet.roster()
@@ -31,6 +35,7 @@ class Listening:
     def execute(self, plan):
         reports = self.fleet.execute(plan)
         gone = self.silent.get(plan.program.name, ())
+        self.everything[plan.program.name] = reports
         found = {c: r for c, r in reports.items() if c not in gone}
         self.heard.append((plan, found))
         return found
@@ -51,11 +56,13 @@ def test_two_draw_the_same_mask_and_nobody_else():
 
     keys = [bytes([i]) * 32 for i in (1, 2, 3)]
     public = [X25519PrivateKey.from_private_bytes(k).public_key().public_bytes_raw() for k in keys]
-    ours = pair_seed(keys[0], public[1], 5)
-    assert ours == pair_seed(keys[1], public[0], 5)
-    assert ours != pair_seed(keys[2], public[0], 5)
-    assert ours != pair_seed(keys[0], public[1], 6), "another round has other masks"
-    assert (mask(ours, 4) == mask(pair_seed(keys[1], public[0], 5), 4)).all()
+    two, all_three, later = name_of_sum(5, public[:2]), name_of_sum(5, public), name_of_sum(6, public[:2])
+    ours = pair_seed(keys[0], public[1], two)
+    assert ours == pair_seed(keys[1], public[0], two)
+    assert ours != pair_seed(keys[2], public[0], two)
+    assert ours != pair_seed(keys[0], public[1], later), "another round has other masks"
+    assert ours != pair_seed(keys[0], public[1], all_three), "and so has a round that is played again with others"
+    assert (mask(ours, 4) == mask(pair_seed(keys[1], public[0], two), 4)).all()
 
 
 def test_whole_numbers():
@@ -98,7 +105,34 @@ def test_somebody_who_does_not_answer_is_taken_out_of_the_sum():
     assert tree.distance(plain.state.models, secure.state.models) < 1e-6
     asked = next(p for p, _ in fleet.heard if p.program.name == "unmask")
     assert sorted(asked.tasks) == [c for c in cohort if c != gone]
-    assert all(list(t.models["keys"]) == [gone] for t in asked.tasks.values())
+    assert all(list(t.models["silent"]) == [gone] for t in asked.tasks.values())
+
+
+def test_what_comes_too_late_stays_covered():
+    """The server has the report of somebody it calls silent, and all masks that others shared with it."""
+    cohort = sorted(next(p for p, _ in play(SECURE, rounds=1)[1].heard if p.program.name == "train").tasks)
+    late = cohort[0]
+    _, fleet, _ = play(SECURE, rounds=1, silent={"train": [late]})
+    plan, _ = next((p, r) for p, r in fleet.heard if p.program.name == "train")
+    unmask, told = next((p, r) for p, r in fleet.heard if p.program.name == "unmask")
+    assert late not in unmask.tasks, "nobody asks it for its own mask"
+    covered = fleet.everything["train"][late].tensors[SUM]["covered"].numpy().copy()
+    public = {c: as_bytes(k) for c, k in plan.tasks[late].models["keys"].items()}
+    for client, report in told.items():
+        sign = 1 if public[late] < public[client] else -1
+        covered -= sign * mask(as_bytes(report.tensors["seeds"][late]), len(covered))
+    assert np.median(np.abs(covered.astype(float))) > 2**60
+
+
+def test_who_has_no_rows_is_no_company():
+    """A sum over one client with rows and two without would be that client's update."""
+    method = build(SECURE, Setting(load_model("mlp", (6,), 4), 1, 3))
+    train = next(stage for stage in method.stages if stage.name == "train")
+    clients = ("a", "b", "c")
+    for sizes, asked in (([1, 1, 1], clients), ([1, 0, 0], ())):
+        keys = {c: {"key": torch.zeros(32), "size": torch.tensor(n)} for c, n in zip(clients, sizes, strict=True)}
+        state = replace(method.init(0), cohort=clients, memory={"keys": Table.of(keys).tree()})
+        assert tuple(train.plan(state, 0).tasks) == asked
 
 
 def test_a_sum_that_cannot_be_read_changes_nothing():

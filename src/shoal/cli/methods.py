@@ -10,6 +10,7 @@ from rich.table import Table
 
 from shoal.cli.base import AsJson, app, err, out, print_json, told
 from shoal.cli.flags import FLAGS, job_flags, overrides
+from shoal.errors import UserError
 
 
 @app.command()
@@ -21,6 +22,8 @@ def methods(
     with told(as_json):
         from shoal.methods import METHODS, options, summary
 
+        if name and name.endswith(".toml"):
+            name = _method_of(Path(name))
         chosen = [name] if name else list(METHODS)
         facts = [{"name": m, "summary": summary(m), "options": options(m)} for m in chosen]
         if as_json:
@@ -30,7 +33,7 @@ def methods(
         for heading in ("option", "default") if name else ("method", "what it is"):
             table.add_column(heading)
         if name:
-            out.print(facts[0]["summary"], highlight=False)
+            out.print(facts[0]["summary"], highlight=False, markup=False)
             for piece, keys in options(name).items():
                 for key, default in keys.items():
                     table.add_row(f"--set {piece}.{key}=", str(default))
@@ -40,10 +43,38 @@ def methods(
         out.print(table)
 
 
+def _method_of(recipe: Path) -> str:
+    from shoal.job import load_recipe
+
+    found = {job.method for job in load_recipe(recipe, {}).jobs.values()}
+    if len(found) > 1:
+        raise UserError(f"recipe {recipe} has several methods; name one of them: {', '.join(sorted(found))}")
+    return str(found.pop())
+
+
+def _details(step: str) -> None:
+    """Every piece of a step with what it sends and tells."""
+    from shoal.errors import look_up
+    from shoal.methods.pieces import PIECES
+
+    told_of = {"sends": "each client sends", "keeps": "each client learns", "tells": "the server learns", "says": ""}
+    for name, piece in look_up("step", step, PIECES).items():
+        out.print(f"[bold]{name}[/]  [dim]{piece.source}[/]", highlight=False)
+        for key, label in told_of.items():
+            if (said := getattr(piece, key)) not in ("", "nothing"):
+                out.print(f"  {label or 'to be known'}: {said}", highlight=False, markup=False, soft_wrap=True)
+
+
 @app.command()
-def pieces(as_json: AsJson = False) -> None:
+def pieces(
+    step: Annotated[str | None, typer.Argument(help="Tell more of the pieces of this step.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List what can stand at each step of a method that is composed in a recipe."""
     with told(as_json):
+        if step is not None and not as_json:
+            _details(step)
+            return
         from shoal.methods.pieces import PIECES
 
         known = {step: {name: piece.facts() for name, piece in found.items()} for step, found in PIECES.items()}

@@ -29,9 +29,10 @@ def expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
     return [name for w in kept for name in inside[w] or [w]]
 
 
-def place_of(job: Any) -> Path:
-    name = f"{job.method}-{Path(job.data).stem}-seed{job.seed}"
-    return free(name.replace(":", ""))
+def place_of(job: Any, recipe: str = "composed") -> Path:
+    """A composition is called as its recipe is: its pieces would be a long name."""
+    method = recipe if "=" in job.method else job.method
+    return free(f"{method}-{Path(job.data).stem}-seed{job.seed}".replace(":", ""))
 
 
 def played(job: Any, place: Path, label: str = "") -> dict[str, Any]:

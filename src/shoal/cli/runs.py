@@ -48,7 +48,7 @@ def run(
             job = recipe.single
         else:
             job = make_job(overrides(flags) | {"method": what})
-        place = out_path or place_of(job)
+        place = out_path or place_of(job, *([Path(what).stem] if what.endswith(".toml") else []))
         result = played(job, place)
         page = write_page_of([place], place / "report.html")
         if as_json:

@@ -1,14 +1,17 @@
 """Reports of which the server can read only the sum: what a client sends is covered by masks that cancel in it.
 
 Every two clients of a sum agree on a secret (X25519) that the server, which passes their public keys on, cannot know.
-From it both draw the same numbers for this round (HKDF, ChaCha20); one adds them, the other takes them away.
+From it both draw the same numbers for this sum (HKDF, ChaCha20); one adds them, the other takes them away. Each adds a
+mask of its own, too, which it reveals only when it is asked as one whose report arrived in time: so what came too late
+stays covered, although others then reveal what they shared with its sender.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -22,7 +25,8 @@ from torch import Tensor
 from shoal.client.train import LocalTraining
 from shoal.types import Params, Phase, Report, Task, Tree
 
-KEY, KEYS, SUM = "key", "keys", "sum"
+KEY, KEYS, SUM, SILENT = "key", "keys", "sum", "silent"
+OWN = "own mask"  # in a client's private tree: what this round's mask of its own is drawn from
 BYTES = 32
 ONE = 2**24  # in whole numbers, so that sums are exact: a parameter's last bit is 2^-24
 LARGEST = 2**52  # of a client's whole numbers: a thousand of them fit into 64 bits
@@ -40,8 +44,8 @@ def as_bytes(data: Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class TellKey:
-    """A client makes a pair of keys, keeps one and tells the other. They are the one thing that does not follow from
-    the run's seed: the server knows that."""
+    """A client makes a pair of keys, keeps one and tells the other, and whether it has rows. Keys and own masks are the
+    one thing that does not follow from the run's seed: the server knows that."""
 
     name: str = KEYS
     batchable: bool = True
@@ -52,13 +56,19 @@ class TellKey:
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         public = X25519PrivateKey.from_private_bytes(as_bytes(s[KEY])).public_key().public_bytes_raw()
-        return Report({KEY: {"public": as_tensor(public)}}), {KEY: s[KEY]}
+        held = {"train": int(counts["train"] > 0)}
+        return Report({KEY: {"public": as_tensor(public)}}, {}, held), {KEY: s[KEY]}
 
 
-def pair_seed(key: bytes, other: bytes, round: int) -> bytes:
-    """What two clients draw their masks of one round from; it says nothing about those of another."""
+def name_of_sum(round: int, keys: Iterable[bytes]) -> bytes:
+    """By round and members: a round that is played again with others has other masks."""
+    return f"shoal sum {round} ".encode() + sha256(b"".join(sorted(keys))).digest()
+
+
+def pair_seed(key: bytes, other: bytes, name: bytes) -> bytes:
+    """What two clients draw their masks of one sum from; it says nothing about those of another."""
     shared = X25519PrivateKey.from_private_bytes(key).exchange(X25519PublicKey.from_public_bytes(other))
-    return HKDF(hashes.SHA256(), BYTES, salt=None, info=f"shoal sum {round}".encode()).derive(shared)
+    return HKDF(hashes.SHA256(), BYTES, salt=None, info=name).derive(shared)
 
 
 def mask(seed: bytes, numbers: int) -> Whole:
@@ -111,33 +121,37 @@ class SumTraining:
         if not bool((numbers.abs() * ONE < LARGEST).all()):
             numbers = torch.zeros_like(numbers)
             numbers[-1] = 1
-        covered = whole(numbers) + self._masks(task, as_bytes(s[KEY]), len(numbers))
-        return Report({SUM: {"covered": torch.from_numpy(covered)}}, {}, {"train": int(rows > 0)}), None
+        own = secrets.token_bytes(BYTES)
+        covered = whole(numbers) + self._masks(task, as_bytes(s[KEY]), len(numbers)) + mask(own, len(numbers))
+        report = Report({SUM: {"covered": torch.from_numpy(covered)}}, {}, {"train": int(rows > 0)})
+        return report, {OWN: as_tensor(own)}
 
     def _masks(self, task: Task, key: bytes, numbers: int) -> Whole:
         mine = X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
-        others = [as_bytes(k) for k in task.models[KEYS].values()]
-        round, total = int(task.config["round"]), np.zeros(numbers, dtype=np.int64)
-        for other in others:
+        keys = [as_bytes(k) for k in task.models[KEYS].values()]
+        name, total = name_of_sum(int(task.config["round"]), keys), np.zeros(numbers, dtype=np.int64)
+        for other in keys:
             if other != mine:
                 sign = 1 if mine < other else -1
-                total += sign * mask(pair_seed(key, other, round), numbers)
+                total += sign * mask(pair_seed(key, other, name), numbers)
         return total
 
 
 @dataclass(frozen=True)
 class RevealMasks:
-    """Who is left of a sum tells what it drew this round's masks from that it shares with those who did not answer, so
-    that these can be taken away. Masks of other rounds stay secret."""
+    """Whose report is in a sum tells what its own mask is drawn from, once, and the masks that it shares with those who
+    did not answer, so that these can be taken away. Masks of other sums stay secret."""
 
     name: str = "unmask"
     batchable: bool = True
     phases: tuple[Phase, ...] = ()
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        return {KEY: private[KEY]}
+        return {KEY: private[KEY], OWN: private[OWN]}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        key, round = as_bytes(s[KEY]), int(task.config["round"])
-        found = {c: as_tensor(pair_seed(key, as_bytes(k), round)) for c, k in task.models[KEYS].items()}
-        return Report({"seeds": found}), None
+        key, keys = as_bytes(s[KEY]), task.models[KEYS]
+        name = name_of_sum(int(task.config["round"]), [as_bytes(k) for k in keys.values()])
+        silent = task.models.get(SILENT, {})
+        found = {c: as_tensor(pair_seed(key, as_bytes(k), name)) for c, k in silent.items()}
+        return Report({"own": {"seed": s[OWN]}, "seeds": found}), {OWN: torch.zeros_like(s[OWN])}

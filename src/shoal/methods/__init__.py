@@ -11,7 +11,7 @@ from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
-from shoal.methods.composed import of_pieces
+from shoal.methods.composed import of_pieces, parse
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
 from shoal.methods.edges import over_edges
@@ -106,7 +106,11 @@ def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
 
 
 def summary(name: str) -> str:
-    """The first sentence of a method's module docstring."""
+    """The first sentence of a method's module docstring; of a composition its pieces."""
+    if "=" in name:
+        return (
+            f"Composed of {', '.join(f'{step}={piece}' for step, piece in parse(name).items())}; the rest as in FedAvg."
+        )
     doc = sys.modules[find(name).__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 

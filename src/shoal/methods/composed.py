@@ -20,7 +20,9 @@ def parse(text: str) -> dict[str, str]:
     """ "cluster=aidc,serve=average+prior" -> {"cluster": "aidc", "serve": "average+prior"}"""
     steps: dict[str, str] = {}
     for part in text.split(","):
-        step, _, name = (x.strip() for x in part.partition("="))
+        step, equals, name = (x.strip() for x in part.partition("="))
+        if not equals:
+            raise UserError(f"method {text!r}: {part!r} is not of the form step=piece, such as train=sgd")
         if step in steps:
             raise UserError(f"method {text!r} names {step} twice; each step has one piece")
         steps[step] = name
@@ -29,12 +31,19 @@ def parse(text: str) -> dict[str, str]:
 
 def written(steps: Mapping[str, Any]) -> str:
     """As `parse` reads it, in the order of steps, without those that are as usual."""
+    if not steps:
+        raise UserError(f"method is an empty table; it must name a piece for one step at least: {', '.join(STEPS)}")
     for step, name in steps.items():
         if step not in STEPS:
             known = did_you_mean(step, STEPS) or f" (steps: {', '.join(STEPS)})"
             raise UserError(f"step {step!r} of a method is not known{known}")
         if not isinstance(name, str | list) or not name:
-            raise UserError(f"{step} is {name!r}; it must be the name of a piece, such as {DEFAULTS[step]!r}")
+            raise UserError(
+                f"{step} is {name!r}; it must be the name of a piece, such as {DEFAULTS[step]!r}; its options go under "
+                f"[set.{step}]"
+            )
+        if isinstance(name, list) and len(name) > 1 and step != "serve":
+            raise UserError(f"{step} is {name!r}; it must be one piece: only serve may have several")
     names = {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in steps.items()}
     different = [f"{step}={names[step]}" for step in STEPS if names.get(step, DEFAULTS[step]) != DEFAULTS[step]]
     return ",".join(different) or f"train={DEFAULTS['train']}"
@@ -64,6 +73,8 @@ def pieces_of(steps: Mapping[str, str]) -> dict[str, dict[str, Piece]]:
     found = {}
     for step in STEPS:
         names = steps[step].split("+") if step == "serve" else [steps[step]]
+        if len(set(names)) < len(names) or ("plain" in names and len(names) > 1):
+            raise UserError(f"serve is {steps[step]!r}; each piece must be there once, and plain alone")
         found[step] = {name: look_up(step, name, PIECES[step]) for name in names}
     return found
 
@@ -71,19 +82,16 @@ def pieces_of(steps: Mapping[str, str]) -> dict[str, dict[str, Piece]]:
 def refuse_misfits(d: Draft, chosen: Mapping[str, Mapping[str, Piece]]) -> None:
     for step, pieces in chosen.items():
         for name, piece in pieces.items():
+            if piece.single and d.has("aggregate", "secure"):
+                raise UserError(
+                    f"aggregate=secure does not go with {step}={name}: that looks at single clients, and with secure "
+                    "sums the server sees none; use aggregate=mean"
+                )
             for other, allowed in piece.needs.items():
                 if not d.has(other, *allowed):
                     right = " or ".join(f"{other}={x}" for x in allowed)
                     raise UserError(
                         f"{step}={name} does not go with {other}={d.chosen[other]}: {piece.why}; use {right}"
-                    )
-    if d.has("aggregate", "secure"):
-        for step, pieces in chosen.items():
-            for name, piece in pieces.items():
-                if piece.single:
-                    raise UserError(
-                        f"aggregate=secure does not go with {step}={name}: that looks at single clients, and "
-                        "with secure sums the server sees none"
                     )
 
 

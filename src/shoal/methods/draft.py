@@ -41,6 +41,7 @@ class Piece(NamedTuple):
     tells: str = "nothing"  # what the server learns of single clients
     needs: Mapping[str, tuple[str, ...]] = {}  # step -> pieces, one of which must stand there
     why: str = ""  # it needs them
+    says: str = ""  # what else should be known
     single: bool = True  # whether what it uses of training are single clients' updates, not only their sum
 
     def facts(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class Draft:
     route: Route | None = None
     assign: Assign | None = None
     adapt: ClientProgram | None = None
+    own: Callable[[ModelsFor], tuple[Stage, ...]] | None = None  # what clients make of what they are served in the end
     coefficients: Coefficients | None = None
     first_models: bool = False  # whether the mean of the first round is kept
     notes: tuple[str, ...] = ()
@@ -89,6 +91,9 @@ class Draft:
     def method(self, name: str) -> Method:
         assert self.federate is not None, "the aggregate step lays it"
         training = self.around(self.federate) if self.around else self.federate
+        if self.own is not None:
+            self.stages["personalise"] += self.own(self.served)
+        self._refuse_one_name_for_two(training)
         before = [stage for step in STEPS[:3] for stage in self.stages[step]]
         after = [stage for step in AFTER for stage in self.stages[step]]
         return Method(
@@ -104,6 +109,14 @@ class Draft:
             parts=tuple(self.parts(training.name)),
             notes=self.notes,
         )
+
+    def _refuse_one_name_for_two(self, training: Stage) -> None:
+        """Clients know programs by their names."""
+        known: dict[str, ClientProgram] = {}
+        for stage in (training, *(stage for laid in self.stages.values() for stage in laid)):
+            for program in stage.programs:
+                if known.setdefault(program.name, program) != program:
+                    raise ValueError(f"two programs of the method are called {program.name!r}")
 
     def parts(self, training: str) -> Iterator[Part]:
         """Of several pieces at one step the first has its stages."""

@@ -68,7 +68,7 @@ class Parts:
     @property
     def told(self) -> bool:
         """Whether anything has a use for label distributions."""
-        return self.select == "balanced" or self.split or self.adjust != "off"
+        return self.select == "balanced" or self.adjust != "off" or (self.prior and self.split)
 
     @property
     def pieces(self) -> dict[str, str]:

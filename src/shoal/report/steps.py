@@ -16,6 +16,7 @@ SAID = {
     "sends": "each client sends",
     "keeps": "each client learns",
     "server": "the server learns",
+    "says": "to be known",
 }
 
 
@@ -37,7 +38,7 @@ def _body(step: Mapping[str, Any]) -> Table:
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for key, label in SAID.items():
-        if step.get(key, "nothing") != "nothing":
+        if step.get(key, "nothing") not in ("nothing", ""):
             table.add_row(label, step[key])
     asking = [stage for stage in step["stages"] if any(cost["clients"] for cost in _costs(stage).values())]
     for stage in asking:

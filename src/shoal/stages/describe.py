@@ -59,7 +59,7 @@ def _added(kept: Tree, told: Params, inside: Tensor) -> Tree:
     return after
 
 
-def served_by(model: Model, confidence: Confidence) -> ModelsFor:
+def served_by(model: Model, confidence: Confidence, told: str = LABELS) -> ModelsFor:
     """A client's own cluster's model, by its name; to whoever is in no cluster, such as an unseen client, all of them,
     and what helps to choose among them."""
 
@@ -69,7 +69,7 @@ def served_by(model: Model, confidence: Confidence) -> ModelsFor:
             return {name: state.models[name]}
         if len(state.models) == 1:
             return state.models
-        router, extractor = _mask(state, confidence), {}
+        router, extractor = _mask(state, confidence, told), {}
         moments = state.memory.get(DESCRIBED, {}).get("moments", {})
         if confidence.rule == "density" and moments and bool((moments["count"].sum(1) > 0).all()):
             router |= discriminant(moments, confidence.shrink, confidence.ridge)
@@ -79,11 +79,11 @@ def served_by(model: Model, confidence: Confidence) -> ModelsFor:
     return models_for
 
 
-def _mask(state: ServerState, confidence: Confidence) -> Params:
+def _mask(state: ServerState, confidence: Confidence, told: str) -> Params:
     """Which classes somebody in each cluster holds, [models, classes]; empty where that is not asked for."""
     if confidence.mask == "none":
         return {}
-    known = Table.load(state, GROUPS if confidence.mask == "read" else LABELS)
+    known = Table.load(state, GROUPS if confidence.mask == "read" else told)
     known = known.where(known.present(tuple(state.membership))) if len(known) else known
     column = "risen" if confidence.mask == "read" else "labels"
     held = torch.zeros(len(state.models), known[column].shape[1] if len(known) else 0, dtype=torch.bool)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.client.secure import KEY, KEYS, ONE, SUM, TAIL, RevealMasks, Whole, as_bytes, mask, unflat
+from shoal.client.secure import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask, unflat
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
@@ -39,7 +39,7 @@ def models_of(state: ServerState) -> dict[ClientId, str]:
 @dataclass(frozen=True)
 class FederateSums(Federate):
     """The cohort trains as usual, and covers what it sends with masks among those who count in the same model. Where
-    fewer than `least` would, nobody is asked: a sum of one is no secret. What returns waits for `Unmask`."""
+    fewer than `least` with rows would, nobody is asked: a sum of one is no secret. What returns waits for `Unmask`."""
 
     least: int = 3
     keys: str = field(default=KEYS, metadata=FIXED)
@@ -51,6 +51,11 @@ class FederateSums(Federate):
     def plan(self, state: ServerState, seed: int) -> Plan:
         known, plan = Table.load(state, self.keys), super().plan(state, seed)
         sums = self._sums(state, known)
+        if state.cohort and not sums:
+            log.warning(
+                "round %d: no sum has secure.least=%d clients with rows, so nobody trains; a larger --cohort would do",
+                *(state.round + 1, self.least),
+            )
         keys = {name: {c: key_of(known, c) for c in members} for name, members in sums.items()}
         tasks = {
             c: replace(
@@ -66,7 +71,7 @@ class FederateSums(Federate):
     def _sums(self, state: ServerState, known: Table) -> dict[str, list[ClientId]]:
         found: dict[str, list[ClientId]] = {}
         for client, name in models_of(state).items():
-            if client in known.clients:
+            if client in known.clients and int(known["size"][known.clients.index(client)]) > 0:
                 found.setdefault(name, []).append(client)
         return {name: members for name, members in found.items() if len(members) >= self.least}
 
@@ -85,8 +90,9 @@ class FederateSums(Federate):
 
 @dataclass(frozen=True)
 class Unmask(OneProgram, EveryRound):
-    """Takes masks away that are left in a sum because somebody did not answer, and makes the sum the model's mean. If
-    one of those who are left is silent too, the sum cannot be read and the model stays as it is."""
+    """Takes away everybody's own masks, and those that are left in a sum because somebody did not answer, and makes the
+    sum the model's mean. If one of those who are in it is silent now, it cannot be read and the model stays as it
+    is."""
 
     program: ClientProgram = field(default_factory=RevealMasks)
     keys: str = field(default=KEYS, metadata=FIXED)
@@ -94,12 +100,13 @@ class Unmask(OneProgram, EveryRound):
     purpose: ClassVar[Purpose] = "train"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known, tasks = Table.load(state, self.keys), {}
+        known = Table.load(state, self.keys)
+        tasks: dict[ClientId, Task] = {}
         for sums in state.memory.get(PENDING, {}).values():
             told, silent = _answers(sums)
-            keys = {c: key_of(known, c) for c in silent}
-            for c in told if silent else ():
-                tasks[c] = Task({KEYS: keys}, {"round": float(state.round)}, derive_seed(seed, c))
+            keys = {c: key_of(known, c) for c in sorted([*told, *silent])}
+            sent = {KEYS: keys} | ({SILENT: {c: keys[c] for c in silent}} if silent else {})
+            tasks |= {c: Task(sent, {"round": float(state.round)}, derive_seed(seed, c)) for c in told}
         return Plan(self.program, tasks)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -107,7 +114,7 @@ class Unmask(OneProgram, EveryRound):
         loss = np.zeros(2)
         for name, sums in state.memory.get(PENDING, {}).items():
             told, silent = _answers(sums)
-            if silent and not all(c in reports for c in told):
+            if not all(c in reports for c in told):
                 log.warning("round %d: masks of a sum are missing; model %r stays as it is", state.round + 1, name)
                 continue
             total = sums["total"].numpy() - self._left(known, told, silent, reports, len(sums["total"]))
@@ -134,9 +141,10 @@ class Unmask(OneProgram, EveryRound):
         reports: Mapping[ClientId, Report],
         numbers: int,
     ) -> Whole:
-        """The masks towards the silent, as those who are left put them on."""
+        """Own masks of those who are left, and those that they put on towards the silent."""
         left = np.zeros(numbers, dtype=np.int64)
-        for c in told if silent else ():
+        for c in told:
+            left += mask(as_bytes(reports[c].tensors["own"]["seed"]), numbers)
             for other in silent:
                 sign = 1 if as_bytes(key_of(known, c)) < as_bytes(key_of(known, other)) else -1
                 left += sign * mask(as_bytes(reports[c].tensors["seeds"][other]), numbers)

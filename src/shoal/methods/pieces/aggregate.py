@@ -30,6 +30,8 @@ def mean(d: Draft) -> None:
         source = told_labels(d) if head else TOLD
         d.federate = d.s.make("train", FederateBeside, **common(d), head=head, source=source)
     else:
+        if adjusts(d):
+            d.notes += ("last layers are averaged as a whole: class by class only where all share one model",)
         remember = "summary" if d.has("select", "bandit") else "nothing"
         d.federate = d.s.make("train", Federate, **common(d), remember=remember)
 

@@ -163,6 +163,8 @@ PIECES = {
         sends="how its rows of each class look to the global model: sums of features, in some rounds",
         keeps="once there are groups, their experts beside the global model",
         tells="these sums, the label counts among them; and, once groups are seen, who is in which",
+        needs={"personalise": ("gate",)},
+        why="members of groups train an expert beside the global model, which nothing but a gate makes use of",
         single=False,
     ),
 }

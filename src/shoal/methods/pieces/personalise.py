@@ -38,9 +38,14 @@ def own_training(d: Draft) -> OwnModel:
 
 
 def fine_tune(d: Draft) -> None:
-    if d.models == "overlapping":
-        d.refuse("personalise", "with cluster=mctc a client is served several models, and fine-tuning goes on from one")
-    d.stages["personalise"] += tuning.stages(d.s, d.served)
+    if d.models in ("overlapping", "beside"):
+        cluster = d.chosen["cluster"]
+        d.refuse("personalise", f"with cluster={cluster} a client is served several models, and it goes on from one")
+    if d.has("serve", "average"):
+        d.own = lambda served: tuning.stages(d.s, served)
+        tuning.stages(d.s, d.served)  # its options are known before the method is put together
+    else:
+        d.stages["personalise"] += tuning.stages(d.s, d.served)
     d.predict = own_model_predict(d.s.model, d.predict)
 
 
@@ -64,9 +69,7 @@ def gate_beside(d: Draft) -> None:
     fit = d.s.make("gate", FitGate, model=d.s.model, gate=weighing)
     prior = d.has("serve", "prior")
     program = WeighModels(fit, alpha(d) if prior else 1.0, prior)
-    d.stages["personalise"].append(
-        PersonaliseMembers(program, lambda state, client: d.served(state, client), d.s.rounds, d.s.eval_every)
-    )
+    d.own = lambda served: (PersonaliseMembers(program, served, d.s.rounds, d.s.eval_every),)
     d.made["gate"] = weighing
     d.predict = corrected_predict(d.s.model, weighing, 1.0, prior=False)
 

@@ -16,6 +16,9 @@ LABELS = "labels"  # the stage in which label distributions are told where somet
 
 
 def labels(d: Draft) -> None:
+    used = d.has("cluster", "similar", "repulsive", "dbscan") or d.has("select", "simclust", "repclust", "balanced")
+    if not used and not d.has("train", "adjusted") and not d.has("serve", "prior", "confidence"):
+        d.refuse("represent", "no other piece has a use for label distributions: leave it out")
     telling = d.s.make("represent", LabelHistogram, classes=d.s.model.classes)
     d.stages["represent"].append(d.s.make("represent", AskOnce, program=telling))
 
@@ -25,7 +28,8 @@ def told_labels(d: Draft) -> str:
     if d.has("represent", "labels"):
         return "represent"
     if not any(stage.name == LABELS for stage in d.stages["represent"]):
-        telling = d.s.make(LABELS, LabelHistogram, classes=d.s.model.classes, name=LABELS)
+        split = d.made.get("split", "train")
+        telling = d.s.make(LABELS, LabelHistogram, classes=d.s.model.classes, split=split, name=LABELS)
         d.stages["represent"].append(d.s.make(LABELS, AskOnce, program=telling, name=LABELS))
     return LABELS
 

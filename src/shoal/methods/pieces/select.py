@@ -101,6 +101,7 @@ PIECES = {
             "represent": ("sparsity", "labels"),
             "aggregate": ("mean", "momentum"),
         },
+        says="how many take part follows from a time budget (select.share), not from the cohort",
         why="a set is chosen in each group of clients, known before anybody trains, by what the last "
         "round's training changed",
     ),
@@ -117,6 +118,7 @@ PIECES = {
         "paper 004, Alg. 2, 18-21, and Sec. 4",
         needs={"cluster": ("aidc", "dbscan")},
         why="it is members of clusters who take turns",
+        says="how many take part is select.take and select.share of each cluster, not the cohort",
         single=False,
     ),
     "balanced": Piece(balanced, "shoal's own", *TOLD, single=False),

@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal import tree
 from shoal.client.ensemble import Confidence, ensemble_predict, ensemble_route
 from shoal.client.gate import Gate
-from shoal.client.histogram import LabelHistogram
 from shoal.client.mixture import corrected_predict
 from shoal.client.moments import FeatureMoments
 from shoal.client.prior import PRIOR, AdjustedTraining, EstimatePrior
@@ -22,7 +21,6 @@ from shoal.methods.single import one_model_init
 from shoal.stages.balanced import Taught, taught
 from shoal.stages.describe import LABELS, Describe, served_by
 from shoal.stages.momentum import RunningMean, averaged
-from shoal.stages.represent import AskOnce
 from shoal.types import ClientId, Params, Predict, ServerState, Tree
 
 
@@ -39,11 +37,10 @@ def confidence(d: Draft) -> None:
     if dense:
         d.stages["serve"].append(Describe(FeatureMoments(s.model, rule.width, split)))
         d.init, d.first_models = _describable(d, rule), True
-    if rule.mask == "told":
-        d.stages["serve"].append(AskOnce(LabelHistogram(s.model.classes, split=split, name=LABELS), name=LABELS))
+    told = told_labels(d) if rule.mask == "told" else LABELS
     answer = ensemble_predict(s.model, rule)
-    personal = d.predict if d.stages["personalise"] else None
-    d.serves, d.route = served_by(s.model, rule), ensemble_route(s.model, rule)
+    personal = None if d.has("personalise", "none") else d.predict
+    d.serves, d.route = served_by(s.model, rule, told), ensemble_route(s.model, rule)
     d.predict = answer if personal is None else own_or(personal, answer)
 
 
