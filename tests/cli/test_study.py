@@ -118,7 +118,7 @@ def check_tables(whole, folder):
     first = whole["claims"][0]
     assert first["verdict"] == "holds"
     assert first["tests"][0]["found"]["how"] == "bootstrap, 2 clients of one seed"
-    assert whole["claims"][1]["verdict"] == "not measured"  # the probe comes later than the second round
+    assert whole["claims"][1]["verdict"] == "undecided"  # the probe comes later than the second round
     text = (folder / "study.md").read_text()
     for told in ("# A small study: quick", "3 of 3 runs are finished.", "| FedAvg + EMA |", "client-epochs to 10 %"):
         assert told in text
@@ -147,6 +147,14 @@ def test_what_is_wrong_is_said_before_anything_runs(file, tmp_path, old, new, se
     assert code == 2
     assert sentence in told["error"]
     assert not (tmp_path / "out").exists()
+
+
+def test_planted_groups_that_nobody_looked_for_agree_with_nothing(tmp_path):
+    planted = ["--partition", "groups:2,1.0", "--clients", "6", "--rounds", "1", "--epochs", "1", "--rows", "300"]
+    result = CliRunner().invoke(app, ["run", "fedavg", *planted, "--out", str(tmp_path / "r"), "--json"])
+    found = json.loads(result.stdout)
+    assert found["groups_ari"] == 0.0
+    assert "groups" not in found
 
 
 def test_an_unknown_budget_and_runs_of_another(file, tmp_path):

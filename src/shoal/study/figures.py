@@ -143,7 +143,7 @@ class Runs:
         return list(dict.fromkeys(e.cell for e in self.entries))
 
     def target(self, cell: str) -> float | None:
-        return next(e.target for e in self.entries if e.cell == cell)
+        return next((e.target for e in self.entries if e.cell == cell and e.target is not None), None)
 
     def variants(self, cell: str) -> list[str]:
         return list(dict.fromkeys(e.variant for e in self.entries if e.cell == cell))

@@ -14,9 +14,15 @@ from shoal.report.summary import joules_text
 from shoal.store.files import write_bytes, write_json
 from shoal.study.figures import Interval, Measured, Runs
 from shoal.study.plan import Check
-from shoal.study.verdicts import Judged, judged
+from shoal.study.verdicts import Judged, Outcome, judged
 
 COMPARED = {"local": "local", "worst10": "worst 10 %", "central": "central", "unseen": "unseen"}
+
+
+COUNTED = (
+    "Client-epochs are of shared training, one model each: what clients train beside it (models of their own, experts) "
+    "is in the joules alone. To a target only those are measured that are evaluated in the same rounds as their cell."
+)
 
 
 def percent(x: float) -> str:
@@ -56,7 +62,7 @@ class Report:
 
     def _tests(self) -> Sheet:
         rows = [
-            (str(n), _asked(o.test), o.cell, _interval(o.found), o.found.how if o.found else "", o.verdict)
+            (str(n), _asked(o.test), o.cell, _interval(o.found), _how(o), o.verdict)
             for n, j in enumerate(self.claims, start=1)
             for o in j.outcomes
         ]
@@ -80,7 +86,7 @@ class Report:
         return [(head, figure, percent) for head, figure in accuracies + served] + cost
 
     def _cell(self, cell: str) -> Sheet:
-        columns, variants = self._columns(cell), self.runs.variants(cell)
+        columns, variants, cost = self._columns(cell), self.runs.variants(cell), self.runs.target(cell) is not None
         table = [[self._spread(cell, variant, figure) for _, figure, _ in columns] for variant in variants]
         rows = [
             (variant, *(spread_text(x, show) for x, (_, _, show) in zip(line, columns, strict=True)))
@@ -92,7 +98,10 @@ class Report:
             ("", *(head for head, _, _ in columns)),
             tuple(rows),
             best,
-            ("Mean ± sample standard deviation over seeds; –: not measured, or never reached.",),
+            (
+                "Mean ± sample standard deviation over seeds; –: not measured, or never reached.",
+                *([COUNTED] if cost else []),
+            ),
         )
 
     def _spread(self, cell: str, variant: str, figure: str) -> Spread | None:
@@ -142,6 +151,7 @@ class Report:
                             "test": o.test.model_dump(exclude={"cells"}, exclude_none=True),
                             "cell": o.cell,
                             "found": None if o.found is None else asdict(o.found),
+                            "unknown": o.unknown,
                             "verdict": o.verdict,
                         }
                         for o in j.outcomes
@@ -187,6 +197,7 @@ def _interval(found: Interval | None) -> str:
 
 def _asked(test: Check) -> str:
     side = f"≥ {test.at_least:g}" if test.at_least is not None else f"≤ {test.at_most:g}"
+    side += f", given {test.given}" if test.given else ""
     match test.kind:
         case "difference":
             return f"{test.figure} of {test.of} − {test.than_figure or test.figure} of {test.than} {side}"
@@ -196,6 +207,11 @@ def _asked(test: Check) -> str:
             return f"{test.of}: share of the way from {test.start} to {test.goal} at {test.figure} {side}"
         case "value":
             return f"{test.figure} of {test.of} {side}"
+
+
+def _how(o: Outcome) -> str:
+    lacking = f"{o.unknown} played without such a number" if o.unknown else ""
+    return "; ".join(filter(None, (o.found.how if o.found else "", lacking)))
 
 
 def _counted(j: Judged) -> str:
