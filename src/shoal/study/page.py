@@ -14,6 +14,7 @@ from shoal.report.summary import joules_text
 from shoal.store.files import write_bytes, write_json
 from shoal.study.figures import Interval, Measured, Runs
 from shoal.study.plan import Check
+from shoal.study.tuning import chosen, tuning_sheet
 from shoal.study.verdicts import Judged, Outcome, judged
 
 COMPARED = {"local": "local", "worst10": "worst 10 %", "central": "central", "unseen": "unseen"}
@@ -48,11 +49,12 @@ class Report:
         return f"{total - missing} of {total} runs are finished."
 
     def sheets(self) -> list[Sheet]:
-        cells = self.runs.cells
+        cells, tuned = self.runs.cells, tuning_sheet(self.runs)
         return [
             *([self.claims_sheet()] if self.claims else []),
             *map(self._cell, cells),
             *(self._against(cell) for cell in cells if self.study.ours in self.runs.variants(cell)),
+            *([tuned] if tuned.rows else []),
             *([self._tests()] if self.claims else []),
         ]
 
@@ -130,7 +132,7 @@ class Report:
             "fixed": self.study.fixed,
             "missing": [e.label for e in self.runs.missing],
             "runs": [
-                {"cell": cell, "variant": variant, "seed": seed, "figures": _known(m)}
+                {"cell": cell, "variant": variant, "seed": seed, "figures": _known(m), **_tuned(m)}
                 for (cell, variant, seed), m in self.runs.found.items()
                 if m is not None
             ],
@@ -186,6 +188,11 @@ def _known(m: Measured) -> dict[str, float]:
     names = ("local", "worst10", "central", "epochs_to", "joules_to", "ari", "split")
     found = {name: m.figure(name) for name in (*names, *(f"unseen.{how}" for how in m.unseen))}
     return {name: x for name, x in found.items() if x is not None}
+
+
+def _tuned(m: Measured) -> dict[str, Any]:
+    found = chosen(m)
+    return {} if found is None else {"tuned": asdict(found)}
 
 
 def _interval(found: Interval | None) -> str:
