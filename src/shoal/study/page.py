@@ -166,7 +166,8 @@ class Report:
 
 def write(report: Report, out: Path) -> list[Path]:
     sheets = report.sheets()
-    text = [f"# {report.heading}", f"Fixed beforehand. {report.study.fixed.strip()}", report.done]
+    fixed = [f"Fixed beforehand. {report.study.fixed.strip()}"] if report.study.fixed else []
+    text = [f"# {report.heading}", *fixed, report.done]
     markdown, data = out / "study.md", out / "study.json"
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(markdown, ("\n\n".join([*text, *map(_markdown, sheets)]) + "\n").encode())
