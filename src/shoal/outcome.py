@@ -126,14 +126,13 @@ def _by_group(result: Result) -> dict[str, Any]:
 
 def _groups(bench: Bench, result: Result) -> dict[str, Any]:
     """Who is in the group of which model, and how well that agrees with groups that were planted."""
-    of = result.groups
-    if not of:
-        return {}
+    of, planted = result.groups, bench.federation.groups
+    if not of:  # all in one, which tells several planted groups in no way apart
+        return {} if planted is None else {"groups_ari": float(len(set(planted.values())) == 1)}
     members = [
         {"expert": name, "clients": [c for c in bench.federation if name in of.get(c, ())]}
         for name in sorted(result.state.models)
     ]
-    planted = bench.federation.groups
     if planted is None:
         return {"groups": members}
     from sklearn.metrics import adjusted_rand_score

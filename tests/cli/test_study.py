@@ -118,7 +118,7 @@ def check_tables(whole, folder):
     first = whole["claims"][0]
     assert first["verdict"] == "holds"
     assert first["tests"][0]["found"]["how"] == "bootstrap, 2 clients of one seed"
-    assert whole["claims"][1]["verdict"] == "not measured"  # the probe comes later than the second round
+    assert whole["claims"][1]["verdict"] == "undecided"  # the probe comes later than the second round
     text = (folder / "study.md").read_text()
     for told in ("# A small study: quick", "3 of 3 runs are finished.", "| FedAvg + EMA |", "client-epochs to 10 %"):
         assert told in text
@@ -128,13 +128,27 @@ def check_tables(whole, folder):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('few = ["FedAvg", "shoal"]', 'few = ["FedAvgg"]', "lists.few has 'FedAvgg', which is not there; did you mean"),
+        (
+            'few = ["FedAvg", "shoal"]',
+            'few = ["FedAvgg"]',
+            "lists.few has 'FedAvgg', which is no variant; did you mean FedAvg?",
+        ),
         (
             'figure = "split"',
             'figure = "splits"',
-            "claim 2: figure has 'splits', which is not there; did you mean",
+            "claim 2, test 1: figure is 'splits', which is no figure; did you mean split?",
         ),
-        ("at_least = -100.0", "", "one of at_least and at_most must be given"),
+        ("at_least = -100.0", "", "claims.0.tests.0: one of at_least and at_most must be given"),
+        (
+            'than = "shoal"',
+            'than = "G"',
+            "claim 1, test 1: than is 'G', which is no variant (known: FedAvg, FedAvg + EMA",
+        ),
+        ('figure = "unseen.10"', 'figure = "centrl"', "figure is 'centrl', which is no figure; did you mean central?"),
+        ("seeds = [0]", "seeds = 1", "budgets.quick.seeds is 1; it must be a list, such as [1]"),
+        ('cells.even.play = ["plain"]', 'cells.even.play = "plain"', "play is 'plain'; it must be a list of names"),
+        ('ours = "shoal"', "", "mine.toml: ours is missing; a study needs title, ours, job, variants, cells, budgets"),
+        ("[lists]", '[lists]\nshoal = ["FedAvg"]', "lists.shoal has the name of a variant"),
         ('ours = "shoal"', 'ours = "shoal"\nours_too = 1', "ours_too is 1: extra inputs are not permitted"),
         ("cohort = 3", "cohort = 30", "cohort is 30; it must be between 1 and the number of clients, 6"),
         ("seeds = [0]", 'seeds = ["x"]', "budgets.quick.seeds.0 is 'x'"),
@@ -149,10 +163,45 @@ def test_what_is_wrong_is_said_before_anything_runs(file, tmp_path, old, new, se
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_budget_and_runs_of_another(file, tmp_path):
-    assert study(file, "--budget", "huge")[1]["error"].startswith(
-        "budget 'huge' is not in the study; it must be one of"
-    )
+def test_planted_groups_that_nobody_looked_for_agree_with_nothing(tmp_path):
+    planted = ["--partition", "groups:2,1.0", "--clients", "6", "--rounds", "1", "--epochs", "1", "--rows", "300"]
+    result = CliRunner().invoke(app, ["run", "fedavg", *planted, "--out", str(tmp_path / "r"), "--json"])
+    found = json.loads(result.stdout)
+    assert found["groups_ari"] == 0.0
+    assert "groups" not in found
+
+
+@pytest.mark.parametrize(("name", "hint"), [("huge", ""), ("quik", "; did you mean quick?")])
+def test_an_unknown_budget(file, name, hint):
+    code, told = study(file, "--budget", name)
+    assert (code, told["error"]) == (2, f"budget {name!r} is not in the study{hint} (it has quick, more)")
+
+
+def test_all_that_is_missing_is_said_at_once(file):
+    file.write_text('ours = "a"\n[job]\n[cells.here]\n[budgets.quick]\nseeds = [1]')
+    sentence = study(file)[1]["error"]
+    assert "title, variants, budgets.quick.cells are missing; a study needs title, ours, job," in sentence
+
+
+def test_the_shortest_study(file):
+    """Without lists, `play` names variants; without `play`, all are meant."""
+    file.write_text("""
+title = "t"
+ours = "a"
+[job]
+[variants]
+a = {method = "fedavg"}
+b = {method = "fedprox"}
+[cells]
+here = {}
+there = {}
+[budgets.quick]
+seeds = [1]
+cells = {here = {play = ["b"]}, there = {}}
+""")
+    assert [e.label for e in load_study(file).entries("quick")] == [
+        *("here, b, seed 1", "there, a, seed 1", "there, b, seed 1"),
+    ]
 
 
 def test_the_example_of_the_documentation_is_a_study(tmp_path):

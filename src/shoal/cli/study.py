@@ -39,7 +39,8 @@ def study(
         if as_json:
             print_json(report.json() | {"files": [str(f) for f in files]})
             return
-        out.print(sheet_view(report.claims_sheet()))
+        if report.claims:
+            out.print(sheet_view(report.claims_sheet()))
         out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
 
 

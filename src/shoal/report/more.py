@@ -33,7 +33,7 @@ def _groups(named: Named) -> Sheet:
     notes = [
         f"{name}: adjusted Rand index with the planted groups {result['groups_ari']:.2f}."
         for name, result in named
-        if "groups_ari" in result
+        if "groups" in result and "groups_ari" in result
     ]
     return Sheet("Groups", ("Run", "clients", "who"), tuple(rows), notes=tuple(notes))
 

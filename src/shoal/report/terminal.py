@@ -45,7 +45,8 @@ def _remarks(records: Sequence[RunRecord]) -> list[Text]:
 
 def evaluation_view(found: Mapping[str, Any]) -> RenderableType:
     """What a finished run serves, in one line of figures; and who answered, where that was chosen row by row."""
-    whom = f"{found['unseen']} clients that never trained" if "unseen" in found else f"{len(found['clients'])} clients"
+    count = found.get("unseen", len(found["clients"]))
+    whom = f"{count} client{'' if count == 1 else 's'}{' that never trained' if 'unseen' in found else ''}"
     how = ", each as its rows without labels tell" if found.get("assigned") else ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     heads = {"mean": "Mean %", "std": "Std %", "worst10": "Worst 10 %", "f1": "F1 %", "central": "Central %"}

@@ -77,7 +77,7 @@ class Measured:
             case "ari":
                 return result.get("groups_ari")
             case "split":
-                groups = self._last("probe.groups")
+                groups = self.last("probe.groups")
                 return None if groups is None else float(groups > 1)
         raise KeyError(name)
 
@@ -105,15 +105,16 @@ class Measured:
         joules = (self.run.result or {})["joules_of_clients"]
         return self.spent(self.run.done, sum(x for x in joules.values() if isinstance(x, float | int)))
 
+    def last(self, metric: str) -> float | None:
+        """As the last round that told it did."""
+        known = [line["metrics"][metric] for line in self.run.rounds if metric in line.get("metrics", {})]
+        return known[-1] if known else None
+
     def _served(self, name: str) -> Mapping[str, Any]:
         """`unseen` alone: by so many inputs as tables show, by those who can; else as anybody."""
         _, _, how = name.partition(".")
         found: Mapping[str, Any] = self.unseen.get(how or str(self.shown_inputs), {})
         return found or (self.unseen.get("none", {}) if not how else {})
-
-    def _last(self, metric: str) -> float | None:
-        known = [line["metrics"][metric] for line in self.run.rounds if metric in line.get("metrics", {})]
-        return known[-1] if known else None
 
 
 def _percent(x: float | None) -> float | None:
@@ -143,7 +144,7 @@ class Runs:
         return list(dict.fromkeys(e.cell for e in self.entries))
 
     def target(self, cell: str) -> float | None:
-        return next(e.target for e in self.entries if e.cell == cell)
+        return next((e.target for e in self.entries if e.cell == cell and e.target is not None), None)
 
     def variants(self, cell: str) -> list[str]:
         return list(dict.fromkeys(e.variant for e in self.entries if e.cell == cell))

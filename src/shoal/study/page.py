@@ -14,9 +14,16 @@ from shoal.report.summary import joules_text
 from shoal.store.files import write_bytes, write_json
 from shoal.study.figures import Interval, Measured, Runs
 from shoal.study.plan import Check
-from shoal.study.verdicts import Judged, judged
+from shoal.study.tuning import chosen, tuning_sheet
+from shoal.study.verdicts import Judged, Outcome, judged
 
 COMPARED = {"local": "local", "worst10": "worst 10 %", "central": "central", "unseen": "unseen"}
+
+
+COUNTED = (
+    "Client-epochs are of shared training, one model each: what clients train beside it (models of their own, experts) "
+    "is in the joules alone. To a target only those are measured that are evaluated in the same rounds as their cell."
+)
 
 
 def percent(x: float) -> str:
@@ -42,11 +49,12 @@ class Report:
         return f"{total - missing} of {total} runs are finished."
 
     def sheets(self) -> list[Sheet]:
-        cells = self.runs.cells
+        cells, tuned = self.runs.cells, tuning_sheet(self.runs)
         return [
             *([self.claims_sheet()] if self.claims else []),
             *map(self._cell, cells),
             *(self._against(cell) for cell in cells if self.study.ours in self.runs.variants(cell)),
+            *([tuned] if tuned.rows else []),
             *([self._tests()] if self.claims else []),
         ]
 
@@ -56,7 +64,7 @@ class Report:
 
     def _tests(self) -> Sheet:
         rows = [
-            (str(n), _asked(o.test), o.cell, _interval(o.found), o.found.how if o.found else "", o.verdict)
+            (str(n), _asked(o.test), o.cell, _interval(o.found), _how(o), o.verdict)
             for n, j in enumerate(self.claims, start=1)
             for o in j.outcomes
         ]
@@ -80,7 +88,7 @@ class Report:
         return [(head, figure, percent) for head, figure in accuracies + served] + cost
 
     def _cell(self, cell: str) -> Sheet:
-        columns, variants = self._columns(cell), self.runs.variants(cell)
+        columns, variants, cost = self._columns(cell), self.runs.variants(cell), self.runs.target(cell) is not None
         table = [[self._spread(cell, variant, figure) for _, figure, _ in columns] for variant in variants]
         rows = [
             (variant, *(spread_text(x, show) for x, (_, _, show) in zip(line, columns, strict=True)))
@@ -92,7 +100,10 @@ class Report:
             ("", *(head for head, _, _ in columns)),
             tuple(rows),
             best,
-            ("Mean ± sample standard deviation over seeds; –: not measured, or never reached.",),
+            (
+                "Mean ± sample standard deviation over seeds; –: not measured, or never reached.",
+                *([COUNTED] if cost else []),
+            ),
         )
 
     def _spread(self, cell: str, variant: str, figure: str) -> Spread | None:
@@ -121,7 +132,7 @@ class Report:
             "fixed": self.study.fixed,
             "missing": [e.label for e in self.runs.missing],
             "runs": [
-                {"cell": cell, "variant": variant, "seed": seed, "figures": _known(m)}
+                {"cell": cell, "variant": variant, "seed": seed, "figures": _known(m), **_tuned(m)}
                 for (cell, variant, seed), m in self.runs.found.items()
                 if m is not None
             ],
@@ -142,6 +153,7 @@ class Report:
                             "test": o.test.model_dump(exclude={"cells"}, exclude_none=True),
                             "cell": o.cell,
                             "found": None if o.found is None else asdict(o.found),
+                            "unknown": o.unknown,
                             "verdict": o.verdict,
                         }
                         for o in j.outcomes
@@ -154,7 +166,8 @@ class Report:
 
 def write(report: Report, out: Path) -> list[Path]:
     sheets = report.sheets()
-    text = [f"# {report.heading}", f"Fixed beforehand. {report.study.fixed.strip()}", report.done]
+    fixed = [f"Fixed beforehand. {report.study.fixed.strip()}"] if report.study.fixed else []
+    text = [f"# {report.heading}", *fixed, report.done]
     markdown, data = out / "study.md", out / "study.json"
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(markdown, ("\n\n".join([*text, *map(_markdown, sheets)]) + "\n").encode())
@@ -178,6 +191,11 @@ def _known(m: Measured) -> dict[str, float]:
     return {name: x for name, x in found.items() if x is not None}
 
 
+def _tuned(m: Measured) -> dict[str, Any]:
+    found = chosen(m)
+    return {} if found is None else {"tuned": asdict(found)}
+
+
 def _interval(found: Interval | None) -> str:
     if found is None:
         return "–"
@@ -187,6 +205,7 @@ def _interval(found: Interval | None) -> str:
 
 def _asked(test: Check) -> str:
     side = f"≥ {test.at_least:g}" if test.at_least is not None else f"≤ {test.at_most:g}"
+    side += f", given {test.given}" if test.given else ""
     match test.kind:
         case "difference":
             return f"{test.figure} of {test.of} − {test.than_figure or test.figure} of {test.than} {side}"
@@ -196,6 +215,11 @@ def _asked(test: Check) -> str:
             return f"{test.of}: share of the way from {test.start} to {test.goal} at {test.figure} {side}"
         case "value":
             return f"{test.figure} of {test.of} {side}"
+
+
+def _how(o: Outcome) -> str:
+    lacking = f"{o.unknown} played without such a number" if o.unknown else ""
+    return "; ".join(filter(None, (o.found.how if o.found else "", lacking)))
 
 
 def _counted(j: Judged) -> str:

@@ -38,6 +38,7 @@ class Check(BaseModel):
     at_least: float | None = None
     at_most: float | None = None
     judge: Literal["interval", "every"] = "interval"  # by a 95 % interval, or every seed for itself
+    given: str | None = None  # a figure of `of` that must be above 0 with every seed for the test to say anything
 
     @model_validator(mode="after")
     def _whole(self) -> Check:
@@ -48,9 +49,11 @@ class Check(BaseModel):
         return self
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        more = (self.start, self.goal) if self.kind == "recovered" else ()
-        return (self.figure, *((self.than_figure,) if self.than_figure else ()), *more)
+    def figures(self) -> dict[str, str]:
+        """Key and figure, of those that are read."""
+        more = {"start": self.start, "goal": self.goal} if self.kind == "recovered" else {}
+        asked = {"figure": self.figure, "than_figure": self.than_figure, "given": self.given}
+        return {key: name for key, name in asked.items() if name} | more
 
 
 class Claim(BaseModel):
@@ -64,7 +67,7 @@ class Budget(BaseModel):
     model_config = EXACTLY
 
     seeds: tuple[int, ...] = Field(min_length=1)
-    cells: dict[str, dict[str, Any]]  # cell -> {"play": lists of variants, and what else is as in [cells]}
+    cells: dict[str, dict[str, Any]]  # cell -> {"play": variants or lists of them, and what else is as in [cells]}
     job: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -75,13 +78,13 @@ class Study(BaseModel):
     model_config = EXACTLY
 
     title: str
-    fixed: str  # what was decided, on what, before the runs that count
+    fixed: str = ""  # what was decided, on what, before the runs that count
     ours: str  # the variant that all others are compared with
     held: int = Field(default=1, ge=1)  # evaluated rounds for which a target counts as reached
     inputs: tuple[int, ...] = (20, 50, 200)  # from which unseen clients are judged; the middle one is what tables show
     job: dict[str, Any]
     variants: dict[str, dict[str, Any]]
-    lists: dict[str, tuple[str, ...]]
+    lists: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     cells: dict[str, dict[str, Any]]  # keys of a job, and `target`: the central accuracy to be reached
     budgets: dict[str, Budget]
     claims: tuple[Claim, ...] = ()
@@ -92,7 +95,8 @@ class Study(BaseModel):
 
     def budget(self, name: str) -> Budget:
         if name not in self.budgets:
-            raise UserError(f"budget {name!r} is not in the study; it must be one of {', '.join(self.budgets)}")
+            hint = did_you_mean(name, self.budgets)
+            raise UserError(f"budget {name!r} is not in the study{hint} (it has {', '.join(self.budgets)})")
         return self.budgets[name]
 
     def entries(self, budget: str) -> list[Entry]:
@@ -101,15 +105,22 @@ class Study(BaseModel):
         found = []
         for seed in chosen.seeds:
             for cell, asked in chosen.cells.items():
-                names = dict.fromkeys(v for name in asked.get("play", ()) for v in self.lists[name])
-                found += [self._entry(chosen, cell, variant, seed) for variant in names]
+                found += [self._entry(chosen, cell, variant, seed) for variant in self._played(asked)]
         return found
+
+    def _played(self, asked: Mapping[str, Any]) -> Iterable[str]:
+        """Variants, each once: those that are named, and those of the lists that are; all where nothing is said."""
+        names = asked.get("play", self.variants)
+        return dict.fromkeys(v for name in names for v in self.lists.get(name, (name,)))
 
     def _entry(self, budget: Budget, cell: str, variant: str, seed: int) -> Entry:
         here, asked, own = self.cells[cell], budget.cells[cell], self.variants[variant]
         keys = [{k: v for k, v in table.items() if k not in OF_CELLS} for table in (here, asked)]
-        job = layered(self.job, budget.job, *keys, own, {"seed": seed, "variant": variant})
-        return Entry(cell, variant, seed, job, asked.get("target", here.get("target")))
+        layers = (self.job, budget.job, *keys)
+        job = layered(*layers, own, {"seed": seed, "variant": variant})
+        # Whoever is evaluated less often would seem to reach a target later.
+        alike = job.eval_every == layered(*layers).eval_every
+        return Entry(cell, variant, seed, job, asked.get("target", here.get("target")) if alike else None)
 
 
 @dataclass(frozen=True)
@@ -139,37 +150,62 @@ def load_study(path: Path) -> Study:
     try:
         study = Study(**content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        found = "missing" if problem["type"] == "missing" else repr(problem["input"])
-        raise UserError(f"study {path}: {where} is {found}: {problem['msg'].lower()}") from None
-    _check_names(path, study)
+        raise UserError(f"study {path}: {_wrong(error)}") from None
+    try:
+        _check_names(study)
+    except UserError as error:
+        raise UserError(f"study {path}: {error}") from None
     return study
 
 
-def _check_names(path: Path, study: Study) -> None:
+def _wrong(error: ValidationError) -> str:
+    """The first thing that is, but all that is missing at once."""
+    problems = {".".join(map(str, p["loc"])): p for p in error.errors()}
+    if missing := [where for where, p in problems.items() if p["type"] == "missing"]:
+        needed = ", ".join(name for name, key in Study.model_fields.items() if key.is_required())
+        return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; a study needs {needed}"
+    where, first = next(iter(problems.items()))
+    match first["type"]:
+        case "value_error":
+            return f"{where}: {first['ctx']['error']}"
+        case "tuple_type":
+            return f"{where} is {first['input']!r}; it must be a list, such as [{first['input']!r}]"
+    return f"{where} is {first['input']!r}: {first['msg'].lower()}"
+
+
+def _check_names(study: Study) -> None:
     for name, variants in study.lists.items():
-        _known(f"study {path}: lists.{name}", variants, study.variants)
+        if name in study.variants:
+            raise UserError(f"lists.{name} has the name of a variant; play could mean both")
+        _known(f"lists.{name} has", variants, "variant", study.variants)
     for name, budget in study.budgets.items():
-        _known(f"study {path}: budgets.{name}.cells", budget.cells, study.cells)
+        _known(f"budgets.{name}.cells has", budget.cells, "cell", study.cells)
         for cell, asked in budget.cells.items():
-            _known(f"study {path}: budgets.{name}.cells.{cell}.play", asked.get("play", ()), study.lists)
-    _known(f"study {path}: ours", [study.ours], study.variants)
+            where, play = f"budgets.{name}.cells.{cell}.play", asked.get("play", [])
+            if not isinstance(play, list):
+                raise UserError(f"{where} is {play!r}; it must be a list of names")
+            _known(f"{where} has", play, "list or variant", (*study.lists, *study.variants))
+    _known("ours is", [study.ours], "variant", study.variants)
     slugs = [_slug(name) for name in study.variants]
     if twice := {s for s in slugs if slugs.count(s) > 1}:
-        raise UserError(f"study {path}: two variants would be kept in {min(twice)!r}; their names must differ more")
-    offered = (*FIGURES, *(f"unseen.{how}" for how in ("none", "true", *map(str, study.inputs))))
+        raise UserError(f"two variants would be kept in {min(twice)!r}; their names must differ more")
     for number, claim in enumerate(study.claims, start=1):
-        for test in claim.tests:
-            where = f"study {path}: claim {number}"
-            _known(f"{where}: cells", test.cells, study.cells)
-            _known(f"{where}: of or than", [test.of, *([test.than] if test.than else [])], study.variants)
-            _known(f"{where}: figure", test.figures, offered)
+        for place, test in enumerate(claim.tests, start=1):
+            _check_test(f"claim {number}, test {place}:", test, study)
 
 
-def _known(where: str, names: Iterable[str], known: Mapping[str, Any] | Iterable[str]) -> None:
+def _check_test(where: str, test: Check, study: Study) -> None:
+    _known(f"{where} cells has", test.cells, "cell", study.cells)
+    _known(f"{where} of is", [test.of], "variant", study.variants)
+    _known(f"{where} than is", [test.than] if test.than else [], "variant", study.variants)
+    offered = (*FIGURES, *(f"unseen.{how}" for how in ("none", "true", *map(str, study.inputs))))
+    for key, figure in test.figures.items():
+        _known(f"{where} {key} is", [figure], "figure", offered)
+
+
+def _known(where: str, names: Iterable[str], what: str, known: Iterable[str]) -> None:
     there = list(known)
     for name in names:
         if name not in there:
-            hint = did_you_mean(name, there) or f" (known: {', '.join(there)})"
-            raise UserError(f"{where} has {name!r}, which is not there{hint}")
+            hint = did_you_mean(name, there)
+            raise UserError(f"{where} {name!r}, which is no {what}{hint} (known: {', '.join(there)})")

@@ -20,6 +20,7 @@ class Outcome:
     test: Check
     cell: str
     found: Interval | None
+    unknown: int  # seeds that were played and have no such number
     verdict: Verdict
 
 
@@ -34,8 +35,9 @@ def judged(claim: Claim, runs: Runs) -> Judged:
     outcomes = []
     for test in claim.tests:
         for cell in test.cells:
-            found = measured(test, cell, runs)
-            outcomes.append(Outcome(test, cell, found, verdict(test, found)))
+            numbers = seeds(test, cell, runs)
+            found, unknown = measured(test, cell, runs, numbers), numbers.count(None)
+            outcomes.append(Outcome(test, cell, found, unknown, verdict(test, found, unknown)))
     return Judged(claim, tuple(outcomes), together([o.verdict for o in outcomes]))
 
 
@@ -48,12 +50,17 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return "holds" if all(v == "holds" for v in verdicts) else "undecided"
 
 
-def verdict(test: Check, found: Interval | None) -> Verdict:
-    """By the interval: all of it on the right side, all on the wrong one, or neither. Or every seed for itself."""
+def verdict(test: Check, found: Interval | None, unknown: int = 0) -> Verdict:
+    """By the interval: all of it on the right side, all on the wrong one, or neither. Or every seed for itself. Where a
+    seed's number is unknown, the others decide nothing, but that a wrong one refutes `every`."""
     if found is None:
-        return "not measured"
+        return "undecided" if unknown else "not measured"
+    if test.judge == "every" and not all(_right(test, x) for x in found.values):
+        return "fails"
+    if unknown:
+        return "undecided"
     if test.judge == "every":
-        return "holds" if all(_right(test, x) for x in found.values) else "fails"
+        return "holds"
     if found.low is None or found.high is None:
         return "undecided"
     if _right(test, found.low) and _right(test, found.high):
@@ -65,36 +72,59 @@ def _right(test: Check, x: float) -> bool:
     return x >= test.at_least if test.at_least is not None else x <= (test.at_most or 0.0)
 
 
-def measured(test: Check, cell: str, runs: Runs) -> Interval | None:
+def seeds(test: Check, cell: str, runs: Runs) -> list[float | None]:
+    """The number of every seed that was played; None where what it needs was not found, or not `given`."""
     match test.kind:
         case "difference":
-            assert test.than is not None
-            return runs.difference(cell, test.of, test.than, test.figure, test.than_figure)
+            numbers = [(of, _difference(test, of, than)) for of, than in _pairs(test, cell, runs)]
         case "ratio":
-            assert test.than is not None
-            return _ratios(runs.pairs(cell, test.of, test.than), test.figure)
+            numbers = [(of, _ratio(test, of, than)) for of, than in _pairs(test, cell, runs)]
         case "recovered":
-            numbers = [_recovered(m, test) for m in runs.of(cell, test.of)]
+            numbers = [(m, _recovered(test, m)) for m in runs.of(cell, test.of)]
         case "value":
-            numbers = [m.figure(test.figure) for m in runs.of(cell, test.of)]
+            numbers = [(m, m.figure(test.figure)) for m in runs.of(cell, test.of)]
+    return [number if test.given is None or of.figure(test.given) else None for of, number in numbers]
+
+
+def _pairs(test: Check, cell: str, runs: Runs) -> list[tuple[Measured, Measured]]:
+    assert test.than is not None
+    return runs.pairs(cell, test.of, test.than)
+
+
+def measured(test: Check, cell: str, runs: Runs, numbers: Sequence[float | None]) -> Interval | None:
     known = [x for x in numbers if x is not None]
-    return over_seeds(known) if known else None
+    if not known:
+        return None
+    if test.kind == "ratio":
+        bound = any(_never(than, test.figure) for _, than in _pairs(test, cell, runs))
+        return replace(over_seeds(known), bound=bound)
+    if test.kind == "difference" and test.than and len(numbers) == 1:
+        return runs.difference(cell, test.of, test.than, test.figure, test.than_figure)  # by client
+    return over_seeds(known)
 
 
-def _ratios(pairs: Sequence[tuple[Measured, Measured]], figure: str) -> Interval | None:
+def _difference(test: Check, of: Measured, than: Measured) -> float | None:
+    mine, other = of.figure(test.figure), than.figure(test.than_figure or test.figure)
+    return None if mine is None or other is None else mine - other
+
+
+def _ratio(test: Check, of: Measured, than: Measured) -> float | None:
     """Where the other never got to its target, all that it spent counts: it needs that at least. Where `of` never did,
     the ratio is 0; where neither did, there is none."""
-    known, bound = [], False
-    for of, than in pairs:
-        mine, other = of.figure(figure), than.figure(figure)
-        if other is None and mine is not None and figure in TO_TARGET:
-            other, bound = than.spent_in_all()[TO_TARGET[figure]], True
-        if other is not None:
-            known.append(other / mine if mine else 0.0)
-    return replace(over_seeds(known), bound=bound) if known else None
+    mine, other = of.figure(test.figure), than.figure(test.figure)
+    if mine is not None and _never(than, test.figure):
+        other = than.spent_in_all()[TO_TARGET[test.figure]]
+    if other is None or (mine is None and not _never(of, test.figure)):
+        return None
+    return other / mine if mine else 0.0
 
 
-def _recovered(m: Measured, test: Check) -> float | None:
+def _never(m: Measured, figure: str) -> bool:
+    """It had a target, and did not get there."""
+    return figure in TO_TARGET and m.entry.target is not None and m.figure(figure) is None
+
+
+def _recovered(test: Check, m: Measured) -> float | None:
     start, here, goal = (m.figure(name) for name in (test.start, test.figure, test.goal))
     if start is None or here is None or goal is None or goal == start:
         return None

@@ -188,7 +188,7 @@ class TestVerdicts:
         lost = judged(Claim(says="", tests=[test]), Known(measured("a", central=(0.1,)), slow))
         assert lost.outcomes[0].found.mean == 0.0
         none = judged(Claim(says="", tests=[test]), Known(measured("a", central=(0.1,)), never))
-        assert none.verdict == "not measured"
+        assert none.verdict == "undecided"  # both are finished, and neither was there
 
     def test_share_of_the_way(self):
         """From 50 to 90, 80 is three quarters of the way; where there is no way, nothing is said."""
@@ -197,7 +197,42 @@ class TestVerdicts:
         found = judged(Claim(says="", tests=[test]), Known(measured("a", unseen=served)))
         assert found.outcomes[0].found.mean == pytest.approx(0.75)
         flat = {"none": {"mean": 0.5}, "50": {"mean": 0.5}, "true": {"mean": 0.5}}
-        assert judged(Claim(says="", tests=[test]), Known(measured("a", unseen=flat))).verdict == "not measured"
+        assert judged(Claim(says="", tests=[test]), Known(measured("a", unseen=flat))).verdict == "undecided"
+        assert judged(Claim(says="", tests=[test]), Known()).verdict == "not measured"
+
+    @pytest.mark.parametrize(
+        ("known", "judge", "said"),
+        [((1.0, 1.0), "every", "undecided"), ((1.0, 0.0), "every", "fails"), ((1.0, 1.0), "interval", "undecided")],
+    )
+    def test_a_finished_run_without_the_figure_leaves_it_open(self, known, judge, said):
+        """What is known of the other seeds is no more than that; one wrong seed is enough to refute `every`."""
+        found = [measured("a", s, groups_ari=x) for s, x in enumerate(known)]
+        test = asked(figure="ari", judge=judge, at_least=0.7)
+        (outcome,) = judged(Claim(says="", tests=[test]), Known(*found, measured("a", 9))).outcomes
+        assert (outcome.verdict, outcome.unknown, outcome.found.values) == (said, 1, known)
+
+    def test_a_pair_without_the_figure_leaves_it_open(self):
+        served = {"50": {"mean": 0.7}}
+        pairs = [measured(v, s, unseen=served) for v in "ab" for s in range(3)]
+        test = asked("difference", figure="unseen.50", at_least=0.0)
+        assert judged(Claim(says="", tests=[test]), Known(*pairs)).verdict == "holds"
+        lacking = (measured("a", 3, unseen=served), measured("b", 3))
+        assert judged(Claim(says="", tests=[test]), Known(*pairs, *lacking)).verdict == "undecided"
+
+    def test_what_is_asked_of_split_runs_is_open_where_one_was_not_split(self):
+        """What a gate costs cannot be told from a run without one."""
+        others = [measured("b", s) for s in range(3)]
+        cut, whole = ([measured("a", s, metrics={"probe.groups": n}) for s in range(3)] for n in (2.0, 1.0))
+        test = asked("difference", given="split", at_least=-0.2)
+        assert judged(Claim(says="", tests=[test]), Known(*cut, *others)).verdict == "holds"
+        for some in ((*cut[:2], whole[2]), (*cut[:2], measured("a", 2))):
+            assert judged(Claim(says="", tests=[test]), Known(*some, *others)).verdict == "undecided"
+
+    def test_who_was_not_evaluated_as_the_others_needs_no_number_of_epochs(self):
+        """Its target is not asked for, so all that it spent says nothing either."""
+        test = asked("ratio", figure="epochs_to", at_least=1.0)
+        found = judged(Claim(says="", tests=[test]), Known(measured("a"), measured("b", target=None)))
+        assert (found.verdict, found.outcomes[0].found) == ("undecided", None)
 
 
 def test_the_last_that_says_something_wins():
@@ -216,3 +251,18 @@ def test_the_last_that_says_something_wins():
     assert (job.rounds, job.lr, job.rows, job.epochs, job.seed, job.variant) == (9, 0.2, 3, 5, 4, "a")
     assert job.set == {"train": {"clip": 1.0, "mu": 2.0}}
     assert [str(e.place) for e in (first, second)] == ["here/a-4", "here/a-5"]
+
+
+def test_a_target_is_of_variants_that_are_evaluated_in_the_same_rounds():
+    study = Study(
+        title="t",
+        ours="a",
+        job={"rounds": 10, "eval_every": 2},
+        variants={"a": {}, "b": {"eval_every": 1000}, "c": {"eval_every": 2}},
+        lists={"all": ("b", "a", "c")},
+        cells={"here": {"target": 0.5}},
+        budgets={"x": Budget(seeds=(1,), cells={"here": {"play": ["all"]}})},
+    )
+    entries = study.entries("x")
+    assert {e.variant: e.target for e in entries} == {"a": 0.5, "b": None, "c": 0.5}
+    assert Runs(study, entries, Path("nowhere")).target("here") == 0.5
