@@ -139,9 +139,23 @@ class TestStage:
         one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 1.0, 0])
         member = {f"c{i}": one if i < 2 else other for i in range(6)}
         for seed in range(5):
-            cohort = Balanced(3).fold(replace(told(list(self.COUNTS)), membership=member), {}, seed).cohort
+            state = replace(told(list(self.COUNTS)), membership=member)
+            cohort = Balanced(3, waiting=0.0).fold(state, {}, seed).cohort
             assert sum(c in ("c0", "c1") for c in cohort) == 1
             assert "c3" in cohort, "the only one of its class in its group"
+
+    def test_small_groups_and_who_is_in_none_get_a_turn(self):
+        """Groups of 28, 29 and 2, and one client in none: their parts of a cohort of 10 are 4.7, 4.8, 0.3 and 0.2."""
+        rng, marks = np.random.default_rng(0), torch.eye(4)
+        state = told(rng.integers(1, 50, (60, 3)).tolist())
+        sizes = np.repeat([0, 1, 2], [28, 29, 2]).tolist()
+        state = replace(state, membership={f"c{i}": marks[g] for i, g in enumerate(sizes)})
+        last = dict.fromkeys(state.roster, -1)
+        for t in range(200):
+            state = Balanced(10).fold(replace(state, round=t), {}, t)
+            assert len(state.cohort) == 10
+            last |= dict.fromkeys(state.cohort, t)
+            assert t - min(last.values()) <= 60 / 5, "as it is documented: N / (cohort / 2)"
 
     def test_who_is_away_is_not_chosen_and_before_anybody_told_nobody_is(self):
         state = replace(told(list(self.COUNTS)), roster=("c0", "c1"))
