@@ -1,4 +1,4 @@
-"""Clients chosen so that a round's rows hold all classes alike, and what models were thereby taught."""
+"""Clients chosen so that a round's rows hold all classes alike."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shoal.client.prior import mixed_prior
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.balanced import concentration, filled_up, longest_waiting
@@ -18,7 +16,7 @@ from shoal.stages.base import ServerOnly
 from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
-TOLD, TAUGHT = "represent", "taught"
+TOLD = "represent"
 NO_GROUP = -1
 
 
@@ -85,33 +83,3 @@ def _shares(there: NDArray[np.int64], first: NDArray[np.int64], size: int) -> di
         open_ = [g for g in members if shares[g] < members[g]]
         shares[max(open_, key=lambda g: (size * members[g] / len(there) - shares[g], -g))] += 1
     return shares
-
-
-@dataclass(frozen=True)
-class Taught(ServerOnly):
-    """How often each class has been trained on, over all rounds. A model's answers lean towards what it saw often, and
-    who knows the frequencies can take this away again. A loss that is adjusted by a client's prior, mixed with `lam` of
-    equal classes, has taken most of it away already: what is left of a class is its frequency over that prior."""
-
-    lam: float  # 1: the loss is not adjusted
-    source: str = TOLD
-    name: str = TAUGHT
-
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known = Table.load(state, self.source)
-        took_part = known.where(known.present(state.cohort)) if len(known) else known
-        if not len(took_part):
-            return state
-        counts = torch.from_numpy(label_counts(took_part))
-        seen = (counts / mixed_prior(counts, self.lam)).sum(0)  # [classes]
-        before = state.memory.get(self.name, {}).get("counts", torch.zeros_like(seen))
-        return replace(state, memory={**state.memory, self.name: {"counts": before + seen}})
-
-
-def taught(state: ServerState, slot: str = TAUGHT) -> Tensor | None:
-    """The prior that answers lean towards, where it is known: no class is unheard of."""
-    counts = state.memory.get(slot, {}).get("counts")
-    if counts is None or not float(counts.sum()):
-        return None
-    found: Tensor = mixed_prior(counts, 0.001).float()
-    return found
