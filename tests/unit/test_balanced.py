@@ -1,4 +1,4 @@
-"""Cohorts whose rows hold all classes alike: the choice by hand, who gets a turn, and what models were taught."""
+"""Cohorts whose rows hold all classes alike: the choice by hand, and who gets a turn."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import UserError
 from shoal.selectors.balanced import concentration, flattest
-from shoal.stages.balanced import Balanced, Taught, taught
+from shoal.stages.balanced import Balanced
 from shoal.table import Table
 from shoal.types import ServerState
 
@@ -139,9 +139,23 @@ class TestStage:
         one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 1.0, 0])
         member = {f"c{i}": one if i < 2 else other for i in range(6)}
         for seed in range(5):
-            cohort = Balanced(3).fold(replace(told(list(self.COUNTS)), membership=member), {}, seed).cohort
+            state = replace(told(list(self.COUNTS)), membership=member)
+            cohort = Balanced(3, waiting=0.0).fold(state, {}, seed).cohort
             assert sum(c in ("c0", "c1") for c in cohort) == 1
             assert "c3" in cohort, "the only one of its class in its group"
+
+    def test_small_groups_and_who_is_in_none_get_a_turn(self):
+        """Groups of 28, 29 and 2, and one client in none: their parts of a cohort of 10 are 4.7, 4.8, 0.3 and 0.2."""
+        rng, marks = np.random.default_rng(0), torch.eye(4)
+        state = told(rng.integers(1, 50, (60, 3)).tolist())
+        sizes = np.repeat([0, 1, 2], [28, 29, 2]).tolist()
+        state = replace(state, membership={f"c{i}": marks[g] for i, g in enumerate(sizes)})
+        last = dict.fromkeys(state.roster, -1)
+        for t in range(200):
+            state = Balanced(10).fold(replace(state, round=t), {}, t)
+            assert len(state.cohort) == 10
+            last |= dict.fromkeys(state.cohort, t)
+            assert t - min(last.values()) <= 60 / 5, "as it is documented: N / (cohort / 2)"
 
     def test_who_is_away_is_not_chosen_and_before_anybody_told_nobody_is(self):
         state = replace(told(list(self.COUNTS)), roster=("c0", "c1"))
@@ -163,21 +177,3 @@ class TestStage:
     def test_what_is_refused(self, keys, message):
         with pytest.raises(UserError, match=message):
             Balanced(**{"size": 2} | keys)
-
-
-class TestTaught:
-    def test_without_adjustment_the_rows_of_all_cohorts(self):
-        state = replace(told([[6, 2], [0, 8], [1, 1]]), cohort=("c0", "c2"))
-        state = Taught(1.0).fold(Taught(1.0).fold(state, {}, 0), {}, 0)
-        # twice (7, 3), each over 1/2, which does not matter
-        torch.testing.assert_close(taught(state), torch.tensor([0.7 * 0.999 + 0.0005, 0.3 * 0.999 + 0.0005]))
-
-    def test_with_adjustment_what_is_left(self):
-        """Client 0 has (3/4, 1/4), and with half of equal classes (5/8, 3/8): 8 rows leave 8 · 6/5 and 8 · 2/3."""
-        state = Taught(0.5).fold(replace(told([[6, 2]]), cohort=("c0",)), {}, 0)
-        torch.testing.assert_close(state.memory["taught"]["counts"], torch.tensor([48 / 5, 16 / 3]).double())
-
-    def test_nothing_known(self):
-        state = Taught(1.0).fold(ServerState(0, {}, cohort=("c0",)), {}, 0)
-        assert taught(state) is None
-        assert taught(Taught(1.0).fold(told([[1, 1]]), {}, 0)) is None, "nobody has taken part"

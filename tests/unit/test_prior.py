@@ -43,7 +43,7 @@ def test_correction():
     private = {LABELS: torch.tensor([3.0, 1.0])}
     assert correction({}, {}, 0.5) is None
     torch.testing.assert_close(correction({}, private, 0.5), torch.tensor([0.7, 0.3]).log())
-    lean = {PRIOR: {"taught": torch.tensor([0.7, 0.3])}}
+    lean = {PRIOR: {"global": torch.tensor([0.7, 0.3])}}
     torch.testing.assert_close(correction(lean, private, 0.5), torch.zeros(2))  # as it was taught: nothing to correct
 
 
@@ -122,7 +122,7 @@ def test_a_known_client_is_served_its_prior_and_an_unseen_one_is_not():
     assert torch.equal(method.predict(models, {}, x), plain)
     counts = torch.bincount(federation["c1"]["train"].y, minlength=4)
     prior = (counts + 0.1) / (counts.sum() + 0.4)
-    expected = plain + prior.log() - models[PRIOR]["taught"].log()
+    expected = plain + prior.log() - models[PRIOR]["global"].log()
     torch.testing.assert_close(method.predict(models, fleet.private["c1"], x), expected)
 
 

@@ -36,6 +36,24 @@ def told(clients, shift, rows=40, labels=None, seed=0):
     return reports
 
 
+def shifted(report, by):
+    """As if all of its rows of each class [classes, features] were elsewhere by so much."""
+    n, total, square = (report.tensors[k][k] for k in ("count", "sum", "square"))
+    square += (2 * by * total.sum(0) + by**2 * n.sum(0)[:, None]).sum(0)
+    total += by * n[..., None]
+
+
+def aside(reports, clients):
+    for c in clients:
+        shifted(reports[c], torch.tensor([9.0, -9.0]).expand(2, 2))
+    return reports
+
+
+def between(report, share):
+    """So much of the way from classes at -1 and 1 to classes at 1 and -1."""
+    shifted(report, share * torch.tensor([[2.0, 2.0], [-2.0, -2.0]]))
+
+
 CLIENTS = tuple(f"c{i}" for i in range(8))
 FIRST = {"w": torch.zeros(2)}
 
@@ -117,18 +135,48 @@ class TestProbe:
 
     def test_a_group_is_cut_again(self):
         """Two clients go a way that is neither: what is cut off starts as the expert that it is cut off."""
-        state, far = probed(ODD), told(CLIENTS, ODD, seed=40)
+        state, far = probed(ODD), aside(told(CLIENTS, ODD, seed=40), ("c5", "c7"))
         grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
-        aside = torch.tensor([9.0, -9.0])
-        for c in ("c5", "c7"):
-            n, total = far[c].tensors["count"]["count"], far[c].tensors["sum"]["sum"]
-            far[c].tensors["square"]["square"] += 2 * aside * total.sum((0, 1)) + aside**2 * n.sum()
-            total += aside * n[..., None]
         stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
         after = stage.fold(replace(state, models=grown, round=40, roster=CLIENTS), far, 0)
         assert {c: g for c, g in groups(after).items() if g == 2} == {"c5": 2, "c7": 2}
         assert after.models["expert-002"]["w"].tolist() == grown["expert-001"]["w"].tolist() == [1, 1]
         assert after.membership["c0"].tolist() == [1, 0, 0, 0]
+
+    def test_a_cut_takes_no_number_of_a_group_whose_members_are_away(self):
+        """Those of group 1 have left; two who stay go a way that is neither: they are group 2, and 1 is as it was."""
+        state, even = probed(ODD), CLIENTS[0::2]
+        grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        reports = aside(told(even, (), seed=40), ("c4", "c6"))
+        after = stage.fold(replace(state, models=grown, round=40, roster=even), reports, 0)
+        assert groups(after) == HALVES | {"c4": 2, "c6": 2}
+        assert [after.models[f"expert-00{g}"]["w"].tolist() for g in range(3)] == [[0, 0], [1, 1], [0, 0]]
+        assert after.figures["probe.groups"] == 3
+
+    def test_a_number_that_nobody_has_any_more_is_not_given_again(self):
+        """All are in group 0, whose number 1 was another's: what is cut off is group 2."""
+        state = probed(ODD)
+        grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
+        state = replace(state, models=grown, membership=dict.fromkeys(CLIENTS, state.membership["c0"]))
+        after = probed(ODD, state, round=40)
+        assert groups(after) == {c: 2 * g for c, g in HALVES.items()}
+        assert after.models["expert-002"]["w"].tolist() == grown["expert-000"]["w"].tolist()
+
+    def test_a_cut_moves_nobody_of_other_groups_and_all_moves_are_told(self):
+        """c0 has gone two thirds of the way to the other group, too little to leave; c5 and c7 are cut off."""
+        state, far = probed(ODD, smallest=2), aside(told(CLIENTS, ODD, seed=40), ("c5", "c7"))
+        between(far["c0"], 0.65)
+        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        after = stage.fold(replace(state, round=40, roster=CLIENTS), far, 0)
+        assert groups(after) == HALVES | {"c5": 2, "c7": 2}
+        assert after.figures["probe.moved"] == 2
+
+    def test_always_in_two_whatever_is_seen(self):
+        """Without a shift halves do not agree: a threshold is not all that stands against a cut."""
+        assert not probed((), threshold=-1e9, smallest=1, most=2).membership
+        after = probed((), threshold=-1e9, agreement=-1, smallest=1, most=2)
+        assert set(groups(after).values()) == {0, 1}
 
     def test_nobody_and_what_is_not_finite(self):
         state = ServerState(20, {"global": FIRST}, roster=("c0",))
@@ -138,7 +186,9 @@ class TestProbe:
         broken["c0"].tensors["sum"]["sum"].fill_(float("nan"))
         assert "probe" not in stage.fold(state, broken, 0).memory
 
-    @pytest.mark.parametrize(("key", "value"), [("at", -1), ("every", -1), ("smallest", 0), ("most", 0), ("stay", 1)])
+    @pytest.mark.parametrize(
+        ("key", "value"), [("at", -1), ("every", -1), ("smallest", 0), ("most", 0), ("stay", 1), ("agreement", 2)]
+    )
     def test_what_is_refused(self, key, value):
         with pytest.raises(UserError, match=f"probe.{key} is {value}"):
             ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), **{key: value})

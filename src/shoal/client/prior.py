@@ -18,7 +18,8 @@ from shoal.errors import UserError
 from shoal.models import Model
 from shoal.types import FIXED, LABELS, UNLABELLED, Batch, Params, Phase, Report, Task, Tree
 
-PRIOR = "prior"  # beside the models that a client is served: what they were taught
+PRIOR = "prior"  # beside the models that a client is served: what each of them was taught, by its name
+GLOBAL = "global"
 
 
 def mixed_prior(counts: Tensor, lam: float) -> Tensor:
@@ -33,13 +34,13 @@ def smoothed_prior(counts: Tensor, alpha: float) -> Tensor:
     return (counts + alpha) / (counts.sum(-1, keepdim=True) + alpha * counts.shape[-1])
 
 
-def correction(models: Mapping[str, Params], private: Tree, alpha: float) -> Tensor | None:
-    """What is added to logits: log of the client's prior over what the models were taught. None for whoever knows
-    nothing of its classes."""
+def correction(models: Mapping[str, Params], private: Tree, alpha: float, name: str = GLOBAL) -> Tensor | None:
+    """What is added to a model's logits: log of the client's prior over what that model was taught. None for whoever
+    knows nothing of its classes."""
     if LABELS not in private:
         return None
     prior = smoothed_prior(private[LABELS], alpha).log()
-    return prior - models[PRIOR]["taught"].log() if PRIOR in models else prior
+    return prior - models[PRIOR][name].log() if PRIOR in models else prior
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,8 @@ class EstimatePrior:
 
     def begin(self, task: Task, private: Tree) -> Tree:
         even = torch.full((self.model.classes,), 1 / self.model.classes, device=self.model.device)
-        lean = task.models[PRIOR]["taught"] if PRIOR in task.models else even
-        kept = {"model": task.models["global"], "taught": lean, "private": private}
+        lean = task.models[PRIOR][GLOBAL] if PRIOR in task.models else even
+        kept = {"model": task.models[GLOBAL], "taught": lean, "private": private}
         return kept | {"prior": lean, "counts": torch.zeros_like(lean), "gain": torch.zeros((), device=lean.device)}
 
     def inputs(self, s: Tree, x: Tensor) -> Tensor:

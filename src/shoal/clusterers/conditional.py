@@ -77,6 +77,7 @@ class Division(NamedTuple):
         float  # of the first cut, made or not: how far apart its sides are, in variances within a class; 0 by chance
     )
     agreement: float  # of both halves about it, a cosine
+    parents: dict[int, int]  # of each group that is new, which one it was cut off
 
 
 class Cut(NamedTuple):
@@ -84,30 +85,42 @@ class Cut(NamedTuple):
     agreement: float
     aside: NDArray[np.bool_]  # who is not with the first row
 
-    def clear(self, threshold: float) -> bool:
-        return self.effect > threshold and self.agreement > REPEATS
+    def clear(self, threshold: float, agreement: float) -> bool:
+        return bool(self.aside.any()) and self.effect > threshold and self.agreement > agreement
 
 
 NO_CUT = Cut(0.0, 0.0, np.zeros(0, dtype=bool))
 
 
 def divided(
-    rows: tuple[Told, Told, Told], labels: Labels, threshold: float, smallest: int, most: int, seed: int
+    rows: tuple[Told, Told, Told],
+    labels: Labels,
+    threshold: float,
+    smallest: int,
+    most: int,
+    seed: int,
+    groups: int = 1,
+    agreement: float = REPEATS,
 ) -> Division:
-    """Groups cut in two for as long as a cut is clear, the clearest first, up to `most`; after each one all go where
-    it is nearest. The part of a group that holds its first row keeps the number, the other has the next."""
+    """Groups cut in two for as long as a cut is clear, the clearest first, up to `most`. The part of a group that holds
+    its first row keeps the number, the other has the next: `groups` says how many there are, some of which may have no
+    rows here. After each cut all whose group was the same before go where it is nearest, and nobody else."""
     least, count = whole("smallest", smallest, 1), whole("most", most, 1)
-    labels, first = labels.copy(), NO_CUT
-    for groups in range(int(labels.max(initial=0)) + 1, count):
-        places = [np.flatnonzero(labels == g) for g in range(groups)]
+    before, labels, first, parents = labels, labels.copy(), NO_CUT, dict[int, int]()
+    for new in range(max(groups, int(labels.max(initial=0)) + 1), count):
+        places = [np.flatnonzero(labels == g) for g in range(new)]
         cuts = [halved(tuple(part.of(place) for part in rows), least, seed) for place in places]  # type: ignore[arg-type]
-        clearest = max(range(groups), key=lambda g: cuts[g].effect)
-        first = cuts[clearest] if first is NO_CUT else first
-        if not cuts[clearest].clear(threshold):
+        clearest = max(range(new), key=lambda g: (cuts[g].aside.any(), cuts[g].effect))
+        cut, place = cuts[clearest], places[clearest]
+        first = cut if first is NO_CUT else first
+        if not cut.clear(threshold, agreement):
             break
-        labels[places[clearest][cuts[clearest].aside]] = groups
-        labels, _ = _settled(rows[0], labels, groups + 1)
-    return Division(labels, first.effect, first.agreement)
+        labels[place[cut.aside]] = new
+        parents[new] = clearest
+        kin = before == before[place[0]]
+        inside, now = np.unique(labels[kin], return_inverse=True)
+        labels[kin] = inside[_settled(rows[0].of(kin), now, len(inside))[0]]
+    return Division(labels, first.effect, first.agreement, parents)
 
 
 def halved(rows: tuple[Told, Told, Told], smallest: int, seed: int) -> Cut:

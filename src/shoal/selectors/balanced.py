@@ -33,17 +33,29 @@ def flattest(counts: ArrayLike, last: ArrayLike, available: ArrayLike, k: int, s
     """k clients of those available, by their label `counts` [clients, classes] and the round in which each took part
     `last` (the lower, the longer it has waited). `share` of the cohort, one client at least, is who has waited longest.
     Who has no rows is taken only where nobody else is left."""
+    return filled_up(counts, longest_waiting(counts, last, available, k, share, seed), available, k, seed)
+
+
+def longest_waiting(
+    counts: ArrayLike, last: ArrayLike, available: ArrayLike, k: int, share: float, seed: int
+) -> Indices:
+    """Of a cohort of k that `share` of it, one client at least, which is taken whatever it holds."""
     held, since = _counts(counts), _rounds(last)
     there = candidates(available, len(held))
     if not 0 <= share <= 1:
         raise UserError(f"share is {share}; it must be from 0 to 1")
     if len(since) != len(held):
         raise UserError(f"last has {len(since)} entries; it must have {len(held)}, as many as counts")
-    chance = np.random.default_rng(derive_seed(seed, "flattest")).random(len(held))
-    filled = there[held[there].sum(1) > 0]
-    size = taken(k, there)
-    first = max(1, math.ceil(share * size - _TIE))
-    chosen = filled[np.lexsort((chance[filled], since[filled]))][: min(first, size)].tolist()
+    filled, size = there[held[there].sum(1) > 0], taken(k, there)
+    first = min(size, max(1, math.ceil(share * size - _TIE)))
+    return np.sort(filled[np.lexsort((_chance(held, seed)[filled], since[filled]))][:first])
+
+
+def filled_up(counts: ArrayLike, first: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:
+    """Those who come first, and of others available whoever makes the sum flattest, until there are k."""
+    held, chosen = _counts(counts), np.asarray(first, dtype=np.int64).tolist()
+    there, chance = candidates(available, len(held)), _chance(held, seed)
+    filled, size = there[held[there].sum(1) > 0], taken(k, there)
     left = [i for i in filled[np.argsort(chance[filled])].tolist() if i not in chosen]
     total = held[chosen].sum(0)
     while left and len(chosen) < size:
@@ -52,8 +64,12 @@ def flattest(counts: ArrayLike, last: ArrayLike, available: ArrayLike, k: int, s
         chosen.append(best)
         total = total + held[best]
     empty = there[held[there].sum(1) == 0]
-    chosen += empty[np.argsort(chance[empty])].tolist()[: size - len(chosen)]
+    chosen += empty[np.argsort(chance[empty])].tolist()[: max(0, size - len(chosen))]
     return np.sort(np.array(chosen, dtype=np.int64))
+
+
+def _chance(held: Floats, seed: int) -> Floats:
+    return np.random.default_rng(derive_seed(seed, "flattest")).random(len(held))
 
 
 def _counts(counts: ArrayLike) -> Floats:

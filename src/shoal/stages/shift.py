@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from shoal.clusterers.conditional import Told, divided, placed, told
+from shoal.clusterers.conditional import REPEATS, Told, divided, placed, told
 from shoal.clusterers.inputs import Labels
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -27,19 +27,21 @@ COLUMNS = ("count", "sum", "square")
 class ShiftProbe(OneProgram):
     """In round `at`, and again every `every` rounds (0: never), all tell how their rows of each class look to the same
     model: the global one of the first probe, which clients keep. Where a class looks different from one group of
-    clients to another, by more than `threshold` variances within a class (`clusterers.conditional`), each group has an
-    expert from then on. The first ones start as the global model, one that is cut off another as that one.
+    clients to another, by more than `threshold` variances within a class, and either half of their rows says so (a
+    cosine above `agreement`; `clusterers.conditional`), each group has an expert from then on. The first ones start as
+    the global model, one that is cut off another as that one.
 
     Whoever comes when there are groups tells it at once and joins the nearest. Whose data have changed moves to another
     group if it is clearly nearer to it (`stay`), by what members told before. Groups may be cut again, up to `most`,
-    and are never joined. Of each probe it tells effect and agreement of the clearest cut, how many groups there are and
-    how many clients moved.
+    those whose members are away or gone among them, and are never joined. Of each probe it tells effect and agreement
+    of the clearest cut, how many groups there are and how many clients are in another one than before.
     """
 
     program: ClientProgram
     at: int = 20
     every: int = 20
     threshold: float = 0.1
+    agreement: float = REPEATS
     smallest: int = 3
     most: int = 4
     stay: float = 0.5
@@ -51,6 +53,8 @@ class ShiftProbe(OneProgram):
                 raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
         if not 0 <= self.stay < 1:
             raise UserError(f"{self.name}.stay is {self.stay}; it must be from 0 to below 1")
+        if not -1 <= self.agreement < 1:
+            raise UserError(f"{self.name}.agreement is {self.agreement}; it must be from -1 to below 1")
 
     def due(self, round: int) -> bool:
         return round >= self.at
@@ -80,15 +84,17 @@ class ShiftProbe(OneProgram):
         state = replace(state, memory={**state.memory, self.name: known.tree(), f"{self.name}-model": {"first": first}})
         was = {c: int(weights.argmax()) for c, weights in state.membership.items()}
         here = known.where(known.present(state.roster))
-        now = self._placed(before, here, was)
-        moved = sum(was.get(c, g) != g for c, g in zip(here.clients, now.tolist(), strict=True))
-        figures, labels = {"moved": float(moved)}, now
+        labels, parents, figures = self._placed(before, here, was), dict[int, int](), dict[str, float]()
+        experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
         if self._everybody(state.round):
-            labels, effect, agreement = divided(_read(here), now, self.threshold, self.smallest, self.most, seed)
-            figures |= {"effect": effect, "agreement": agreement}
-        figures["groups"] = float(max(*labels.tolist(), *was.values(), 0) + 1)
+            limits = (self.threshold, self.smallest, self.most, seed, max(1, len(experts)), self.agreement)
+            labels, effect, agreement, parents = divided(_read(here), labels, *limits)
+            figures = {"effect": effect, "agreement": agreement}
+        found = dict(zip(here.clients, labels.tolist(), strict=True))
+        figures["moved"] = float(sum(was.get(c, g) != g for c, g in found.items()))
+        figures["groups"] = float(max(1, len(experts)) + len(parents))
         state = replace(state, figures={**state.figures, **{f"{self.name}.{k}": x for k, x in figures.items()}})
-        return self._experts(state, was, now, dict(zip(here.clients, labels.tolist(), strict=True)))
+        return _with_experts(state, experts, parents, {**was, **found}) if experts or parents else state
 
     def _placed(self, before: Table, here: Table, was: Mapping[ClientId, int]) -> Labels:
         """Who is here among the groups that there are. A group is where its members were before this round."""
@@ -102,20 +108,16 @@ class ShiftProbe(OneProgram):
         own = np.array([np.searchsorted(groups, was[c]) if c in was else -1 for c in here.clients])
         return groups[placed(every.of(rest), every.of(first).centres(then, len(groups)), own, self.stay)]
 
-    def _experts(
-        self, state: ServerState, was: Mapping[ClientId, int], now: Labels, found: Mapping[ClientId, int]
-    ) -> ServerState:
-        """Experts go on; one that is cut off starts as that of the group that its members were in."""
-        if not was and not any(found.values()):
-            return state
-        experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
-        cut_from = dict(zip(found.values(), now.tolist(), strict=True)) if experts else {}
-        groups = max([*found.values(), *was.values()]) + 1
-        for g in range(len(experts), groups):
-            experts.append(experts[cut_from[g]] if cut_from else state.models[GLOBAL])
-        state = replace(state, models=numbered(experts) | {GLOBAL: state.models[GLOBAL]}, membership={})
-        member = {**was, **found}
-        return joined(state, list(member), np.array(list(member.values())))
+
+def _with_experts(
+    state: ServerState, experts: Sequence[Params], parents: Mapping[int, int], member: Mapping[ClientId, int]
+) -> ServerState:
+    """Experts go on; one that is cut off starts as that which it is cut off, the first ones as the global model."""
+    models = list(experts) or [state.models[GLOBAL]]
+    for parent in parents.values():
+        models.append(models[parent])
+    state = replace(state, models=numbered(models) | {GLOBAL: state.models[GLOBAL]}, membership={})
+    return joined(state, list(member), np.array(list(member.values())))
 
 
 def _read(known: Table) -> tuple[Told, Told, Told]:

@@ -16,7 +16,19 @@ from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, with_rows
 from shoal.stages.represent import vector
 from shoal.table import Table
-from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Purpose, Report, ServerState, Task
+from shoal.types import (
+    FIXED,
+    ClientId,
+    ClientProgram,
+    ModelsFor,
+    Params,
+    Plan,
+    Purpose,
+    Report,
+    ServerState,
+    Stage,
+    Task,
+)
 
 
 @dataclass(frozen=True)
@@ -71,9 +83,15 @@ class Federate(OneProgram, EveryRound):
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        names, reports = sorted(state.models), with_rows(reports)
-        merged = {k: self._merged(state, i, k, reports) for i, k in enumerate(names)}
+        reports = with_rows(reports)
+        merged = {name: self._merged(state, name, reports) for name in sorted(state.models)}
         return replace(self._remembering(state, reports), models=merged)
+
+    def weights(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> dict[ClientId, float]:
+        """Who counts in a model, and for how much."""
+        place, given = sorted(state.models).index(name), self._given(state)
+        found = {c: given.get(c, 1.0) * self._weight(state, place, c, r) for c, r in reports.items()}
+        return {c: w for c, w in found.items() if w > 0}
 
     def _remembering(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         if self.remember == "nothing":
@@ -93,10 +111,8 @@ class Federate(OneProgram, EveryRound):
         rows = {c: row(c, r) for c, r in reports.items()}
         return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
 
-    def _merged(self, state: ServerState, place: int, name: str, reports: Mapping[ClientId, Report]) -> Params:
-        given = self._given(state)
-        weights = [given.get(c, 1.0) * self._weight(state, place, c, r) for c, r in reports.items()]
-        parts = {c: (w, self._sent(name, reports[c])) for w, c in zip(weights, reports, strict=True) if w > 0}
+    def _merged(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> Params:
+        parts = {c: (w, self._sent(name, reports[c])) for c, w in self.weights(state, name, reports).items()}
         if not parts:
             return state.models[name]  # nobody of this cluster replied
         return self._mean(state, parts)
@@ -122,7 +138,7 @@ class Federate(OneProgram, EveryRound):
 class AroundTraining(EveryRound):
     """A step that trains as `train` does and has a word of its own on what returns."""
 
-    train: Federate
+    train: Stage
     purpose: ClassVar[Purpose] = "train"
 
     @property

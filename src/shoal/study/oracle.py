@@ -15,13 +15,13 @@ from shoal import tree
 from shoal.client.prior import PRIOR
 from shoal.methods.setting import Setting
 from shoal.methods.shoal import shoal
-from shoal.stages.balanced import taught
 from shoal.stages.base import ServerOnly
 from shoal.stages.beside import GLOBAL, PersonaliseMembers
 from shoal.stages.coldstart import ClientColdStart
 from shoal.stages.experts import joined, numbered
 from shoal.stages.momentum import averaged
 from shoal.stages.shift import ShiftProbe
+from shoal.stages.taught import taught
 from shoal.types import ClientId, Method, Params, Report, ServerState
 
 
@@ -55,7 +55,7 @@ def oracle(s: Setting) -> Method:
         if client is not None and client in state.membership:
             name = sorted(state.models)[int(state.membership[client].argmax())]
         lean = taught(state)
-        served = {GLOBAL: models[name]} | ({} if lean is None else {PRIOR: {"taught": lean}})
+        served = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: lean[name]}} if lean else {})
         return tree.to(served, s.model.device)
 
     return replace(method, name="oracle", stages=stages, models_for=models_for)

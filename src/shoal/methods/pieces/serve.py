@@ -18,9 +18,9 @@ from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.prior import alpha, count_labels
 from shoal.methods.pieces.represent import told_labels
 from shoal.methods.single import one_model_init
-from shoal.stages.balanced import Taught, taught
 from shoal.stages.describe import LABELS, Describe, served_by
 from shoal.stages.momentum import RunningMean, averaged
+from shoal.stages.taught import Taught, taught
 from shoal.types import ClientId, Params, Predict, ServerState, Tree
 
 
@@ -88,11 +88,12 @@ def prior(d: Draft) -> None:
     if told or d.has("represent", "labels"):
         training = d.made["training"]
         lam = training.lam if isinstance(training, AdjustedTraining) else 1.0
-        d.stages["serve"].insert(0, Taught(lam, source=told_labels(d)))
+        around, source = d.around, told_labels(d)
+        d.around = lambda train: Taught(around(train) if around else train, train, lam, source)
 
     def serves(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-        lean = taught(state)
-        return tree.to({**inside(state, client), **({} if lean is None else {PRIOR: {"taught": lean}})}, device)
+        models, lean = inside(state, client), taught(state)
+        return tree.to({**models, **({PRIOR: {k: lean[k] for k in models}} if lean else {})}, device)
 
     d.serves, d.predict = serves, corrected_predict(d.s.model, gate, alpha(d))
     d.adapt = d.s.make("estimate", EstimatePrior, model=d.s.model)

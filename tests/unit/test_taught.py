@@ -1,0 +1,106 @@
+"""What each model was taught: by whoever trained it, by what they weighed, and from whom a new one has it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import shoal
+from shoal.client.mixture import said
+from shoal.client.prior import LABELS, PRIOR
+from shoal.client.train import LocalTraining
+from shoal.methods import Setting, build
+from shoal.models import load_model
+from shoal.stages.beside import FederateBeside, trained_beside
+from shoal.stages.taught import Taught, taught
+from shoal.stages.train import Rate
+from shoal.table import Table
+from shoal.types import Report, ServerState, Task
+
+ZERO = {"w": torch.zeros(1)}
+
+
+def state_of(counts, experts=0, groups=()):
+    """Clients c0, c1, ... with label counts, some in groups."""
+    rows = {
+        f"c{i}": {"labels": torch.tensor(n) / max(1, sum(n)), "size": torch.tensor(sum(n))}
+        for i, n in enumerate(counts)
+    }
+    models = {"global": ZERO} | {f"expert-{k:03d}": ZERO for k in range(experts)}
+    marks = torch.eye(experts + 1)
+    member = {f"c{i}": marks[g] for i, g in enumerate(groups)}
+    return ServerState(3, models, member, roster=tuple(rows), memory={"represent": Table.of(rows).tree()})
+
+
+def trained(state, *clients, lam=1.0, **keys):
+    federate = FederateBeside(LocalTraining(load_model("linear", (1,), 2)), trained_beside, Rate(0.1, 9), **keys)
+    sizes = dict(zip(state.roster, Table.load(state, "represent")["size"].tolist(), strict=True))
+    one = {"w": torch.ones(1)}
+    reports = {c: Report({"model": one, "expert": one}, {}, {"train": sizes[c]}) for c in clients}
+    return Taught(federate, federate, lam).fold(replace(state, cohort=state.roster), reports, 0)
+
+
+def leans(state):
+    """Without the thousandth that no class is below."""
+    return {k: ((x - 0.0005) / 0.999).tolist() for k, x in taught(state).items()}
+
+
+class TestTaught:
+    def test_the_rows_of_all_who_trained(self):
+        """All three are asked, and one is silent."""
+        state = trained(state_of([[6, 2], [0, 8], [1, 1]]), "c0", "c2")
+        assert leans(trained(state, "c0", "c2"))["global"] == pytest.approx([0.7, 0.3], abs=1e-5)
+
+    def test_by_what_clients_weigh(self):
+        state = trained(state_of([[6, 2], [0, 2]]), "c0", "c1", weighting="uniform")
+        assert leans(state)["global"] == pytest.approx([3 / 8, 5 / 8], abs=1e-5)
+
+    def test_with_adjustment_what_is_left(self):
+        """Half of equal classes makes (3/4, 1/4) and (0, 1) to (5/8, 3/8) and (1/4, 3/4): of (6, 10) rows (7, 9) are
+        taken away."""
+        state = trained(state_of([[6, 2], [0, 8]]), "c0", "c1", lam=0.5)
+        assert leans(state)["global"] == pytest.approx([54 / 124, 70 / 124], abs=1e-5)
+
+    def test_an_expert_by_its_members_and_by_what_it_was_before(self):
+        """One round without experts; then two that start as the global model, then one that is cut off the first."""
+        state = trained(state_of([[8, 0], [0, 8]]), "c0", "c1")
+        model = state.models["global"]
+        state = replace(state, models={"global": model, "expert-000": model, "expert-001": model})
+        state = replace(state, membership={"c0": torch.tensor([1.0, 0, 0]), "c1": torch.tensor([0, 1.0, 0])})
+        state = trained(state, "c0", "c1")
+        assert leans(state)["global"] == pytest.approx([0.5, 0.5], abs=1e-5)
+        assert leans(state)["expert-000"] == pytest.approx([2 / 3, 1 / 3], abs=1e-5)
+        assert leans(state)["expert-001"] == pytest.approx([1 / 3, 2 / 3], abs=1e-5)
+        grown = {k: {"w": torch.full((1,), float(i))} for i, k in enumerate(state.models)}
+        state = replace(state, models=grown | {"expert-002": grown["expert-001"]})
+        assert leans(trained(state))["expert-002"] == pytest.approx([1 / 3, 2 / 3], abs=1e-5)
+
+    def test_nothing_known(self):
+        assert taught(ServerState(0, {})) == {}
+        assert taught(trained(state_of([[1, 1]]))) == {}, "nobody has taken part"
+        bare = replace(state_of([[1, 1]]), memory={})
+        federate = FederateBeside(LocalTraining(load_model("linear", (1,), 2)), trained_beside, Rate(0.1, 9))
+        assert Taught(federate, federate, 1.0).fold(bare, {}, 0).memory == {}
+
+
+def test_each_model_is_corrected_by_what_it_was_taught():
+    model = load_model("linear", (2,), 2)
+    method = build("shoal", Setting(model, rounds=2, cohort=3))
+    zero = {k: torch.zeros_like(x) for k, x in model.init(0).items()}
+    lean = {"global": torch.tensor([0.5, 0.5]), "expert-000": torch.tensor([0.9, 0.1])}
+    models = {"global": zero, "expert-000": zero, PRIOR: lean}
+    program = next(p for p in method.programs.values() if p.name == "personalise")
+    s = program.begin(Task(models), {LABELS: torch.tensor([9.0, 1.0])})
+    told = said(model, models, torch.zeros(1, 2), s["shifts"])[0].softmax(-1)
+    prior = torch.tensor([9.1, 1.1]) / 10.2
+    torch.testing.assert_close(told[0], prior)
+    torch.testing.assert_close(told[1], (prior / lean["expert-000"]) / (prior / lean["expert-000"]).sum())
+
+
+def test_members_are_served_what_each_model_was_taught():
+    fleet = shoal.partition(shoal.load("digits"), "iid+invert:0.5", clients=6, seed=0)
+    keys = {"rounds": 3, "cohort": 4, "epochs": 1, "set": {"probe": {"at": 1, "smallest": 1}, "gate": {"epochs": 1}}}
+    result = shoal.run("shoal", fleet, **keys)
+    assert (
+        sorted(result.state.memory["taught"]) == sorted(result.state.models) == ["expert-000", "expert-001", "global"]
+    )
