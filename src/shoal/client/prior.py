@@ -35,12 +35,14 @@ def smoothed_prior(counts: Tensor, alpha: float) -> Tensor:
 
 
 def correction(models: Mapping[str, Params], private: Tree, alpha: float, name: str = GLOBAL) -> Tensor | None:
-    """What is added to a model's logits: log of the client's prior over what that model was taught. None for whoever
-    knows nothing of its classes."""
+    """What is added to a model's logits: log of the client's prior over what that model was taught. None, or nothing
+    where all counts are 0, for whoever knows nothing of its classes."""
     if LABELS not in private:
         return None
-    prior = smoothed_prior(private[LABELS], alpha).log()
-    return prior - models[PRIOR][name].log() if PRIOR in models else prior
+    counts = private[LABELS]
+    prior = smoothed_prior(counts, alpha).log()
+    shift = prior - models[PRIOR][name].log() if PRIOR in models else prior
+    return torch.where(counts.sum() > 0, shift, 0.0)
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,10 @@ class EstimatePrior:
     """A client without labels estimates how often its classes occur from what the global model says of its inputs, by
     EM, and keeps that as it would keep counts. Nothing is told. Each pass over the inputs is one iteration.
 
-    Guarded: every class is taken to have `alpha` rows more, so that few inputs say little, and where the estimate makes
-    inputs likelier by no more than `guard` (nats a row) than the prior that the model was taught, nothing is kept.
+    Guarded: every class is taken to have `alpha` rows more, so that few inputs say little. Where the estimate makes
+    inputs likelier than the prior that the model was taught by no more than `guard` nats a row beyond what it would by
+    fitting chance, which is (classes - 1) / 2 nats over all rows, counts of 0 are kept: an earlier estimate is
+    forgotten.
     """
 
     model: Model
@@ -152,5 +156,6 @@ class EstimatePrior:
         return s | {"prior": prior, "counts": counts, "gain": likelier(prior.log(), s["taught"].log(), b.x, b.w)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        sure = float(s["gain"]) > self.guard
-        return Report(), s["private"] | {LABELS: s["counts"]} if sure else None
+        by_chance = (self.model.classes - 1) / (2 * max(1, counts[UNLABELLED]))
+        sure = float(s["gain"]) > self.guard + by_chance
+        return Report(), s["private"] | {LABELS: s["counts"] * sure}

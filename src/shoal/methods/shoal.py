@@ -30,10 +30,12 @@ its prior when it has counted, and after its first probe an expert.
 `auto` adjusts the loss with several local epochs or convolutions, where clients drift apart within a round.
 
 Everybody gets a turn: half of a cohort (`select.waiting`) are those who have waited longest, the others make up for
-what these hold; whoever is there waits N / (cohort / 2) rounds at most.
+what these hold; whoever is there waits N / (cohort / 2) rounds at most, in whatever group.
 
-Deviation from the study behind it: (n_c + .1) / (n + 1) is that of ten classes. What models were taught is taken away
-again, for on data that are unbalanced as a whole a prior would be counted twice. Its probe cut the directions of
+Deviation from the study behind it: (n_c + .1) / (n + 1) is that of ten classes. What a model was taught is taken away
+again (`stages.taught.Taught`), of each model by who trained it, for on data that are unbalanced as a whole, or where
+groups hold other classes, a prior would be counted twice; with the adjusted loss what is left to take away is an
+approximation. Its probe cut the directions of
 updates in two where a silhouette was above .05. Here these follow labels more than shift: without any, silhouettes are
 up to .25, and with labels regressed out turned images were found in some runs and inverted ones in none. So the probe
 compares p(x|y) itself, class by class. Its threshold, a tenth of the variance within a class, was fixed on

@@ -112,11 +112,12 @@ class Version:
         return [found[i] for i in range(len(asked))]
 
     def prior(self, x: Tensor) -> Tensor | None:
-        """What an unseen client's inputs say of how often its classes occur: it runs what it would run itself."""
+        """What an unseen client's inputs say of how often its classes occur, if anything: it runs what it would run
+        itself."""
         assert self.method.adapt is not None
         data = {UNLABELLED: Examples(x, torch.zeros(len(x), dtype=torch.int64))}
         _, kept = run_one(self.method.adapt, Task(self._unseen.models), data, {})
-        return None if kept is None else kept[LABELS]
+        return kept[LABELS] if kept is not None and bool(kept[LABELS].any()) else None
 
     def _said(self, together: Sequence[tuple[Lot, Tensor, Tree]]) -> list[Answered]:
         if self._stackable(together):
