@@ -43,7 +43,6 @@ def fine_tune(d: Draft) -> None:
         d.refuse("personalise", f"with cluster={cluster} a client is served several models, and it goes on from one")
     if d.has("serve", "average"):
         d.own = lambda served: tuning.stages(d.s, served)
-        tuning.stages(d.s, d.served)  # its options are known before the method is put together
     else:
         d.stages["personalise"] += tuning.stages(d.s, d.served)
     d.predict = own_model_predict(d.s.model, d.predict)
