@@ -24,6 +24,7 @@ JOB = Job(
     rounds=12,
     cohort=2,
     epochs=1,
+    eval_every=3,
     fleet="plain",
     set={"personalise": {"epochs": 1}},
 )
