@@ -34,9 +34,7 @@ class Evaluation:
 
     clients: Mapping[ClientId, Score]
     central: Score | None
-    answered_by: Mapping[ClientId, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # rows, by model, where one is chosen
+    answered_by: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)  # rows by model, if one is chosen
 
     def figures(self) -> dict[str, Any]:
         local = metrics.summarise(list(self.clients.values()))

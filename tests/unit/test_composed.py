@@ -110,6 +110,15 @@ def test_noise_on_labels_is_not_bypassed():
     assert [p.gamma for p in tells] == [1.0]
 
 
+def test_what_noise_on_two_things_protects_is_not_made_up():
+    options = {"represent": {"noise": 0.1}, "labels": {"gamma": 1.0}}
+    method = "represent=sparsity,cluster=dbscan,select=repclust"
+    for given in ({"represent": options["represent"]}, {"labels": options["labels"]}):
+        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3, options=given))
+    with pytest.raises(UserError, match="noise on what clients tell in represent and in labels"):
+        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3, options=options))
+
+
 def test_what_is_as_usual_need_not_be_said():
     assert written(DEFAULTS) == "train=sgd"
     assert packed(*play(Job(method="train=sgd"))) == packed(*play(Job(method="fedavg")))

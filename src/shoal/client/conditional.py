@@ -30,10 +30,9 @@ class ClassFeatures:
 
     def begin(self, task: Task, private: Tree) -> Tree:
         received = next(iter(task.models.values()))
+        blank = torch.zeros(1, *self.model.input_shape, device=self.model.device)
         with torch.no_grad():
-            channels = self.features(received, torch.zeros(1, *self.model.input_shape, device=self.model.device)).shape[
-                1
-            ]
+            channels = self.features(received, blank).shape[1]
         shapes = {"count": (2, self.model.classes), "sum": (2, self.model.classes, channels), "square": (channels,)}
         return {"model": received} | {k: torch.zeros(shape, device=self.model.device) for k, shape in shapes.items()}
 

@@ -52,7 +52,7 @@ class WeighModels:
     def begin(self, task: Task, private: Tree) -> Tree:
         shifts = corrections(task.models, private, self.alpha) if self.prior else None
         none = torch.zeros(len(names_of(task.models)), self.fit.model.classes, device=self.fit.model.device)
-        s: Tree = {"models": dict(task.models), "private": private, "shifts": none if shifts is None else shifts}
+        s: Tree = {"models": dict(task.models), "shifts": none if shifts is None else shifts}
         return s | self.fit.begin(1 + len(experts_of(task.models)), task.seed)
 
     def say(self, s: Tree, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class WeighModels:
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         marks = torch.stack([mark(self.fit.model, m) for m in experts_of(s["models"])])
-        return Report(), s["private"] | {"gate": s["gate"], "experts": {"marks": marks}}
+        return Report(), {"gate": s["gate"], "experts": {"marks": marks}}
 
 
 def corrected_predict(model: Model, gate: Gate, alpha: float, prior: bool = True) -> Predict:

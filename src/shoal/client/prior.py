@@ -59,14 +59,14 @@ class CountLabels:
         return (Phase("train", 1, 1024, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        return {"counts": torch.zeros(self.classes, device=self.device), "private": private}
+        return {"counts": torch.zeros(self.classes, device=self.device)}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         each = torch.arange(self.classes, device=b.y.device)
         return s | {"counts": s["counts"] + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
 
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report(), s["private"] | {LABELS: s["counts"]}
+        return Report(), {LABELS: s["counts"]}
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class EstimatePrior:
     def begin(self, task: Task, private: Tree) -> Tree:
         even = torch.full((self.model.classes,), 1 / self.model.classes, device=self.model.device)
         lean = task.models[PRIOR][GLOBAL] if PRIOR in task.models else even
-        kept = {"model": task.models[GLOBAL], "taught": lean, "private": private}
+        kept = {"model": task.models[GLOBAL], "taught": lean}
         return kept | {"prior": lean, "counts": torch.zeros_like(lean), "gain": torch.zeros((), device=lean.device)}
 
     def inputs(self, s: Tree, x: Tensor) -> Tensor:
@@ -158,4 +158,4 @@ class EstimatePrior:
     def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         by_chance = (self.model.classes - 1) / (2 * max(1, counts[UNLABELLED]))
         sure = float(s["gain"]) > self.guard + by_chance
-        return Report(), s["private"] | {LABELS: s["counts"] * sure}
+        return Report(), {LABELS: s["counts"] * sure}

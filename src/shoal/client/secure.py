@@ -85,12 +85,6 @@ def flat(model: Params) -> Tensor:
     return torch.cat([model[k].detach().reshape(-1).double().cpu() for k in sorted(model)])
 
 
-def unflat(values: Tensor, like: Params) -> Params:
-    names = sorted(like)
-    parts = torch.split(values, [like[k].numel() for k in names])
-    return {k: part.view(like[k].shape).to(like[k]) for k, part in zip(names, parts, strict=True)}
-
-
 @dataclass(frozen=True)
 class SumTraining:
     """Trains as `training` does. Rows times the model, the rows and the loss are sent under masks towards everybody

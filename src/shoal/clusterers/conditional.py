@@ -72,10 +72,10 @@ def told(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[Told, T
 
 
 class Division(NamedTuple):
+    """Effect and agreement are those of the first cut, made or not."""
+
     labels: Labels
-    effect: (
-        float  # of the first cut, made or not: how far apart its sides are, in variances within a class; 0 by chance
-    )
+    effect: float  # how far apart its sides are, in variances within a class; 0 by chance
     agreement: float  # of both halves about it, a cosine
     parents: dict[int, int]  # of each group that is new, which one it was cut off
 

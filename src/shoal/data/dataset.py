@@ -41,9 +41,7 @@ class Dataset:
     edge: tuple[str, ...] | None = None  # the edge that the client of training row i is under
     note: str = ""
     preparation: Preparation | None = None  # how its rows were prepared; None: they are as they came
-    unseen: frozenset[str] = (
-        frozenset()
-    )  # owners of training rows that the test part and the preparation know nothing of
+    unseen: frozenset[str] = frozenset()  # owners of rows that the test part and the preparation know nothing of
 
     @property
     def input_shape(self) -> tuple[int, ...]:

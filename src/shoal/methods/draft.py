@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -11,7 +11,7 @@ from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for, one_model_init, one_model_predict
 from shoal.stages.contribution import Coefficients
 from shoal.stages.train import Federate
-from shoal.types import Assign, ClientProgram, Method, ModelsFor, Part, Predict, Route, ServerState, Stage
+from shoal.types import Assign, ClientProgram, Guaranteed, Method, ModelsFor, Part, Predict, Route, ServerState, Stage
 
 STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
 AFTER = ("train", "aggregate", "serve", "personalise")
@@ -93,7 +93,7 @@ class Draft:
         training = self.around(self.federate) if self.around else self.federate
         if self.own is not None:
             self.stages["personalise"] += self.own(self.served)
-        self._refuse_one_name_for_two(training)
+        self._check_programs([training, *(stage for laid in self.stages.values() for stage in laid)])
         before = [stage for step in STEPS[:3] for stage in self.stages[step]]
         after = [stage for step in AFTER for stage in self.stages[step]]
         return Method(
@@ -110,13 +110,18 @@ class Draft:
             notes=self.notes,
         )
 
-    def _refuse_one_name_for_two(self, training: Stage) -> None:
-        """Clients know programs by their names."""
+    def _check_programs(self, stages: Sequence[Stage]) -> None:
+        """Clients know programs by their names; and what noise protects is told of one of them alone."""
         known: dict[str, ClientProgram] = {}
-        for stage in (training, *(stage for laid in self.stages.values() for stage in laid)):
-            for program in stage.programs:
-                if known.setdefault(program.name, program) != program:
-                    raise ValueError(f"two programs of the method are called {program.name!r}")
+        for program in (p for stage in stages for p in stage.programs):
+            if known.setdefault(program.name, program) != program:
+                raise ValueError(f"two programs of the method are called {program.name!r}")
+        noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1])]
+        if len(noisy) > 1:
+            raise UserError(
+                f"there is noise on what clients tell in {' and in '.join(noisy)}, and what both protect together is "
+                "not known: it must be on one of them"
+            )
 
     def parts(self, training: str) -> Iterator[Part]:
         """Of several pieces at one step the first has its stages."""

@@ -10,10 +10,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.client.secure import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask, unflat
+from shoal.client.secure import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.represent import restored
 from shoal.stages.train import Federate
 from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState, Task
@@ -130,7 +131,7 @@ class Unmask(OneProgram, EveryRound):
 
     def _mean(self, values: torch.Tensor, like: Params) -> Params:
         """Whole numbers, such as batch norm's counters, stay as they are."""
-        mean = unflat(values, like)
+        mean = restored(values, like)
         return {k: x if like[k].is_floating_point() else like[k] for k, x in mean.items()}
 
     def _left(

@@ -17,7 +17,6 @@ from shoal.methods.setting import Setting
 from shoal.methods.shoal import shoal
 from shoal.stages.base import ServerOnly
 from shoal.stages.beside import GLOBAL, PersonaliseMembers
-from shoal.stages.coldstart import ClientColdStart
 from shoal.stages.experts import joined, numbered
 from shoal.stages.momentum import averaged
 from shoal.stages.shift import ShiftProbe
@@ -46,7 +45,7 @@ class Told(ServerOnly):
 def oracle(s: Setting) -> Method:
     method = shoal(s)
     probe = next(stage for stage in method.stages if isinstance(stage, ShiftProbe))
-    kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers | ClientColdStart)]
+    kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers)]
     told = Told(s.groups or {}, probe.at)
     stages = tuple(told if stage is probe else stage for stage in kept)
 

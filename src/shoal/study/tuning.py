@@ -28,9 +28,9 @@ def chosen(m: Measured) -> Chosen | None:
         return None
     said = {k: v for k, v in m.run.config.get("set", {}).get(PIECE, {}).items() if k in ("rates", "passes")}
     grid = Tuning(**said)
+    few = grid.counts[:1] if grid.counts[0] else ()  # fewer than none there are not
     at = {
-        f"passes {passes:g}": passes == grid.counts[-1]
-        or passes == grid.counts[0] > 0,  # fewer than none there are not
+        f"passes {passes:g}": passes in (*few, grid.counts[-1]),
         f"step {step:g}": step in (grid.steps[0], grid.steps[-1]),
     }
     return Chosen(int(passes), step, tuple(name for name, edge in at.items() if edge))
