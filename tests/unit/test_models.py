@@ -1,3 +1,6 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +8,7 @@ from torch.func import grad, vmap
 
 from shoal.errors import UserError
 from shoal.models import load_model
+from shoal.models.model import Model
 
 KEY = torch.tensor(1)
 
@@ -213,3 +217,45 @@ def test_convolutional_networks_are_the_textbook_ones(name):
     slopes = [torch.autograd.grad(f(x).square().sum(), list(net.parameters())) for f in (net, textbook)]
     for ours, theirs in zip(*slopes, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+class Dawdling(nn.Module):
+    """Two callers meet inside: the first goes on when the second has entered, the second when the first has left."""
+
+    def __init__(self, meeting):
+        super().__init__()
+        self.meeting = meeting
+        self.scale = nn.Parameter(torch.zeros(2))
+
+    def __deepcopy__(self, memo):
+        return Dawdling(self.meeting)
+
+    def forward(self, x):
+        first, second, left = self.meeting
+        if x[0, 0] == 1:
+            first.set()
+            assert second.wait(5)
+        if x[0, 0] == 2:
+            second.set()
+            assert left.wait(5)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("call", ["predict", "forward"])
+def test_threads_do_not_see_each_others_weights(call):
+    first, second, left = meeting = [threading.Event() for _ in range(3)]
+    model = Model("dawdling", lambda: Dawdling(meeting), (2,), 2)
+
+    def said(scale, x):
+        params, rows = {"scale": torch.full((2,), scale)}, torch.full((1, 2), x)
+        if call == "predict":
+            return model.predict(params, rows).tolist()
+        return model.forward(params, rows, torch.tensor([0, 0]))[0].tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(said, 3.0, 1.0)
+        assert first.wait(5)
+        late = threads.submit(said, 5.0, 2.0)
+        assert early.result(5) == [[3.0, 3.0]]
+        left.set()
+        assert late.result(5) == [[10.0, 10.0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable
 from functools import cached_property, partial
 
@@ -35,6 +36,14 @@ def model_names() -> tuple[str, ...]:
     return tuple(NETWORKS)
 
 
+class _Callable(threading.local):
+    """A thread's own copies: a call with other weights puts them into the module while it lasts."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.training = copy.deepcopy(net).train()
+        self.serving = copy.deepcopy(net).eval()  # another copy: the mode is a flag on the module
+
+
 class Model:
     """One network for one kind of input. It holds no weights that matter: all functions take them."""
 
@@ -48,10 +57,10 @@ class Model:
     ) -> None:
         self.device = device
         self.name, self.factory, self.input_shape, self.classes = name, factory, input_shape, classes
-        self._training = self._checked(self._fresh(0)).train()
-        self._serving = copy.deepcopy(self._training).eval()  # a copy: the mode is a flag on the module
-        self.trainable = tuple(k for k, p in self._training.named_parameters() if p.requires_grad)
-        self.takes_key = "key" in inspect.signature(self._training.forward).parameters
+        self._net = self._checked(self._fresh(0))  # never called itself
+        self._own = _Callable(self._net)
+        self.trainable = tuple(k for k, p in self._net.named_parameters() if p.requires_grad)
+        self.takes_key = "key" in inspect.signature(self._net.forward).parameters
         self._check_output()
 
     def _fresh(self, seed: int) -> nn.Module:
@@ -82,7 +91,7 @@ class Model:
     def _check_output(self) -> None:
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                shape = tuple(self._serving(torch.zeros(2, *self.input_shape)).shape)
+                shape = tuple(self._own.serving(torch.zeros(2, *self.input_shape)).shape)
         except UserError:
             raise
         except Exception as error:
@@ -99,18 +108,18 @@ class Model:
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Logits as served: no dropout, running statistics."""
-        return functional_call(self._serving, params, (x,), tie_weights=False, strict=True)
+        return functional_call(self._own.serving, params, (x,), tie_weights=False, strict=True)
 
     def forward(self, params: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
         """Logits in training, and the buffers (batch norm's running statistics) after this batch."""
         buffers = {k: v.clone() for k, v in params.items() if k not in self.trainable}  # updated in place
         call = params | buffers
         options = {"key": key} if self.takes_key else {}
-        return functional_call(self._training, call, (x,), options, tie_weights=False, strict=True), buffers
+        return functional_call(self._own.training, call, (x,), options, tie_weights=False, strict=True), buffers
 
     def relu(self, layer: str) -> int:
         """The place of a ReLU: "last", a number from 1 in the order of calls, or the name of its module."""
-        modules = relu_modules(self._serving, torch.zeros(2, *self.input_shape))
+        modules = relu_modules(self._own.serving, torch.zeros(2, *self.input_shape))
         if not modules:
             raise UserError(f"model {self.name} has no ReLU, whose zeros could be counted; mlp and the cnns have")
         if layer == "last":
@@ -127,7 +136,7 @@ class Model:
 
     @cached_property
     def rectifies(self) -> bool:
-        return bool(relu_modules(self._serving, torch.zeros(2, *self.input_shape)))
+        return bool(relu_modules(self._own.serving, torch.zeros(2, *self.input_shape)))
 
     def rectified(self, params: Params, x: Tensor, place: int) -> Tensor:
         """What that ReLU gives, as served."""
@@ -170,10 +179,10 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self._serving.parameters())
+        return sum(p.numel() for p in self._net.parameters())
 
     def uses(self, kind: type[nn.Module]) -> bool:
-        return any(isinstance(m, kind) for m in self._training.modules())
+        return any(isinstance(m, kind) for m in self._net.modules())
 
     @property
     def batchable(self) -> bool:
