@@ -185,7 +185,7 @@ def evaluate_unseen(
     """Clients that never trained, each on all of its rows: with what anybody is served, or with `assign` by what the
     method makes of its rows without labels; of so many `inputs`, drawn by chance, or of all."""
     held = {c: rows for c, rows in held.items() if len(rows.y)}
-    seen = {c: _inputs(rows, inputs, derive_seed(seed, "inputs", c)) for c, rows in held.items()} if assign else {}
+    seen = {c: unlabelled(rows, c, inputs, seed) for c, rows in held.items()} if assign else {}
     fleet, nobody = PlainFleet({c: {"test": rows} for c, rows in held.items()}), method.models_for(state, None)
     place = method.assign
     tasks = {c: Task(nobody if place is None or not assign else place(state, seen[c].x)) for c in held}
@@ -213,9 +213,10 @@ def _answered_by(method: Method, models: Mapping[str, Params], private: Tree, x:
     return dict(sorted(counts.items()))
 
 
-def _inputs(rows: Examples, count: int | None, seed: int) -> Examples:
-    """Without labels: what stands in their place says nothing."""
-    order = torch.randperm(len(rows.y), generator=generator(seed))[:count].to(rows.y.device)
+def unlabelled(rows: Examples, client: ClientId, count: int | None, seed: int) -> Examples:
+    """So many of a client's rows, or all: what stands in the place of labels says nothing."""
+    drawn = generator(derive_seed(seed, "inputs", client))
+    order = torch.randperm(len(rows.y), generator=drawn)[:count].to(rows.y.device)
     x = rows.x[order.sort().values]
     return Examples(x, torch.zeros(len(x), dtype=rows.y.dtype, device=rows.y.device))
 

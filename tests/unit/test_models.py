@@ -243,7 +243,7 @@ class Dawdling(nn.Module):
 
 @pytest.mark.parametrize("call", ["predict", "forward"])
 def test_threads_do_not_see_each_others_weights(call):
-    first, second, left = meeting = [threading.Event() for _ in range(3)]
+    first, _, left = meeting = [threading.Event() for _ in range(3)]
     model = Model("dawdling", lambda: Dawdling(meeting), (2,), 2)
 
     def said(scale, x):

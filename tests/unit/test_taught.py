@@ -10,6 +10,7 @@ from shoal.client.mixture import said
 from shoal.client.prior import LABELS, PRIOR
 from shoal.client.train import LocalTraining
 from shoal.methods import Setting, build
+from shoal.methods.shoal import Parts
 from shoal.models import load_model
 from shoal.stages.beside import FederateBeside, trained_beside
 from shoal.stages.taught import Taught, taught
@@ -104,3 +105,9 @@ def test_members_are_served_what_each_model_was_taught():
     assert (
         sorted(result.state.memory["taught"]) == sorted(result.state.models) == ["expert-000", "expert-001", "global"]
     )
+
+
+def test_a_prior_needs_what_was_taught_whatever_else_is_left_out():
+    bare = Parts(select="chance", adjust="off", split=False)
+    assert bare.pieces["represent"] == "labels"
+    assert replace(bare, prior=False).pieces["represent"] == "none"

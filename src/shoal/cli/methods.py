@@ -75,7 +75,7 @@ def pieces(
         if step is not None and not as_json:
             _details(step)
             return
-        from shoal.methods.pieces import PIECES
+        from shoal.methods.pieces import PAPERS, PIECES
 
         known = {step: {name: piece.facts() for name, piece in found.items()} for step, found in PIECES.items()}
         if as_json:
@@ -89,6 +89,9 @@ def pieces(
                 fits = "; ".join(f"{k}: {', '.join(v)}" for k, v in facts["needs"].items())
                 table.add_row("" if i else step, name, facts["source"], fits)
         out.print(table)
+        out.print(
+            f"\nPapers: {', '.join(f'{n} {name}' for n, name in PAPERS.items())}.", highlight=False, soft_wrap=True
+        )
 
 
 @app.command()

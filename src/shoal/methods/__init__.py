@@ -87,7 +87,7 @@ def find(name: str) -> Callable[[Setting], Method]:
         return of_pieces(name)
     if ":" in name:
         return imported("method", name)
-    return look_up("method", name, METHODS, own="package.module:function")
+    return look_up("method", name, METHODS, own="package.module:function, or pieces such as select=balanced")
 
 
 def is_method(name: str) -> bool:

@@ -13,4 +13,13 @@ PIECES: dict[str, dict[str, Piece]] = {
     "serve": serve.PIECES,
 }
 
-__all__ = ["PIECES"]
+# by the numbers under which pieces name them
+PAPERS = {
+    "000": "FedEPC",
+    "001": "SCMoE-PFL",
+    "002": "SimClust and RepClust",
+    "003": "APCSMA",
+    "004": "FedClusterEnsemble",
+}
+
+__all__ = ["PAPERS", "PIECES"]
