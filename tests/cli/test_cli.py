@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -111,11 +112,13 @@ def test_resume_of_a_killed_process():
     child = subprocess.Popen([SHOAL, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(Path("r/checkpoints").glob("round-*")):
         assert child.poll() is None
+        time.sleep(0.01)
     child.kill()
     child.wait()
     done = subprocess.Popen([SHOAL, "resume", "r", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while len(Path("r/rounds.jsonl").read_text().splitlines()) < 3:
         assert done.poll() is None
+        time.sleep(0.01)
     other = subprocess.run([SHOAL, "resume", "r"], capture_output=True, text=True)
     assert other.returncode == 2
     assert "is being written by another process" in " ".join(other.stderr.split())
@@ -185,6 +188,7 @@ def test_a_grid_that_is_stopped_says_how_to_go_on():
     child = subprocess.Popen([SHOAL, "run", "my.toml"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not list(Path("runs/my/fedavg-0/checkpoints").glob("round-*")):
         assert child.poll() is None
+        time.sleep(0.01)
     child.send_signal(2)  # Ctrl-C
     _, said = child.communicate(timeout=300)
     assert child.returncode == 130
