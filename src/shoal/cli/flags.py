@@ -17,8 +17,8 @@ FLAGS: dict[str, Any] = {
     "partition": Annotated[
         str | None,
         typer.Option(
-            help="iid, dirichlet:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, natural; "
-            "shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE "
+            help="iid, dirichlet:ALPHA, equal:ALPHA, groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA, "
+            "natural; shifts may follow: +rotate:0,90 +invert:SHARE +noise:SIGMA +mislabel:SHARE +permute:SHARE "
             "(default dirichlet:0.3; natural with --client-column)."
         ),
     ],

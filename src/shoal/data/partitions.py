@@ -232,6 +232,13 @@ def _dirichlet(request: _Request, term: Term) -> _Deal:
     return _Deal(_skewed(request.y, np.arange(clients), alpha, request, term), client_names(clients))
 
 
+def _equal(request: _Request, term: Term) -> _Deal:
+    (alpha,) = term.exactly("ALPHA")
+    clients = request.clients(term)
+    counts = _equal_counts(np.bincount(request.y), clients, term.positive("ALPHA", alpha), request.rng)
+    return _Deal(_to_clients(request.y, counts, np.arange(clients), request.rng), client_names(clients))
+
+
 def _quantity(request: _Request, term: Term) -> _Deal:
     """As if all rows were of one class."""
     (alpha,) = term.exactly("ALPHA")
@@ -362,9 +369,29 @@ def _skewed(y: Indices, ids: Indices, alpha: float, request: _Request, term: Ter
     """A client for each row: of every class, client i gets the share p_i with p ~ Dirichlet(α, ..., α)."""
     sizes = np.bincount(y)
     counts = _dirichlet_counts(sizes, len(ids), term.positive("ALPHA", alpha), request, term)
+    return _to_clients(y, counts, ids, request.rng)
+
+
+def _to_clients(y: Indices, counts: Indices, ids: Indices, rng: np.random.Generator) -> Indices:
+    """A client for each row, by how many of each class [classes, clients] they are to have."""
     client = np.empty(len(y), dtype=np.int64)
-    client[_by_class(y, request.rng)] = np.repeat(np.tile(ids, len(sizes)), counts.ravel())
+    client[_by_class(y, rng)] = np.repeat(np.tile(ids, len(counts)), counts.ravel())
     return client
+
+
+def _equal_counts(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+    """Rows per class and client, as many for everyone: client by client, each by a Dirichlet(α) of its own over classes
+    (Hsu et al. 2019). A class that is used up is left out of later draws, so the last clients take what there is."""
+    left, counts = sizes.copy(), np.zeros((clients, len(sizes)), dtype=np.int64)
+    for i, prior in enumerate(rng.dirichlet(np.full(len(sizes), alpha), size=clients)):
+        wanted = (left.sum() + clients - i - 1) // (clients - i)
+        while short := wanted - counts[i].sum():
+            here = np.where(left > 0, prior, 0.0)
+            here = here if here.sum() > 0 else left.astype(np.float64)
+            taken = np.minimum(rng.multinomial(short, here / here.sum()), left)
+            counts[i] += taken
+            left -= taken
+    return counts.T
 
 
 def _dirichlet_counts(sizes: Indices, clients: int, alpha: float, request: _Request, term: Term) -> Indices:
@@ -451,6 +478,7 @@ class _Base(NamedTuple):
 BASES = {
     "iid": _Base(_iid, "iid"),
     "dirichlet": _Base(_dirichlet, "dirichlet:0.3"),
+    "equal": _Base(_equal, "equal:0.3"),
     "groups": _Base(_groups, "groups:5,1.0"),
     "labels": _Base(_labels, "labels:0-2/3-5/6-9"),
     "shards": _Base(_shards, "shards:2"),

@@ -14,6 +14,7 @@ from shoal.types import POOL, Examples
 BASES = [
     "iid",
     "dirichlet:0.5",
+    "equal:0.5",
     "groups:5,1.0",
     "labels:0-2/3-5/6-9",
     "labels:0,9/8,1/2-7",
@@ -70,7 +71,7 @@ def test_the_seed_decides(spec: str) -> None:
 @given(
     clients=st.integers(1, 12),
     rows=st.integers(100, 700),
-    spec=st.sampled_from(["iid", "shards:2", "shards:3", "quantity:2", "dirichlet:1"]),
+    spec=st.sampled_from(["iid", "shards:2", "shards:3", "quantity:2", "dirichlet:1", "equal:0.1"]),
     seed=st.integers(0, 1000),
 )
 def test_any_count_is_dealt_completely(clients: int, rows: int, spec: str, seed: int) -> None:
@@ -93,6 +94,25 @@ def test_alpha_sets_the_skew() -> None:
     even, skewed = (partition(numbered(), f"dirichlet:{a}", clients=10, seed=0).counts() for a in (1000, 0.2))
     assert (even.float() - 30).abs().max() < 8
     assert (skewed == 0).sum() > 10
+
+
+def test_equal_skews_labels_and_not_sizes() -> None:
+    f = partition(numbered(), "equal:0.1", clients=20, seed=0)
+    assert set(sum(f.sizes(s) for s in SPLITS).tolist()) == {150, 151}
+    largest = f.counts().float().amax(dim=1) / f.counts().sum(dim=1)
+    assert largest[:10].median() > 0.5  # those before anything is used up
+    even = partition(numbered(), "equal:1000", clients=20, seed=0).counts()[:10].float()
+    assert (even / even.sum(dim=1, keepdim=True) - 0.1).abs().max() < 0.1
+
+
+def test_equal_follows_each_clients_own_draw() -> None:
+    """Two classes, plenty of both: how often the first occurs with a client has the variance of a Beta(a, a), which is
+    1 / (4 (2 a + 1)): 0.0833 with a = 1; of the first half, for the
+    last take what is left."""
+    f = partition(numbered(40_000, classes=2), "equal:1", clients=400, seed=0)
+    shares = (f.counts()[:200, 0] / f.counts()[:200].sum(dim=1)).double()
+    assert float(shares.var()) == pytest.approx(1 / 12, rel=0.15)
+    assert float(shares.mean()) == pytest.approx(0.5, abs=0.05)
 
 
 def test_quantity_skews_sizes_and_not_labels() -> None:
@@ -288,7 +308,7 @@ def test_groups_and_rotations_combine() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("uniform", "'uniform' is not a base; write one of iid, dirichlet:0.3, groups:5,1.0"),
+        ("uniform", "'uniform' is not a base; write one of iid, dirichlet:0.3, equal:0.3, groups:5,1.0"),
         ("", "'' is not a base"),
         ("iid+blur:1", "'blur' is not a shift; write one of rotate:0,90,180,270, invert:0.5"),
         ("iid:3", "'iid:3': it takes no argument, as in iid"),
@@ -297,6 +317,7 @@ def test_groups_and_rotations_combine() -> None:
         ("dirichlet:x", "must be numbers with commas between, as in dirichlet:0.3"),
         ("dirichlet:0", "ALPHA is 0 but must be above 0, as in dirichlet:0.3"),
         ("dirichlet:nan", "numbers must be finite"),
+        ("equal:0", "ALPHA is 0 but must be above 0, as in equal:0.3"),
         ("quantity:-1", "ALPHA is -1 but must be above 0, as in quantity:0.5"),
         ("groups:2", r"it needs 2 number\(s\), RHO, ALPHA, but has 1, as in groups:5,1.0"),
         ("groups:2.5,1", "RHO is 2.5 but must be a whole number"),
