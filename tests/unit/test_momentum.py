@@ -18,10 +18,10 @@ from shoal.types import Report, ServerState
 PLAIN = {"momentum": 0, "average": 0, "select": "chance", "adjust": "off", "prior": False, "split": False}
 
 
-def stage(beta):
+def stage(beta, step=1.0):
     model = load_model("linear", (1,), 2)
     train = Federate(LocalTraining(model), one_model_for, Rate(0.1, 9))
-    return Momentum(train, ("w",), beta)
+    return Momentum(train, ("w",), beta, step)
 
 
 def reported(value, count=7):
@@ -41,6 +41,19 @@ class TestMomentum:
             found.append(float(state.models["global"]["w"]))
         assert found == [2.0, 3.5, 5.25]
         assert int(state.models["global"]["n"]) == 7, "what is no parameter is the mean"
+
+    def test_a_longer_step_by_hand(self):
+        """Clients always answer w + 1. v: 2, 2 + 1, 2 + 1.5; w: 1, then 3, 6, 9.5."""
+        state, found = start(), []
+        for _ in range(3):
+            state = stage(0.5, 2.0).fold(state, reported(float(state.models["global"]["w"]) + 1), 0)
+            found.append(float(state.models["global"]["w"]))
+        assert found == [3.0, 6.0, 9.5]
+        assert float(stage(0.0, 0.5).fold(start(), reported(2.0), 0).models["global"]["w"]) == 1.5
+
+    def test_a_step_must_go_forward(self):
+        with pytest.raises(UserError, match=r"server.step is 0.0; it must be above 0"):
+            stage(0.5, 0.0)
 
     def test_without_it_the_mean_itself(self):
         state = stage(0.0).fold(start(), reported(3.3), 0)

@@ -8,7 +8,7 @@ The prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 20
 | piece | here | without it |
 |---|---|---|
 | cohorts with flat label counts | `select.waiting`: `stages.balanced.Balanced` | `parts.select=chance` |
-| server momentum β | `stages.momentum.Momentum` | `parts.momentum=0` |
+| server momentum β, with steps of η times the mean change | `stages.momentum.Momentum` | `parts.momentum=0`: both; `parts.step=1` |
 | running mean of models, for serving only | `stages.momentum.RunningMean` | `parts.average=0` |
 | loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `parts.adjust=off` |
 | last layer averaged class by class, with that loss | `stages.beside.FederateBeside` | `parts.head=false` |
@@ -32,7 +32,9 @@ its prior when it has counted, and after its first probe an expert.
 Everybody gets a turn: half of a cohort (`select.waiting`) are those who have waited longest, the others make up for
 what these hold; whoever is there waits N / (cohort / 2) rounds at most, in whatever group.
 
-Deviation from the study behind it: (n_c + .1) / (n + 1) is that of ten classes. What a model was taught is taken away
+Deviation from the study behind it: the server goes twice as far (`parts.step`): cohorts whose labels are balanced agree
+more on where to go, and on Fashion-MNIST, Dir(.1), seed 0, 80 % central took 22 rounds instead of 30, with better models
+in the end on MNIST, CIFAR-10 and Dir(1) as well. (n_c + .1) / (n + 1) is that of ten classes. What a model was taught is taken away
 again (`stages.taught.Taught`), of each model by who trained it, for on data that are unbalanced as a whole, or where
 groups hold other classes, a prior would be counted twice; with the adjusted loss what is left to take away is an
 approximation. Its probe cut the directions of updates in two where a silhouette was above .05. Here these follow labels
@@ -60,6 +62,7 @@ class Parts:
 
     select: Literal["balanced", "chance"] = "balanced"
     momentum: float = 0.7
+    step: float = 2.0  # only with momentum: without it the server takes the mean
     average: float = 0.8
     adjust: Literal["auto", "on", "off"] = "auto"
     head: bool = True  # last layers averaged class by class, where the loss is adjusted
@@ -90,7 +93,7 @@ class Parts:
             "represent": {"anew": 0.25, "every": AGAIN},
             "prior": {"every": AGAIN},
             "train": {"adjust": self.adjust, "head": self.head},
-            "server": {"momentum": self.momentum, "average": self.average},
+            "server": {"momentum": self.momentum, "average": self.average, "step": self.step if self.momentum else 1.0},
         }
 
 

@@ -18,21 +18,24 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class Momentum(AroundTraining):
-    """v ← β v + (mean - w), w ← w + v, for each model that somebody trained. What is no parameter, such as batch norm's
-    statistics, is the mean. Without β it is plain averaging, to the byte."""
+    """v ← β v + η (mean - w), w ← w + v, for each model that somebody trained. What is no parameter, such as batch norm's
+    statistics, is the mean. Without β and with η 1 it is plain averaging, to the byte."""
 
     train: Federate
     trainable: tuple[str, ...]
     beta: float = 0.7
+    step: float = 1.0  # η
     slot: str = "momentum"
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
             raise UserError(f"server.momentum is {self.beta}; it must be from 0 to below 1")
+        if self.step <= 0:
+            raise UserError(f"server.step is {self.step}; it must be above 0")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         after = self.train.fold(state, reports, seed)
-        if not self.beta:
+        if not self.beta and self.step == 1:
             return after
         velocities = {k: v for k, v in state.memory.get(self.slot, {}).items() if k in after.models}
         models = dict(after.models)
@@ -43,7 +46,7 @@ class Momentum(AroundTraining):
         return replace(after, models=models, memory={**after.memory, self.slot: velocities})
 
     def _moved(self, before: Params, mean: Params, velocity: Params | None) -> tuple[Params, Params]:
-        change = {k: mean[k] - before[k] for k in self.trainable}
+        change = {k: self.step * (mean[k] - before[k]) for k in self.trainable}
         if velocity is not None:
             change = {k: torch.add(x, velocity[k], alpha=self.beta) for k, x in change.items()}
         return {k: before[k] + change[k] if k in change else x for k, x in mean.items()}, change

@@ -67,12 +67,13 @@ def by_contribution(d: Draft, by: By, learned: Coefficients) -> None:
 @dataclass(frozen=True)
 class Server:
     momentum: float = 0.7
+    step: float = 1.0
 
 
 def momentum(d: Draft) -> None:
-    beta = d.s.make("server", Server).momentum
+    server = d.s.make("server", Server)
     mean(d)
-    d.around = lambda train: Momentum(train, d.s.model.trainable, beta)
+    d.around = lambda train: Momentum(train, d.s.model.trainable, server.momentum, server.step)
 
 
 def secure(d: Draft) -> None:
