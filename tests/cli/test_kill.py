@@ -47,7 +47,7 @@ def digest(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shoal.lab"])
+    context.set_forkserver_preload(["shoal.lab", "shoal.methods", "sklearn.datasets", "torch._dynamo"])  # else 5 s each
     return context
 
 
