@@ -18,8 +18,8 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class Momentum(AroundTraining):
-    """v ← β v + η (mean - w), w ← w + v, for each model that somebody trained. What is no parameter, such as batch norm's
-    statistics, is the mean. Without β and with η 1 it is plain averaging, to the byte."""
+    """v ← β v + η (mean - w), w ← w + v, for each model that somebody trained. What is no parameter, such as batch
+    norm's statistics, is the mean. Without β and with η 1 it is plain averaging, to the byte."""
 
     train: Federate
     trainable: tuple[str, ...]
