@@ -8,7 +8,7 @@ The prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 20
 | piece | here | without it |
 |---|---|---|
 | cohorts with flat label counts | `select.waiting`: `stages.balanced.Balanced` | `parts.select=chance` |
-| server momentum β, steps of η times the mean change | `stages.momentum.Momentum` | `parts.momentum=0`, `parts.step=1` |
+| server momentum β, steps of η × the mean change | `stages.momentum.Momentum` | `parts.momentum=0`, `parts.step=1` |
 | running mean of models, for serving only | `stages.momentum.RunningMean` | `parts.average=0` |
 | loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `parts.adjust=off` |
 | last layer averaged class by class, with that loss | `stages.beside.FederateBeside` | `parts.head=false` |
