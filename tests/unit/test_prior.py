@@ -148,7 +148,7 @@ class TestUnseenClients:
         method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3))
         engine.evaluate_unseen(replace(method, adapt=Spy()), method.init(0), {"u": self.held()}, True, inputs=20)
         assert seen == {UNLABELLED: 20}
-        inputs = engine._inputs(self.held(), 20, 0)
+        inputs = engine.unlabelled(self.held(), "u", 20, 0)
         assert inputs.y.tolist() == [0] * 20
 
     def test_whatever_the_labels_are_the_estimate_is_the_same(self):
