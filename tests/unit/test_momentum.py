@@ -9,6 +9,7 @@ import shoal
 from shoal import tree
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
+from shoal.methods.shoal import Parts
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.stages.momentum import Momentum, RunningMean, averaged
@@ -119,3 +120,10 @@ def test_each_part_makes_a_difference(part):
     plain = shoal.run("fedavg", digits(), **keys)
     ours = shoal.run("shoal", digits(), **keys, set={"parts": PLAIN | part})
     assert ours.accuracy["central"] != plain.accuracy["central"]
+
+
+def test_a_step_that_would_not_be_taken_is_refused():
+    assert Parts(momentum=0.0).defaults["server"]["step"] == 1.0
+    assert Parts().defaults["server"]["step"] == 2.0
+    with pytest.raises(UserError, match=r"parts.step is 3, but without parts.momentum"):
+        Parts(momentum=0.0, step=3.0)

@@ -49,6 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shoal.errors import UserError
 from shoal.methods.composed import compose
 from shoal.methods.setting import Setting
 from shoal.types import Method
@@ -68,6 +69,10 @@ class Parts:
     head: bool = True  # last layers averaged class by class, where the loss is adjusted
     prior: bool = True
     split: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.momentum and self.step not in (1.0, Parts.step):
+            raise UserError(f"parts.step is {self.step:g}, but without parts.momentum the server takes the mean")
 
     @property
     def told(self) -> bool:

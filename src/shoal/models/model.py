@@ -36,12 +36,20 @@ def model_names() -> tuple[str, ...]:
     return tuple(NETWORKS)
 
 
-class _Callable(threading.local):
-    """A thread's own copies: a call with other weights puts them into the module while it lasts."""
+class _PerThread(threading.local):
+    """A thread's own copies of a network, for each mode that it calls: a call with other weights puts them into the
+    module while it lasts, and the mode is a flag on it."""
 
     def __init__(self, net: nn.Module) -> None:
-        self.training = copy.deepcopy(net).train()
-        self.serving = copy.deepcopy(net).eval()  # another copy: the mode is a flag on the module
+        self._net = net
+
+    @cached_property
+    def training(self) -> nn.Module:
+        return copy.deepcopy(self._net).train()
+
+    @cached_property
+    def serving(self) -> nn.Module:
+        return copy.deepcopy(self._net).eval()
 
 
 class Model:
@@ -58,7 +66,7 @@ class Model:
         self.device = device
         self.name, self.factory, self.input_shape, self.classes = name, factory, input_shape, classes
         self._net = self._checked(self._fresh(0))  # never called itself
-        self._own = _Callable(self._net)
+        self._own = _PerThread(self._net)
         self.trainable = tuple(k for k, p in self._net.named_parameters() if p.requires_grad)
         self.takes_key = "key" in inspect.signature(self._net.forward).parameters
         self._check_output()
