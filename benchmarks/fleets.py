@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from shoal.bench import arrange, make_fleet
 from shoal.data import Federation
-from shoal.job import Job
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job
 from shoal.types import Examples, Plan
 
 WORK = {

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from shoal import lab
-from shoal.bench import arrange
 from shoal.cost.timer import Timer
 from shoal.data import Federation
-from shoal.job import Job
+from shoal.experiment.assemble import arrange
+from shoal.experiment.job import Job
+from shoal.experiment.run import run_experiment
 from shoal.types import Examples
 
 RESULTS = Path(__file__).parent / "results"
@@ -90,7 +90,7 @@ def played(method: str, fed: Federation, **keys: Any) -> tuple[dict[str, float],
 
     bench = arrange(Job(method=method, model="mlp", **keys), method, fed)
     with tempfile.TemporaryDirectory() as folder, Memory() as memory:
-        lab.play(bench, Path(folder) / "run", timer=timer, on_round=on_round)
+        run_experiment(bench, Path(folder) / "run", timer=timer, on_round=on_round)
     spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}
     return spent, ends[WARM - 1 :], memory.most
 

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from shoal import lab
-from shoal.job import Job
+from shoal.experiment.job import Job
+from shoal.experiment.run import run_job
 from shoal.store.checkpoint import Checkpoints
 
 RESULT = Path(__file__).parent / "results/serve.json"
@@ -69,7 +69,7 @@ METHODS: dict[str, dict[str, dict[str, object]]] = {
 
 def make_run(place: Path, name: str) -> None:
     method, labels = name.partition("-")[0], "labels:0-1/2-3/4-5/6-7/8-9"
-    lab.start(Job(method=method, partition=labels, clients=40, cohort=20, rounds=6, set=METHODS[name]), place)
+    run_job(Job(method=method, partition=labels, clients=40, cohort=20, rounds=6, set=METHODS[name]), place)
 
 
 def start(run: Path, options: tuple[str, ...], core: int) -> tuple[subprocess.Popen[str], int]:

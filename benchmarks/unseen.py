@@ -20,9 +20,9 @@ from statistics import fmean
 
 import torch
 
-from shoal.bench import setup
 from shoal.engine import unlabelled
-from shoal.job import make_job
+from shoal.experiment.assemble import setup
+from shoal.experiment.job import make_job
 from shoal.serve.remote import Remote
 from shoal.store.run import RunStore
 from shoal.study.unseen import unseen_figures

@@ -73,8 +73,8 @@ def order(bench: Any, round: int) -> Any:
 
 
 def arranged(work: Work, folder: Path) -> Any:
-    from shoal.bench import arrange
-    from shoal.job import Job
+    from shoal.experiment.assemble import arrange
+    from shoal.experiment.job import Job
 
     return arrange(Job(**keys(work)), "fedavg", federation(folder))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal.data import Federation, load, partition
     from shoal.errors import UserError
-    from shoal.lab import run
+    from shoal.experiment.run import run
     from shoal.methods import METHODS, Setting
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ _HOMES = {
     "load": "shoal.data",
     "partition": "shoal.data",
     "UserError": "shoal.errors",
-    "run": "shoal.lab",
+    "run": "shoal.experiment.run",
     "METHODS": "shoal.methods",
     "Setting": "shoal.methods",
 }

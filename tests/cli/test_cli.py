@@ -198,7 +198,7 @@ def test_a_grid_that_is_stopped_says_how_to_go_on():
 
 def test_a_title_says_what_flags_changed():
     from shoal.cli.flags import overrides
-    from shoal.job import load_recipe
+    from shoal.experiment.recipe import load_recipe
 
     Path("my.toml").write_text(GRID)
     for flags, title in [

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal import lab
-from shoal.job import Job
+from shoal.experiment.job import Job
+from shoal.experiment.run import resume_run, run_job
 
 # Private state, several files per checkpoint, quick rounds: most moments fall into some write.
 JOB = Job(
@@ -35,7 +35,7 @@ def run(path: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    lab.start(JOB, Path(path))
+    run_job(JOB, Path(path))
 
 
 def digest(folder: Path) -> dict[str, bytes]:
@@ -47,7 +47,8 @@ def digest(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shoal.lab", "shoal.methods", "sklearn.datasets", "torch._dynamo"])  # else 5 s each
+    slow_to_load = ["shoal.experiment.run", "shoal.methods", "sklearn.datasets", "torch._dynamo"]
+    context.set_forkserver_preload(slow_to_load)  # else 5 s each
     return context
 
 
@@ -78,7 +79,7 @@ def test_kill_at_twenty_moments(tmp_path, processes):
             os.kill(child.pid, signal.SIGKILL)
         child.join()
         reached.add(len(list((path / "checkpoints").glob("round-*"))))
-        lab.resume(path)
+        resume_run(path)
         assert digest(path) == expected, f"killed at moment {i}"
     assert len(reached) > 1  # the moments were spread over the run
 
@@ -99,7 +100,7 @@ def test_kill_before_the_first_round_and_twice(tmp_path, processes):
 
     for _ in range(2):
         with pytest.raises(Stop):
-            lab.resume(path, on_round=stop)
-    result = lab.resume(path)
+            resume_run(path, on_round=stop)
+    result = resume_run(path)
     assert result["rounds"] == 12
     assert (path / "config.json").read_bytes() == begun

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal import engine, load, partition, tree
-from shoal.bench import arrange, make_fleet
-from shoal.job import Job
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job
 
 PAGE = Path(__file__).parents[2] / "docs/own-stage.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

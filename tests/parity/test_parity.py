@@ -8,9 +8,10 @@ import pytest
 from federations import tiny_federation
 from quick import quick
 
-from shoal import delivery, engine, lab, tree
-from shoal.bench import arrange, make_fleet
-from shoal.job import Job
+from shoal import delivery, engine, tree
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job
+from shoal.experiment.run import resume_run, run_job
 from shoal.methods import METHODS
 from shoal.store.run import RunStore
 
@@ -105,7 +106,7 @@ ALL = [("fedavg-ft", "plain"), ("fedavg-ft", "vector"), ("fedavg-ft", "flower")]
 @pytest.mark.parametrize(("method", "fleet"), [*((m, "pool") for m in METHODS), *ALL])
 def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, fleet, tmp_path):
     job = digits_job(method, fleet=fleet)
-    lab.start(job, tmp_path / "one")
+    run_job(job, tmp_path / "one")
     straight = digest(tmp_path / "one")
     assert any("checkpoints" in name for name in straight)
 
@@ -117,9 +118,9 @@ def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, f
             raise Stop
 
     with pytest.raises(Stop):
-        lab.start(job, tmp_path / "two", on_round=stop_after_two)
+        run_job(job, tmp_path / "two", on_round=stop_after_two)
     assert not (tmp_path / "two/result.json").exists()
-    lab.resume(tmp_path / "two")
+    resume_run(tmp_path / "two")
     assert digest(tmp_path / "two") == straight
     one, two = (json.loads((tmp_path / x / "result.json").read_text()) for x in ("one", "two"))
     differ = {k for k in one if one[k] != two[k]}
@@ -133,20 +134,20 @@ def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, f
 
 
 def test_another_seed_gives_other_bytes(tmp_path):
-    lab.start(digits_job("fedavg"), tmp_path / "one")
-    lab.start(digits_job("fedavg", seed=1), tmp_path / "two")
+    run_job(digits_job("fedavg"), tmp_path / "one")
+    run_job(digits_job("fedavg", seed=1), tmp_path / "two")
     name = "checkpoints/round-000003/state.safetensors"
     assert digest(tmp_path / "one")[name] != digest(tmp_path / "two")[name]
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path):
-    lab.start(digits_job("fedavg-ft"), tmp_path / "one")
+    run_job(digits_job("fedavg-ft"), tmp_path / "one")
     before = digest(tmp_path / "one")
-    lab.resume(tmp_path / "one")
+    resume_run(tmp_path / "one")
     assert digest(tmp_path / "one") == before
 
 
 def test_runs_are_kept_by_one_process(tmp_path):
-    lab.start(digits_job("local"), tmp_path / "one")
+    run_job(digits_job("local"), tmp_path / "one")
     with RunStore.open(tmp_path / "one"), pytest.raises(Exception, match="another process"):
-        lab.resume(tmp_path / "one")
+        resume_run(tmp_path / "one")

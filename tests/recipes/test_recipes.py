@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.bench import check_names
-from shoal.job import load_recipe
+from shoal.experiment.assemble import check_names
+from shoal.experiment.recipe import load_recipe
 from shoal.methods import METHODS
 from shoal.study.plan import load_study
 

@@ -9,10 +9,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine
-from shoal.bench import arrange
 from shoal.clusterers import NeighbourClusters
+from shoal.experiment.assemble import arrange
+from shoal.experiment.job import Job
 from shoal.fleet.vector import VectorFleet
-from shoal.job import Job
 from shoal.models import load_model
 from shoal.rng import derive_seed
 from shoal.stages.represent import vector

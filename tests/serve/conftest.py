@@ -9,8 +9,8 @@ import torch
 from services import serving
 from sklearn.datasets import load_digits
 
-from shoal import lab
-from shoal.job import Job
+from shoal.experiment.job import Job
+from shoal.experiment.run import run_job
 from shoal.serve.export import newest
 
 SMALL = {"clients": 10, "cohort": 5, "rounds": 2, "epochs": 1, "fleet": "vector"}
@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
         name = "-".join([method.replace(":", "-"), *(f"{k}{v}" for k, v in job.items())]).replace("/", "_")
         if name not in made:
             made[name] = folder / name
-            lab.start(Job(**SMALL | {"method": method} | job), made[name])
+            run_job(Job(**SMALL | {"method": method} | job), made[name])
         return made[name]
 
     return run

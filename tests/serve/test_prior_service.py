@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from services import npy, probabilities, refused, serving
 
-from shoal import evaluation
-from shoal.bench import setup
-from shoal.job import make_job
+from shoal.experiment import evaluate
+from shoal.experiment.assemble import setup
+from shoal.experiment.job import make_job
 from shoal.serve import Remote
 from shoal.store.reader import read_run
 
@@ -43,7 +43,7 @@ def hits(answer, rows):
 
 def test_answers_are_those_that_a_run_evaluates(http, running, run, held):
     """Without labels as `shoal evaluate --unseen`, and by its inputs as `--assign`."""
-    plain, assigned = (evaluation.of_unseen(run, assign=x)["clients"] for x in (False, True))
+    plain, assigned = (evaluate.of_unseen(run, assign=x)["clients"] for x in (False, True))
     counted = 0
     for client, rows in held.items():
         assert hits(asked(http, running, "/v1/predict", rows), rows) == pytest.approx(plain[client]["accuracy"])

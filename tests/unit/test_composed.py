@@ -10,10 +10,11 @@ import pytest
 from federations import tiny_federation
 
 from shoal import codec, engine, tree
-from shoal.bench import arrange, make_fleet
 from shoal.client.histogram import LabelHistogram
 from shoal.errors import UserError
-from shoal.job import Job, load_recipe, make_job
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job, make_job
+from shoal.experiment.recipe import load_recipe
 from shoal.methods import METHODS, Setting, build
 from shoal.methods.composed import parse, written
 from shoal.methods.draft import DEFAULTS, STEPS

@@ -8,15 +8,16 @@ import torch
 from federations import tiny_federation
 from quick import quick
 
-from shoal import engine, lab, tree
-from shoal.bench import arrange, make_fleet
+from shoal import engine, tree
 from shoal.cost.ledger import LONG, EdgeClock, Ledger, Page
 from shoal.cost.links import LINKS
 from shoal.cost.model import Costs
 from shoal.data import load, partition
 from shoal.errors import UserError
-from shoal.evaluation import of_unseen
-from shoal.job import Job, make_job
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.evaluate import of_unseen
+from shoal.experiment.job import Job, make_job
+from shoal.experiment.run import run, run_job
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
 from shoal.serve.blueprint import Blueprint
@@ -377,7 +378,7 @@ class TestTheClock:
 class TestJobs:
     def test_edges_are_told(self, tmp_path):
         job = Job(method="fedavg", clients=6, rows=300, rounds=2, cohort=3, epochs=1, edges="mixed:3", cloud_every=1)
-        found = lab.start(job, tmp_path / "run")
+        found = run_job(job, tmp_path / "run")
         assert [len(e["clients"]) for e in found["edges"]] == [2, 2, 2]
         assert found["bytes_long"] > 0
         assert found["joules"]["total"] == pytest.approx(sum(v for k, v in found["joules"].items() if k != "total"))
@@ -390,14 +391,14 @@ class TestJobs:
         lines = [f"{x[i, 0]},{x[i, 1]},{x[i, 2]},{y[i]},{client[i]},{edge[i]}" for i in range(160)]
         (tmp_path / "t.csv").write_text("\n".join(["u,v,w,label,who,where", *lines]))
         keys = {"data": str(tmp_path / "t.csv"), "client_column": "who", "edge_column": "where", "rounds": 2}
-        found = lab.start(make_job({"method": "fedavg", **keys}), tmp_path / "run")
+        found = run_job(make_job({"method": "fedavg", **keys}), tmp_path / "run")
         assert [e["clients"] for e in found["edges"]] == [["a", "b"], ["c", "d"]]
         assert [e["name"] for e in found["edges"]] == ["north", "south"]
         federation = partition(load(keys["data"], client_column="who", edge_column="where"), "natural", seed=0)
         assert federation.edges == {"a": "north", "b": "north", "c": "south", "d": "south"}
         assert federation.input_shape == (3,), "the column is no feature"
-        run = lab.run("fedavg", federation, edges="place", rounds=1)
-        assert len(views(run.state)) == 2
+        result = run("fedavg", federation, edges="place", rounds=1)
+        assert len(views(result.state)) == 2
 
     def test_a_client_is_at_one_edge(self, tmp_path):
         lines = [f"{i % 7},{i % 2},{'ab'[i % 2]},{'ns'[i % 3 == 0]}" for i in range(60)]
@@ -426,7 +427,7 @@ class TestJobs:
     )
     def test_refused(self, keys, sentence, tmp_path):
         with pytest.raises(UserError) as error:
-            lab.start(make_job({"rounds": 1, **keys}), tmp_path / "run")
+            run_job(make_job({"rounds": 1, **keys}), tmp_path / "run")
         assert sentence in str(error.value)
         assert not (tmp_path / "run").exists()
 
@@ -450,14 +451,14 @@ class TestJobs:
 class TestServing:
     def test_held_out_clients_are_served_by_the_cloud(self, tmp_path):
         keys = {"clients": 8, "rows": 400, "rounds": 2, "cohort": 4, "epochs": 1, "unseen": 2}
-        lab.start(make_job({"method": "fedavg", **keys, "edges": "2", "cloud_every": 1}), tmp_path / "run")
+        run_job(make_job({"method": "fedavg", **keys, "edges": "2", "cloud_every": 1}), tmp_path / "run")
         found = of_unseen(tmp_path / "run")
         assert found["unseen"] == 2
         assert 0 <= found["accuracy"]["mean"] <= 1
 
     def test_the_service_answers_with_the_clouds_model(self, tmp_path):
         keys = {"clients": 6, "rows": 300, "rounds": 2, "cohort": 3, "epochs": 1}
-        lab.start(make_job({"method": "fedavg", **keys, "edges": "3", "cloud_every": 1}), tmp_path / "run")
+        run_job(make_job({"method": "fedavg", **keys, "edges": "3", "cloud_every": 1}), tmp_path / "run")
         state = Checkpoints(tmp_path / "run" / "checkpoints").load(2).state
         version = Version(Blueprint.of_run(tmp_path / "run"), state)
         x = torch.randn(3, *version.blueprint.inputs.shape)

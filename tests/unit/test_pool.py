@@ -143,9 +143,9 @@ def children(pid):
 SCRIPT = """
 import sys
 from pathlib import Path
-from shoal import lab
-from shoal.job import Job
-lab.start(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", workers=2), Path(sys.argv[1]))
+from shoal.experiment.run import run_job
+from shoal.experiment.job import Job
+run_job(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", workers=2), Path(sys.argv[1]))
 """
 
 

@@ -10,11 +10,11 @@ import torch
 from federations import tiny_federation
 
 from shoal import engine, tree
-from shoal.bench import arrange, make_fleet
 from shoal.client.secure import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
-from shoal.job import Job
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.table import Table

@@ -7,12 +7,12 @@ import torch
 from federations import inverted, tiny_federation
 
 from shoal import engine, tree
-from shoal.bench import arrange, make_fleet
 from shoal.client.conditional import ClassFeatures
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job
 from shoal.fleet.plain import PlainFleet
-from shoal.job import Job
 from shoal.models import load_model
 from shoal.stages.beside import FederateBeside, trained_beside
 from shoal.stages.shift import ShiftProbe

@@ -9,19 +9,19 @@ from federations import tiny_federation
 from torch import nn
 
 from shoal import engine
-from shoal.bench import arrange, make_fleet
 from shoal.client.probe import LossProbe
 from shoal.client.sparsity import Sparsity, halves_sensitivity, range_sensitivity
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
+from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.job import Job
+from shoal.experiment.result import promised, protection
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
-from shoal.job import Job
 from shoal.methods.fedavg import averaging
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.outcome import promised, protection
 from shoal.privacy import epsilon
 from shoal.stages.represent import AskOnce
 from shoal.stages.select import Random

@@ -8,14 +8,16 @@ import torch
 from federations import tiny_federation
 
 import shoal
-from shoal import engine, evaluation, lab
-from shoal.bench import describe, federation_of
+from shoal import engine
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
 from shoal.data.unseen import held_out
 from shoal.errors import UserError
+from shoal.experiment import evaluate
+from shoal.experiment.assemble import describe, federation_of
+from shoal.experiment.job import Job
+from shoal.experiment.run import check_same, resume_run, run_job
 from shoal.fleet.plain import PlainFleet
-from shoal.job import Job
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
 from shoal.stages.cluster import Adaptive
@@ -101,7 +103,7 @@ def files(folder):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "fedepc"
-    return path, lab.start(job("fedepc", unseen=3), path)
+    return path, run_job(job("fedepc", unseen=3), path)
 
 
 class TestRuns:
@@ -115,7 +117,7 @@ class TestRuns:
     def test_the_last_checkpoint_gives_the_last_rounds_figures(self, done):
         path, result = done
         before = files(path)
-        found = evaluation.of_clients(path)
+        found = evaluate.of_clients(path)
         assert found["accuracy"] == pytest.approx(result["accuracy"])
         assert found["loss"] == pytest.approx(result["loss"])
         assert len(found["clients"]) == 9
@@ -123,7 +125,7 @@ class TestRuns:
 
     def test_the_unseen_are_evaluated_on_all_their_rows(self, done):
         path, _ = done
-        found, again = (evaluation.of_unseen(path) for _ in range(2))
+        found, again = (evaluate.of_unseen(path) for _ in range(2))
         assert found == again
         held = json.loads((path / "partition.json").read_text())["unseen"]
         assert list(found["clients"]) == sorted(held)
@@ -137,7 +139,7 @@ class TestRuns:
     def test_groups_that_rows_without_labels_point_to(self, done):
         """Planted groups hold different classes: the largest group's model knows one third of the fleet at most."""
         path, _ = done
-        anybody, assigned = evaluation.of_unseen(path), evaluation.of_unseen(path, assign=True)
+        anybody, assigned = evaluate.of_unseen(path), evaluate.of_unseen(path, assign=True)
         assert assigned["accuracy"]["mean"] > anybody["accuracy"]["mean"] + 0.2
         assert assigned["assigned"] and not anybody["assigned"]
 
@@ -152,32 +154,32 @@ class TestRuns:
                 raise Stop
 
         with pytest.raises(Stop):
-            lab.start(job("fedepc", unseen=3), tmp_path / "two", on_round=stop)
+            run_job(job("fedepc", unseen=3), tmp_path / "two", on_round=stop)
         with pytest.raises(UserError, match="is not finished"):
-            evaluation.of_clients(tmp_path / "two")
-        lab.resume(tmp_path / "two")
+            evaluate.of_clients(tmp_path / "two")
+        resume_run(tmp_path / "two")
         assert files(tmp_path / "two") == files(path)
 
     def test_a_recipe_goes_on_with_it(self, done):
         path, _ = done
-        lab.check_same(path, job("fedepc", unseen=0.25))
+        check_same(path, job("fedepc", unseen=0.25))
         with pytest.raises(UserError, match="was run with unseen 3, not 4"):
-            lab.check_same(path, job("fedepc", unseen=4))
+            check_same(path, job("fedepc", unseen=4))
 
     def test_private_state_and_updates(self, tmp_path):
-        result = lab.start(job("fedavg-ft", cohort=5), tmp_path / "ft")
-        assert evaluation.of_clients(tmp_path / "ft")["accuracy"] == pytest.approx(result["accuracy"])
+        result = run_job(job("fedavg-ft", cohort=5), tmp_path / "ft")
+        assert evaluate.of_clients(tmp_path / "ft")["accuracy"] == pytest.approx(result["accuracy"])
         assert result["updates"] == 20
         assert "unseen" not in result
         assert "unseen" not in json.loads((tmp_path / "ft/config.json").read_text())
 
     def test_who_held_out_nobody_is_told_so(self, tmp_path):
-        lab.start(job("fce", rounds=1), tmp_path / "fce")
+        run_job(job("fce", rounds=1), tmp_path / "fce")
         with pytest.raises(UserError, match="held out nobody: run it with --unseen N"):
-            evaluation.of_unseen(tmp_path / "fce")
-        lab.start(job("fce", rounds=1, unseen=2), tmp_path / "two")
+            evaluate.of_unseen(tmp_path / "fce")
+        run_job(job("fce", rounds=1, unseen=2), tmp_path / "two")
         with pytest.raises(UserError, match="method fce has no groups that rows without labels point to"):
-            evaluation.of_unseen(tmp_path / "two", assign=True)
+            evaluate.of_unseen(tmp_path / "two", assign=True)
 
 
 def test_the_vector_without_labels_is_that_which_members_told():
@@ -200,7 +202,7 @@ def test_the_group_with_the_least_mean_distance_of_received_vectors():
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "fce"
-    lab.start(job("fce", unseen=3, set={"serve": {"rule": "density"}}), path)
+    run_job(job("fce", unseen=3, set={"serve": {"rule": "density"}}), path)
     return path
 
 
@@ -208,21 +210,21 @@ class TestOtherAnswers:
     """One finished run, answering in other ways."""
 
     def test_a_run_answers_as_one_that_was_told_so_from_the_start(self, dense, tmp_path):
-        lab.start(job("fce", unseen=3, set={"serve": {"rule": "energy", "mask": "read"}}), tmp_path / "told")
-        other = evaluation.of_unseen(dense, options={"serve": {"rule": "energy", "mask": "read"}})
-        told = evaluation.of_unseen(tmp_path / "told")
+        run_job(job("fce", unseen=3, set={"serve": {"rule": "energy", "mask": "read"}}), tmp_path / "told")
+        other = evaluate.of_unseen(dense, options={"serve": {"rule": "energy", "mask": "read"}})
+        told = evaluate.of_unseen(tmp_path / "told")
         assert other.pop("set") == {"serve": {"rule": "energy", "mask": "read"}}
         assert other == told
-        assert other["clients"] != evaluation.of_unseen(dense)["clients"]
+        assert other["clients"] != evaluate.of_unseen(dense)["clients"]
 
     def test_who_answered_how_many_rows(self, dense):
-        for score in evaluation.of_unseen(dense)["clients"].values():
+        for score in evaluate.of_unseen(dense)["clients"].values():
             assert sum(score["answered_by"].values()) == score["n"]
             assert max(score["answered_by"].values()) > 0.8 * score["n"]  # groups of labels: one model knows a client
 
     def test_clients_of_the_run_too(self, dense):
-        trusting = evaluation.of_clients(dense, options={"serve": {"trust": 50.0}})
-        assert trusting["accuracy"]["central"] != evaluation.of_clients(dense)["accuracy"]["central"]
+        trusting = evaluate.of_clients(dense, options={"serve": {"trust": 50.0}})
+        assert trusting["accuracy"]["central"] != evaluate.of_clients(dense)["accuracy"]["central"]
 
     @pytest.mark.parametrize(
         ("options", "sentence"),
@@ -236,24 +238,24 @@ class TestOtherAnswers:
     )
     def test_what_the_run_has_no_answer_to(self, dense, options, sentence):
         with pytest.raises(UserError, match=sentence):
-            evaluation.of_unseen(dense, options=options)
+            evaluate.of_unseen(dense, options=options)
 
     def test_what_members_never_told_is_not_here(self, tmp_path):
-        lab.start(job("fce", rounds=1, unseen=2), tmp_path / "fce")
+        run_job(job("fce", rounds=1, unseen=2), tmp_path / "fce")
         with pytest.raises(UserError, match=r"serve\.rule=density would have changed"):
-            evaluation.of_unseen(tmp_path / "fce", options={"serve": {"rule": "density"}})
+            evaluate.of_unseen(tmp_path / "fce", options={"serve": {"rule": "density"}})
 
     def test_an_option_by_which_clients_trained(self, tmp_path):
         """The gate of `shoal` is fitted with it."""
-        lab.start(job("shoal", rounds=1), tmp_path / "shoal")
+        run_job(job("shoal", rounds=1), tmp_path / "shoal")
         with pytest.raises(UserError, match=r"serve\.alpha=2\.0 would have changed"):
-            evaluation.of_clients(tmp_path / "shoal", options={"serve": {"alpha": 2.0}})
-        evaluation.of_clients(tmp_path / "shoal", options={"estimate": {"guard": 0.5}})
+            evaluate.of_clients(tmp_path / "shoal", options={"serve": {"alpha": 2.0}})
+        evaluate.of_clients(tmp_path / "shoal", options={"estimate": {"guard": 0.5}})
 
     def test_of_a_method_whose_clients_keep_models(self, tmp_path):
-        told = lab.start(job("fedala", rounds=2, set={"serve": {"model": "trained"}}), tmp_path / "trained")
-        lab.start(job("fedala", rounds=2), tmp_path / "plain")
-        other = evaluation.of_clients(tmp_path / "plain", options={"serve": {"model": "trained"}})
+        told = run_job(job("fedala", rounds=2, set={"serve": {"model": "trained"}}), tmp_path / "trained")
+        run_job(job("fedala", rounds=2), tmp_path / "plain")
+        other = evaluate.of_clients(tmp_path / "plain", options={"serve": {"model": "trained"}})
         assert other["accuracy"] == pytest.approx(told["accuracy"])
 
 
@@ -310,8 +312,8 @@ class TestOwners:
 
     def test_a_run_on_owned_rows_is_evaluated(self, file, tmp_path):
         keys = {"data": str(file), "client_column": "who", "partition": "natural", "clients": None}
-        lab.start(job("fedavg", rounds=1, unseen=3, **keys), tmp_path / "run")
-        assert evaluation.of_unseen(tmp_path / "run")["unseen"] == 3
+        run_job(job("fedavg", rounds=1, unseen=3, **keys), tmp_path / "run")
+        assert evaluate.of_unseen(tmp_path / "run")["unseen"] == 3
 
     def test_in_python(self, file):
         data = shoal.load(str(file), client_column="who", unseen=3)

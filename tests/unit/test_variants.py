@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shoal import lab
 from shoal.errors import UserError
-from shoal.job import Job, layered, load_recipe
+from shoal.experiment.job import Job
+from shoal.experiment.recipe import layered, load_recipe
+from shoal.experiment.run import run_job
 from shoal.store.reader import group_seeds, read_run
 
 RECIPE = """
@@ -60,7 +61,7 @@ def test_a_grid_chooses_among_variants(recipe):
 def test_tables_call_runs_by_their_variants(tmp_path):
     for name in (None, "Mine", "Mine too"):
         job = Job(variant=name, clients=4, rows=200, rounds=1, cohort=2, epochs=1)
-        lab.start(job, tmp_path / str(name))
+        run_job(job, tmp_path / str(name))
     runs = [read_run(tmp_path / str(name)) for name in (None, "Mine", "Mine too")]
     assert [label for label, _ in group_seeds(runs)] == ["fedavg", "Mine", "Mine too"]
     assert "variant" not in runs[0].config  # as before there were any

@@ -59,9 +59,9 @@ def data_show(
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
     with told(as_json):
-        from shoal.bench import describe, federation_of
         from shoal.console import DownloadProgress
-        from shoal.job import make_job
+        from shoal.experiment.assemble import describe, federation_of
+        from shoal.experiment.job import make_job
         from shoal.report import partition_view, write_partition_page
 
         with DownloadProgress(err) as progress:

@@ -139,7 +139,7 @@ def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 def overrides(flags: dict[str, Any]) -> dict[str, Any]:
     """The job's keys that were given as flags."""
-    from shoal.job import parse_amount, parse_options
+    from shoal.experiment.job import parse_amount, parse_options
 
     given = dict(flags)
     for key in given.keys() & {"cohort", "unseen"}:

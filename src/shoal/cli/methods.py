@@ -44,7 +44,7 @@ def methods(
 
 
 def _method_of(recipe: Path) -> str:
-    from shoal.job import load_recipe
+    from shoal.experiment.recipe import load_recipe
 
     found = {job.method for job in load_recipe(recipe, {}).jobs.values()}
     if len(found) > 1:
@@ -103,10 +103,11 @@ def explain(
 ) -> None:
     """Say what a method does, step by step: what clients send and learn, what the server learns, what a round costs."""
     with told(as_json):
-        from shoal.bench import check_names, setup
         from shoal.console import DownloadProgress, RunProgress
-        from shoal.explain import ROUNDS, explained
-        from shoal.job import load_recipe, make_job
+        from shoal.experiment.assemble import check_names, setup
+        from shoal.experiment.explain import ROUNDS, explained
+        from shoal.experiment.job import make_job
+        from shoal.experiment.recipe import load_recipe
         from shoal.report.steps import steps_view
 
         if what.endswith(".toml"):

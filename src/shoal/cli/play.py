@@ -36,12 +36,12 @@ def place_of(job: Any, recipe: str = "composed") -> Path:
 
 
 def played(job: Any, place: Path, label: str = "") -> dict[str, Any]:
-    from shoal import lab
     from shoal.console import DownloadProgress, RunProgress
+    from shoal.experiment.run import run_job
 
     title = label or job.method
     with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
-        result = lab.start(job, place, on_setup=announcing(place), on_round=progress.on_round, progress=download)
+        result = run_job(job, place, on_setup=announcing(place), on_round=progress.on_round, progress=download)
         progress.on_end(result["stopped"])
     return result
 
@@ -103,8 +103,8 @@ def write_page_of(
 
 def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     """All jobs of a recipe, each in its own run directory; what is finished is not run again."""
-    from shoal import lab
-    from shoal.bench import check_names
+    from shoal.experiment.assemble import check_names
+    from shoal.experiment.run import check_same
     from shoal.methods import METHODS
     from shoal.report import beside_paper, check_paper, paper_view, summarise
     from shoal.store.reader import planned, read_run
@@ -119,10 +119,10 @@ def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
         title = f"[{i + 1}/{len(places)}] {label}"
         if (place / "result.json").exists():
-            lab.check_same(place, job)
+            check_same(place, job)
             err.print(f"{escaped(title)} is finished", highlight=False)
         elif place.exists():
-            lab.check_same(place, job)
+            check_same(place, job)
             resumed(place, title)
         else:
             played(job, place, title)
@@ -143,8 +143,8 @@ def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
 
 
 def resumed(path: Path, title: str = "") -> dict[str, Any]:
-    from shoal import lab
     from shoal.console import DownloadProgress, RunProgress
+    from shoal.experiment.run import resume_run
     from shoal.store.reader import read_run
 
     config = read_run(path).config
@@ -152,7 +152,7 @@ def resumed(path: Path, title: str = "") -> dict[str, Any]:
         DownloadProgress(err) as download,
         RunProgress(err, title or config["method"], config["rounds"]) as progress,
     ):
-        result = lab.resume(path, on_setup=announcing(path), on_round=progress.on_round, progress=download)
+        result = resume_run(path, on_setup=announcing(path), on_round=progress.on_round, progress=download)
         progress.on_end(result["stopped"])
     return result
 

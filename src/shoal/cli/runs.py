@@ -36,7 +36,8 @@ def run(
 ) -> None:
     """Run a method, or every job of a recipe, and keep it in a run directory."""
     with told(as_json):
-        from shoal.job import load_recipe, make_job
+        from shoal.experiment.job import make_job
+        from shoal.experiment.recipe import load_recipe
 
         if what.endswith(".toml"):
             recipe = load_recipe(Path(what), overrides(flags))
@@ -101,9 +102,9 @@ def evaluate(
 ) -> None:
     """Evaluate what a finished run serves: to its clients, or to those who never trained."""
     with told(as_json):
-        from shoal import evaluation
         from shoal.console import DownloadProgress
-        from shoal.job import parse_options
+        from shoal.experiment import evaluate
+        from shoal.experiment.job import parse_options
         from shoal.report import evaluation_view
 
         if assign and not unseen:
@@ -113,9 +114,9 @@ def evaluate(
         chosen = parse_options(options or [])
         with DownloadProgress(err) as progress:
             if unseen:
-                found = evaluation.of_unseen(run_dir, assign, progress, inputs, chosen)
+                found = evaluate.of_unseen(run_dir, assign, progress, inputs, chosen)
             else:
-                found = evaluation.of_clients(run_dir, progress, chosen)
+                found = evaluate.of_clients(run_dir, progress, chosen)
         if as_json:
             print_json(found)
         else:
@@ -126,7 +127,7 @@ def evaluate(
 def demo(as_json: AsJson = False) -> None:
     """A minute with shoal: four methods on scikit-learn's digits, offline, and a page that compares them."""
     with told(as_json):
-        from shoal.job import Job
+        from shoal.experiment.job import Job
 
         folder = free("demo")
         places = []
@@ -177,8 +178,8 @@ def compare(
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
     with told(as_json):
-        from shoal.bench import check_names
-        from shoal.job import make_job
+        from shoal.experiment.assemble import check_names
+        from shoal.experiment.job import make_job
         from shoal.methods import METHODS, is_method
         from shoal.report import Questions, parse_accuracy, parse_counted
         from shoal.store.reader import read_run
@@ -219,13 +220,13 @@ def profile(
 ) -> None:
     """Where the time of a method's rounds goes."""
     with told(as_json):
-        from shoal import lab
         from shoal.console import RunProgress
-        from shoal.job import make_job
+        from shoal.experiment.job import make_job
+        from shoal.experiment.run import profile_job
 
         job = make_job(overrides(flags) | {"method": method})
         with RunProgress(err, method, job.rounds) as progress:
-            parts = lab.profile(job, on_setup=announce, on_round=progress.on_round)
+            parts = profile_job(job, on_setup=announce, on_round=progress.on_round)
         if as_json:
             print_json({"method": method, "rounds": job.rounds, "parts": parts})
             return

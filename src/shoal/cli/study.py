@@ -45,7 +45,7 @@ def study(
 
 
 def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], workers: int | None) -> None:
-    from shoal.bench import check_names
+    from shoal.experiment.assemble import check_names
     from shoal.fleet.pool import cores
     from shoal.report.summary import duration
     from shoal.study.play import Progress, play

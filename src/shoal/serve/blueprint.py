@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from shoal.bench import setting_of
 from shoal.errors import UserError
-from shoal.job import Job, make_job
+from shoal.experiment.assemble import setting_of
+from shoal.experiment.job import Job, make_job
 from shoal.methods import build
 from shoal.models import Model, load_model
 from shoal.serve.inputs import Inputs

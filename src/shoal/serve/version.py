@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.bench import stacks_well
 from shoal.codec import pack
 from shoal.errors import UserError
+from shoal.experiment.assemble import stacks_well
 from shoal.fleet.plain import run_one
 from shoal.serve.answers import Answered, Lot, answered, etag_of, worded
 from shoal.serve.blueprint import Blueprint

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shoal.errors import UserError, did_you_mean
-from shoal.job import Job, layered, read_toml
+from shoal.experiment.job import Job
+from shoal.experiment.recipe import layered, read_toml
 
 FIGURES = ("local", "worst10", "central", "unseen", "epochs_to", "joules_to", "ari", "split")
 OF_CELLS = ("play", "target")  # what a cell has beside keys of a job

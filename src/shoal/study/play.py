@@ -17,10 +17,10 @@ from statistics import fmean
 
 import torch
 
-from shoal.bench import Bench, setup
 from shoal.errors import UserError
-from shoal.job import Job
-from shoal.lab import LIBRARIES, check_same, resume, start
+from shoal.experiment.assemble import Bench, setup
+from shoal.experiment.job import Job
+from shoal.experiment.run import LIBRARIES, check_same, resume_run, run_job
 from shoal.store.files import write_json
 from shoal.store.reader import read_run
 from shoal.store.run import RunStore
@@ -38,9 +38,9 @@ def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
     """Played to its end, from wherever it is, and its unseen clients evaluated."""
     made: list[Bench] = []
     if not place.exists():
-        start(job, place, on_setup=made.append)
+        run_job(job, place, on_setup=made.append)
     elif not (place / "result.json").exists():
-        resume(place, on_setup=made.append)
+        resume_run(place, on_setup=made.append)
     if job.unseen:
         bench = made[0] if made else setup(job)
         with RunStore.open(place) as store:
@@ -149,7 +149,7 @@ class _Started:
     @classmethod
     def begin(cls, entry: Entry, out: Path, inputs: Sequence[int]) -> _Started:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["shoal.lab", "shoal.study.unseen", *LIBRARIES])
+        context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *LIBRARIES])
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_work, args=(theirs, entry.job.model_dump_json(), out / entry.place, tuple(inputs))

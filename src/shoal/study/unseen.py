@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.bench import Bench
 from shoal.engine import Evaluation, evaluate_unseen
+from shoal.experiment.assemble import Bench
 from shoal.metrics import Score
 from shoal.types import LABELS, ClientId, Predict, ServerState
 

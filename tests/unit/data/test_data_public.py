@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import bench, lab
 from shoal.data import SPLITS, Dataset, Federation, load, partition
 from shoal.data.prepare import set_aside
 from shoal.errors import UserError
-from shoal.job import make_job
+from shoal.experiment import assemble
+from shoal.experiment.job import make_job
+from shoal.experiment.run import check_same, resume_run, run, run_job
 from shoal.methods import METHODS, rehearsed
 from shoal.store.reader import read_run
 from shoal.types import Examples
@@ -198,17 +199,17 @@ class TestJobs:
     def test_a_method_says_how_many(self):
         assert rehearsed(f"{__name__}:curious", {}).public_wanted == 12
         assert rehearsed("fedavg", {}).public_wanted == 0
-        made = bench.setup(self.job())
+        made = assemble.setup(self.job())
         assert len(SEEN[-1].y) == 12 == made.job.public
         assert SEEN[-1] is made.federation.public
 
     def test_the_user_says_how_many(self):
-        assert len(bench.setup(self.job(public=40)).federation.public.y) == 40
-        assert bench.setup(self.job(public=0)).federation.public is None
+        assert len(assemble.setup(self.job(public=40)).federation.public.y) == 40
+        assert assemble.setup(self.job(public=0)).federation.public is None
         assert SEEN[-1] is None
 
     def test_they_are_told(self, tmp_path):
-        result = lab.start(make_job(BASE | {"public": 30}), tmp_path / "run")
+        result = run_job(make_job(BASE | {"public": 30}), tmp_path / "run")
         assert result["public"] == 30
         record = read_run(tmp_path / "run")
         assert record.partition["public"] == 30
@@ -216,24 +217,24 @@ class TestJobs:
         assert record.config["public"] == 30
 
     def test_a_recipe_goes_on_with_what_the_method_wanted(self, tmp_path):
-        lab.start(self.job(), tmp_path / "run")
-        lab.check_same(tmp_path / "run", self.job())
+        run_job(self.job(), tmp_path / "run")
+        check_same(tmp_path / "run", self.job())
         with pytest.raises(UserError, match="was run with public 12, not 7"):
-            lab.check_same(tmp_path / "run", self.job(public=7))
+            check_same(tmp_path / "run", self.job(public=7))
 
     def test_older_runs_can_be_resumed(self, tmp_path):
-        lab.start(make_job(BASE), tmp_path / "run")
+        run_job(make_job(BASE), tmp_path / "run")
         (tmp_path / "run/result.json").unlink()
         for name in ("config.json", "partition.json"):
             path = tmp_path / "run" / name
             content = json.loads(path.read_text())
             del content["public"]
             path.write_text(json.dumps(content))
-        assert lab.resume(tmp_path / "run")["public"] == 0
+        assert resume_run(tmp_path / "run")["public"] == 0
 
     def test_refused(self):
         with pytest.raises(UserError, match="public is -1: input should be greater than or equal to 0"):
             self.job(public=-1)
         federation = partition(load("digits"), "iid", clients=5, seed=0)
         with pytest.raises(UserError, match=r"public is 3, but .* is given a federation"):
-            lab.run("fedavg", federation, public=3)
+            run("fedavg", federation, public=3)

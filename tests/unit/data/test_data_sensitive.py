@@ -7,7 +7,7 @@ import torch
 from shoal.data import load, partition
 from shoal.data.federation import Federation, sensitive_rows
 from shoal.errors import UserError
-from shoal.job import make_job
+from shoal.experiment.job import make_job
 from shoal.types import POOL, Examples
 
 

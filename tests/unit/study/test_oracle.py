@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import shoal
-from shoal.bench import arrange
-from shoal.job import Job
+from shoal.experiment.assemble import arrange
+from shoal.experiment.job import Job
 from shoal.stages.beside import GLOBAL
 from shoal.stages.momentum import averaged
 from shoal.study.oracle import oracle

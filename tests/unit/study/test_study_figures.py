@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.job import Job
+from shoal.experiment.job import Job
 from shoal.store.reader import RunRecord
 from shoal.study.figures import Interval, Measured, Runs, over_clients, over_seeds
 from shoal.study.plan import Budget, Check, Claim, Entry, Study

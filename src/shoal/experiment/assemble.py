@@ -20,11 +20,11 @@ from shoal.data import load, partition
 from shoal.data.federation import SENSITIVE, Federation
 from shoal.data.heterogeneity import figures
 from shoal.errors import UserError
+from shoal.experiment.job import Job
 from shoal.fleet.memory import keep_freed_memory
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet
-from shoal.job import Job
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.stages.edges import Topology, parse_edges

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.bench import Bench, public_rows
 from shoal.client.histogram import LabelHistogram
 from shoal.client.sparsity import Sparsity
 from shoal.clusterers.repulsive import objectives
 from shoal.cost.ledger import PARTS, totals
 from shoal.engine import Clock, Result
+from shoal.experiment.assemble import Bench, public_rows
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
 from shoal.table import Table

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal import engine
-from shoal.bench import Bench, at_work, make_fleet
 from shoal.cost.ledger import Ledger, Page
 from shoal.cost.timer import Timer
+from shoal.experiment.assemble import Bench, at_work, make_fleet
 from shoal.methods.pieces import PIECES
 from shoal.types import Method, Part, Stage
 

@@ -11,11 +11,11 @@ from types import FunctionType
 from typing import Any
 
 from shoal import engine
-from shoal.bench import Bench, at_work, make_fleet, setting_of, setup
 from shoal.engine import Evaluation, UnseenClient
 from shoal.errors import UserError
-from shoal.job import make_job
-from shoal.lab import check_data
+from shoal.experiment.assemble import Bench, at_work, make_fleet, setting_of, setup
+from shoal.experiment.job import make_job
+from shoal.experiment.run import check_data
 from shoal.methods import build, find
 from shoal.store.run import RunStore
 from shoal.types import ServerState

@@ -14,16 +14,26 @@ from typing import Any
 import torch
 
 from shoal import engine
-from shoal.bench import Bench, arrange, at_work, check_names, costs_of, describe, inputs_of, make_fleet, setup
 from shoal.cost.carbon import Carbon, split
 from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
 from shoal.data.federation import Federation
 from shoal.engine import Clock, Record, Result
 from shoal.errors import UserError
-from shoal.job import Job, make_job
+from shoal.experiment.assemble import (
+    Bench,
+    arrange,
+    at_work,
+    check_names,
+    costs_of,
+    describe,
+    inputs_of,
+    make_fleet,
+    setup,
+)
+from shoal.experiment.job import Job, make_job
+from shoal.experiment.result import predict_ms, promised, protection, summarise, warn_of_little_noise
 from shoal.methods import Setting
-from shoal.outcome import predict_ms, promised, protection, summarise, warn_of_little_noise
 from shoal.store.run import RunStore
 from shoal.types import Method
 
@@ -75,17 +85,17 @@ def run(
         )
 
 
-def start(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
+def run_job(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
     """A new run in `out`. Returns what `--json` prints."""
     check_names(job, out)
     bench = setup(job, kw.pop("progress", None))
     bench.method.init(job.seed)  # what the model cannot do is refused before anything is announced
     if on_setup:
         on_setup(bench)
-    return play(bench, out, **kw)
+    return run_experiment(bench, out, **kw)
 
 
-def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
+def run_experiment(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
     unsaid = {key for key in ("unseen", "variant") if getattr(bench.job, key) is None}
     config = json.loads(bench.job.model_dump_json(exclude=unsaid))
     facts = describe(bench.federation), bench.costs.facts()
@@ -97,7 +107,7 @@ def play(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
             raise
 
 
-def resume(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
+def resume_run(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
     """Go on from the last complete round; the end is the same bytes as without the stop."""
     with RunStore.open(path) as store:
         bench = setup(make_job(store.config), kw.pop("progress", None))
@@ -115,11 +125,11 @@ def check_data(path: Path, bench: Bench) -> None:
         raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
 
 
-def profile(job: Job, **kw: Any) -> list[dict[str, Any]]:
+def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
     """Where a job's time goes, by share: a real run, in a folder that is thrown away."""
     timer = Timer()
     with tempfile.TemporaryDirectory() as folder:
-        result = start(job, Path(folder) / "run", timer=timer, **kw)
+        result = run_job(job, Path(folder) / "run", timer=timer, **kw)
     spent = dict(timer.seconds)
     spent["other"] = max(0.0, result["wall_s"] - sum(spent.values()))
     return [

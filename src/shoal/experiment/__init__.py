@@ -1,0 +1,1 @@
+"""One experiment: a job (what is asked) is assembled, run, and its result written."""

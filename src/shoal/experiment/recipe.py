@@ -1,0 +1,146 @@
+"""A recipe: a TOML file that stands for one job, or for a grid of them."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from shoal.errors import UserError, did_you_mean
+from shoal.experiment.job import Job, make_job
+
+
+class Recipe(BaseModel):
+    """A file that reproduces one table: a job, under [grid] the keys that vary, under [only.METHOD] those of one
+    method, under [variants.NAME] those of a row that has a name of its own, and under [paper] the figures it is to be
+    read beside."""
+
+    model_config = ConfigDict(frozen=True)
+
+    title: str
+    jobs: dict[str, Job]  # label -> job; one job without a label where nothing varies
+    paper: dict[str, Any] | None = None
+
+    @property
+    def single(self) -> Job | None:
+        return self.jobs.get("")
+
+
+def read_toml(path: Path, kind: str = "recipe") -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{kind} {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{kind} {path} is not valid TOML: {error}") from None
+
+
+def layered(*layers: Mapping[str, Any]) -> Job:
+    """Of tables of keys: what a later one says wins, option by option."""
+    flat: dict[str, Any] = {}
+    for layer in layers:
+        flat |= _paths(layer)
+    return make_job(_nested(flat))
+
+
+def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
+    content = read_toml(path)
+    title, paper = str(content.pop("title", path.stem)), content.pop("paper", None)
+    only = _only(path, content.pop("only", {}))
+    variants = _variants(path, content.pop("variants", {}))
+    grid, flags = _grid(path, content.pop("grid", {})), _paths(overrides)
+    grid |= {"variant": list(variants)} if variants and "variant" not in grid else {}
+    if "method" in content and "method" in grid:
+        raise UserError(f"recipe {path}: method is given and in the grid; it must be one of them")
+    written = _paths(content) | grid
+    grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
+    jobs: dict[str, Job] = {}
+    for label, point in _points(grid):
+        if label in jobs:
+            raise UserError(
+                f"recipe {path}: two points of the grid are called {label!r}; each value must be there once"
+            )
+        named = _variant(path, variants, point.get("variant"))
+        values = _paths(content) | named | flags | point
+        jobs[label] = make_job(_nested(only.get(str(values.get("method")), {}) | values))
+    return Recipe(title=title + _changed(flags, written, only | variants), jobs=jobs, paper=paper)
+
+
+def _changed(flags: Mapping[str, Any], written: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """A title speaks of what is written: where flags say otherwise, it says so."""
+    said = [written, *tables.values()]
+    keys = [key for key, value in flags.items() if any(key in values and values[key] != value for values in said)]
+    return f" (changed: {', '.join(key.removeprefix('set.') for key in keys)})" if keys else ""
+
+
+def _grid(path: Path, grid: Any) -> dict[str, list[Any]]:
+    if not isinstance(grid, dict):
+        raise UserError(f"recipe {path}: grid is {grid!r}; it must be a table of lists, such as seed = [0, 1]")
+    flat = _paths(grid)
+    for key, values in flat.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"recipe {path}: grid.{key} is {values!r}; it must be a list of values")
+    return flat
+
+
+def _only(path: Path, tables: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise UserError(f"recipe {path}: [only] is {tables!r}; it must be tables by method, such as [only.simclust]")
+    return {method: _paths(values) for method, values in tables.items()}
+
+
+def _variants(path: Path, tables: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise UserError(f"recipe {path}: [variants] is {tables!r}; it must be tables by name, such as [variants.slow]")
+    return {name: _paths(values) for name, values in tables.items()}
+
+
+def _variant(path: Path, variants: Mapping[str, dict[str, Any]], name: str | None) -> dict[str, Any]:
+    if name is not None and name not in variants:
+        hint = did_you_mean(str(name), variants) or f" (known: {', '.join(variants)})"
+        raise UserError(f"recipe {path}: grid.variant has {name!r}, for which there is no [variants] table{hint}")
+    return variants[name] if name is not None else {}
+
+
+def _paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"set": {"train": {"mu": 1}}} -> {"set.train.mu": 1}; other keys as they are."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.split(".")[0] == "set" and isinstance(value, Mapping):
+            flat |= _paths({f"{key}.{k}": v for k, v in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    values = {k: v for k, v in flat.items() if not k.startswith("set.")}
+    options: dict[str, dict[str, Any]] = {}
+    for path, value in flat.items():
+        if path.startswith("set."):
+            _, piece, *key = path.split(".")
+            if len(key) != 1:
+                raise UserError(f"key {path!r} is {value!r}; options are given as set.piece.key, such as set.train.mu")
+            options.setdefault(piece, {})[key[0]] = value
+    return values if "set" in values else values | {"set": options}
+
+
+def _points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every combination. A value that is a table, such as {merge = 0.2, split = 0.3} of set.cluster, sets its keys
+    together; so does one of `set`, such as {cluster = {by = "kmeans"}}."""
+    for values in itertools.product(*grid.values()):
+        point: dict[str, Any] = {}
+        for key, value in zip(grid, values, strict=True):
+            point |= _paths({key: value})
+        yield "-".join(map(_part, values)), point
+
+
+def _part(value: Any) -> str:
+    """Of a run's name."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{k}={_part(v)}" for k, v in value.items())
+    return str(value).replace("/", "_").replace(":", "")
