@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shoal import delivery, metrics, tree
+from shoal import metrics, model_cache, tree
 from shoal.client.evaluate import Evaluate
+from shoal.client_table import Table
 from shoal.cost.ledger import LONG, Ledger, Page, totals
 from shoal.cost.timer import Timer
 from shoal.errors import UserError
@@ -20,7 +21,6 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
 from shoal.rng import derive_seed, generator
-from shoal.table import Table
 from shoal.types import UNLABELLED, ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task, Tree
 
 log = logging.getLogger(__name__)
@@ -298,7 +298,7 @@ def play_round(
             continue
         stage_seed = derive_seed(seed, state.round, stage.name)
         with timer(f"{stage.name}: server") as planning:
-            plan = delivery.marked(stage.plan(state, stage_seed), state)
+            plan = model_cache.marked(stage.plan(state, stage_seed), state)
         reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
@@ -309,7 +309,7 @@ def play_round(
                 seen |= _means(stage.name, reports)
             late += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
-            state = delivery.noted(stage.fold(state, reports, stage_seed), plan, reports)
+            state = model_cache.noted(stage.fold(state, reports, stage_seed), plan, reports)
         if state.relays:
             ledger.book_relays(number, stage.name, stage.purpose, state.relays)
             state = replace(state, relays={})

@@ -8,7 +8,7 @@ import pytest
 from federations import tiny_federation
 from quick import quick
 
-from shoal import delivery, engine, tree
+from shoal import engine, model_cache, tree
 from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
 from shoal.experiment.run import resume_run, run_job
@@ -45,7 +45,7 @@ def numbers(value):
 
 def remembered(state):
     """All but digests of models, which differ where the last bits do; what follows from them is in the ledger."""
-    return {k: v for k, v in state.memory.items() if k != delivery.SLOT}
+    return {k: v for k, v in state.memory.items() if k != model_cache.SLOT}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal import engine
+from shoal.client_table import Table
 from shoal.data import load, partition
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
@@ -14,7 +15,6 @@ from shoal.models import load_model
 from shoal.selectors.contribution import lognorm, metrics
 from shoal.stages.contribution import Coefficients
 from shoal.stages.represent import restored
-from shoal.table import Table
 from shoal.types import Examples, Report
 
 pytestmark = pytest.mark.data

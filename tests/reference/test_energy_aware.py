@@ -11,13 +11,13 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine
+from shoal.client.gaussian_mechanism import label_noise, noisy_distribution
 from shoal.clusterers.similar import SimilarClusters
 from shoal.cost.model import Costs
 from shoal.data import Dataset
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.privacy import label_noise, noisy_distribution
 from shoal.types import Examples
 
 CLASSES, CLIENTS = 10, 100

@@ -9,6 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine
+from shoal.client_table import Table
 from shoal.clusterers import NeighbourClusters
 from shoal.experiment.assemble import arrange
 from shoal.experiment.job import Job
@@ -16,7 +17,6 @@ from shoal.fleet.vector import VectorFleet
 from shoal.models import load_model
 from shoal.rng import derive_seed
 from shoal.stages.represent import vector
-from shoal.table import Table
 
 pytestmark = pytest.mark.data
 GROUPS = "labels:0-2/3-5/6-9"

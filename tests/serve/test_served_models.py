@@ -9,10 +9,10 @@ import torch
 from services import refused, serving
 
 from shoal import tree
+from shoal.client_table import Table
 from shoal.codec import unpack
 from shoal.serve.assign import memberships
 from shoal.serve.export import newest
-from shoal.table import Table
 
 
 def test_models_are_listed_and_fetched(grouped, http):

@@ -11,6 +11,7 @@ from shoal import engine, tree
 from shoal.client.measure import Measure, MeasuredTraining
 from shoal.client.train import LocalTraining
 from shoal.client.update import ConditionalUpdate
+from shoal.client_table import Table
 from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_one
@@ -21,7 +22,6 @@ from shoal.selectors.contribution import metrics
 from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Update
 from shoal.stages.represent import vector
 from shoal.stages.train import Rate
-from shoal.table import Table
 from shoal.types import Examples, Report, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.selectors.balanced import concentration, flattest
 from shoal.stages.balanced import Balanced
-from shoal.table import Table
 from shoal.types import ServerState
 
 

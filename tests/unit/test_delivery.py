@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoal import codec, delivery
+from shoal import codec, model_cache
 from shoal.fleet.flower import loop_fleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
@@ -24,53 +24,53 @@ def answered(*clients):
 
 class TestDigest:
     def test_of_content(self):
-        assert delivery.digest(A) == delivery.digest({"w": torch.tensor([1.0, 2.0])})
-        assert delivery.digest(A) == delivery.digest({"w": torch.tensor([1.0, 9.0, 2.0])[::2]})
+        assert model_cache.digest(A) == model_cache.digest({"w": torch.tensor([1.0, 2.0])})
+        assert model_cache.digest(A) == model_cache.digest({"w": torch.tensor([1.0, 9.0, 2.0])[::2]})
 
     def test_tells_apart(self):
         others = [B, {"v": A["w"]}, {"w": A["w"].reshape(2, 1)}, {"w": A["w"].int()}, {**A, "b": torch.zeros(0)}]
-        assert len({delivery.digest(m) for m in (A, *others)}) == 6
+        assert len({model_cache.digest(m) for m in (A, *others)}) == 6
 
 
 class TestMarks:
     def test_what_was_answered_is_held(self):
         state = ServerState(0, {})
-        first = delivery.marked(plan(x={"a": A}, y={"a": A, "b": B}), state)
+        first = model_cache.marked(plan(x={"a": A}, y={"a": A, "b": B}), state)
         assert not any(t.held for t in first.tasks.values())
-        state = delivery.noted(state, first, answered("x", "y"))
-        second = delivery.marked(plan(x={"k": A, "l": B}, y={"k": B}, z={"k": A}), state)
+        state = model_cache.noted(state, first, answered("x", "y"))
+        second = model_cache.marked(plan(x={"k": A, "l": B}, y={"k": B}, z={"k": A}), state)
         assert {c: set(t.held) for c, t in second.tasks.items()} == {"x": {"k"}, "y": {"k"}, "z": set()}
 
     def test_only_the_last_task_is_kept(self):
         state = ServerState(0, {})
         for models in ({"a": A}, {"a": B}):
-            p = delivery.marked(plan(x=models), state)
-            state = delivery.noted(state, p, answered("x"))
-        again = delivery.marked(plan(x={"a": A, "b": B}), state)
+            p = model_cache.marked(plan(x=models), state)
+            state = model_cache.noted(state, p, answered("x"))
+        again = model_cache.marked(plan(x={"a": A, "b": B}), state)
         assert again.tasks["x"].held == {"b"}
 
     def test_of_the_silent_nothing_is_known(self):
         state, p = ServerState(0, {}), plan(x={"a": A}, y={"a": A})
-        state = delivery.noted(state, delivery.marked(p, state), answered("x", "y"))
-        state = delivery.noted(state, delivery.marked(p, state), answered("y"))
-        assert {c: set(t.held) for c, t in delivery.marked(p, state).tasks.items()} == {"x": set(), "y": {"a"}}
+        state = model_cache.noted(state, model_cache.marked(p, state), answered("x", "y"))
+        state = model_cache.noted(state, model_cache.marked(p, state), answered("y"))
+        assert {c: set(t.held) for c, t in model_cache.marked(p, state).tasks.items()} == {"x": set(), "y": {"a"}}
 
     def test_other_plans_are_left_alone(self):
         state, p = ServerState(0, {}), replace(plan(x={"a": A}), reuse=False)
-        assert delivery.marked(p, state) is p
-        assert delivery.noted(state, p, answered("x")) is state
+        assert model_cache.marked(p, state) is p
+        assert model_cache.noted(state, p, answered("x")) is state
 
 
 class TestWire:
     def test_what_is_held_does_not_travel(self):
         big = {"w": torch.randn(1000)}
-        task = Task({"a": big, "b": A}, {"lr": 0.5}, 3, {"a": delivery.digest(big), "b": delivery.digest(A)})
+        task = Task({"a": big, "b": A}, {"lr": 0.5}, 3, {"a": model_cache.digest(big), "b": model_cache.digest(A)})
         held = replace(task, held=frozenset("a"))
         whole, less = codec.encode_task(task), codec.encode_task(held)
         assert len(whole) - len(less) >= 4000
         assert (len(whole), len(less)) == (codec.task_bytes(task), codec.task_bytes(held))
         assert big["w"].numpy().tobytes() not in less
-        back = codec.decode_task(less, {delivery.digest(big): big})
+        back = codec.decode_task(less, {model_cache.digest(big): big})
         assert torch.equal(back.models["a"]["w"], big["w"])
         assert (back.config, back.seed, back.digests, back.held) == ({"lr": 0.5}, 3, task.digests, {"a"})
         assert codec.decode_task(whole).held == frozenset()
@@ -91,7 +91,7 @@ def test_who_lost_its_models_is_sent_them_again(tiny, caplog):
     method = build("scmoe", Setting(model, rounds=2, cohort=6, batch_size=8))
     program = method.programs["personalise"]
     models = {"expert-000": model.init(0)}
-    tasks = {c: Task(models, {}, 1, {"expert-000": delivery.digest(models["expert-000"])}) for c in tiny}
+    tasks = {c: Task(models, {}, 1, {"expert-000": model_cache.digest(models["expert-000"])}) for c in tiny}
     first = loop_fleet(method, tiny)
     first.execute(Plan(program, tasks))
     held = {c: replace(t, held=frozenset(models)) for c, t in tasks.items()}

@@ -5,9 +5,9 @@ import torch
 from changing import ChangingFleet, Life, World
 
 from shoal.client.prior import LABELS
+from shoal.client_table import Table
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.table import Table
 
 AGAIN = {"probe": {"at": 5, "every": 5}, "prior": {"every": 5}, "represent": {"every": 5}, "gate": {"epochs": 3}}
 SKEWS = ([0.6, 0.3, 0.1, 0.0], [0.0, 0.6, 0.3, 0.1], [0.1, 0.0, 0.6, 0.3], [0.3, 0.1, 0.0, 0.6])

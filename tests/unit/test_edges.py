@@ -9,6 +9,7 @@ from federations import tiny_federation
 from quick import quick
 
 from shoal import engine, tree
+from shoal.client_table import Table
 from shoal.cost.ledger import LONG, EdgeClock, Ledger, Page
 from shoal.cost.links import LINKS
 from shoal.cost.model import Costs
@@ -35,7 +36,6 @@ from shoal.stages.edges import (
     views,
 )
 from shoal.store.checkpoint import Checkpoints
-from shoal.table import Table
 from shoal.types import Plan, Relay, Report, ServerState, Task
 
 UNDER_EDGES = [m for m in METHODS if m not in ("local", "centralised", "hierfavg")]

@@ -11,6 +11,7 @@ from torch import nn
 from shoal import engine
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
 from shoal.cost.model import Costs
@@ -25,7 +26,6 @@ from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for, moves
 from shoal.stages.extract import Extractor
 from shoal.stages.represent import AskOnce
-from shoal.table import Table
 from shoal.types import Examples, Plan, ServerState, Task
 
 

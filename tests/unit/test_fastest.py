@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal import engine
+from shoal.client_table import Table
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
 from shoal.cost.model import Costs
@@ -15,7 +16,6 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages.cluster import Dense
 from shoal.stages.fastest import Fastest, durations, speeds
-from shoal.table import Table
 from shoal.types import ServerState
 
 

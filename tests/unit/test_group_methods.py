@@ -12,6 +12,7 @@ import shoal
 from shoal import engine, tree
 from shoal.client.choose import Choose
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -21,7 +22,6 @@ from shoal.stages.agglomerate import Agglomerate, JoinBest
 from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
 from shoal.stages.experts import expert_for, grouped
 from shoal.stages.train import Federate, Rate
-from shoal.table import Table
 from shoal.types import Report, ServerState
 
 

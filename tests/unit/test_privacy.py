@@ -9,8 +9,7 @@ import torch
 from scipy.stats import norm
 from torch.func import vmap
 
-from shoal.errors import UserError
-from shoal.privacy import (
+from shoal.client.gaussian_mechanism import (
     as_distribution,
     epsilon,
     guarantee,
@@ -19,6 +18,7 @@ from shoal.privacy import (
     noisy_distribution,
     record_sensitivity,
 )
+from shoal.errors import UserError
 
 
 def test_noise_is_gamma_over_the_classes():

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shoal import console
+from shoal.cli import progress
 from shoal.engine import Evaluation, Record
 from shoal.metrics import Score
 
@@ -25,7 +25,7 @@ def told(monkeypatch):
     def tell(terminal):
         stream = io.StringIO()
         seen = []
-        with console.RunProgress(Console(file=stream, force_terminal=terminal, width=200), "fedavg", 5) as progress:
+        with progress.RunProgress(Console(file=stream, force_terminal=terminal, width=200), "fedavg", 5) as progress:
             for one in ROUNDS:
                 progress.on_round(one)
                 seen.append(progress._bar.tasks[0].fields["seen"] if terminal else "")

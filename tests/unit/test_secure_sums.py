@@ -11,13 +11,13 @@ from federations import tiny_federation
 
 from shoal import engine, tree
 from shoal.client.secure import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
+from shoal.client_table import Table
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.table import Table
 
 SECURE = "aggregate=secure"
 

@@ -9,6 +9,7 @@ import torch
 from shoal import engine
 from shoal.client.histogram import LabelHistogram
 from shoal.client.probe import GradientProbe, LossProbe, ShareRows
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -21,7 +22,6 @@ from shoal.stages.infer import shared_rows
 from shoal.stages.represent import AskOnce, row
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
 from shoal.stages.updates import reach
-from shoal.table import Table
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")

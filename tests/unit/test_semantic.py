@@ -8,6 +8,7 @@ import torch
 
 from shoal import engine, tree
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.clusterers.fuzzy import FuzzyClusters, memberships
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
@@ -16,7 +17,6 @@ from shoal.models import load_model
 from shoal.stages.infer import SHARE
 from shoal.stages.semantic import Semantic, Soft, blend_for, capability
 from shoal.stages.train import Federate, Rate
-from shoal.table import Table
 from shoal.types import Report, ServerState
 
 BLOBS = np.concatenate([np.random.default_rng(k).uniform(0, 1, (7, 3)) + 9 * k for k in range(3)])

@@ -9,6 +9,7 @@ from federations import inverted, tiny_federation
 from shoal import engine, tree
 from shoal.client.conditional import ClassFeatures
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
@@ -17,7 +18,6 @@ from shoal.models import load_model
 from shoal.stages.beside import FederateBeside, trained_beside
 from shoal.stages.shift import ShiftProbe
 from shoal.stages.train import Rate
-from shoal.table import Table
 from shoal.types import Examples, Report, ServerState, Task
 
 SPLIT = {"probe": {"at": 1, "smallest": 1}, "gate": {"epochs": 2}}

@@ -9,6 +9,7 @@ from federations import tiny_federation
 from torch import nn
 
 from shoal import engine
+from shoal.client.gaussian_mechanism import epsilon
 from shoal.client.probe import LossProbe
 from shoal.client.sparsity import Sparsity, halves_sensitivity, range_sensitivity
 from shoal.client.train import LocalTraining
@@ -22,7 +23,6 @@ from shoal.methods.fedavg import averaging
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.privacy import epsilon
 from shoal.stages.represent import AskOnce
 from shoal.stages.select import Random
 from shoal.types import Examples, Plan, Task

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.models import load_model
 from shoal.stages.personalise import Personalise
 from shoal.stages.select import Pooled, Random
 from shoal.stages.train import Federate, Rate
-from shoal.table import Table
 from shoal.types import POOL, Report, ServerState
 
 ROSTER = tuple(f"c{i}" for i in range(10))

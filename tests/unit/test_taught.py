@@ -9,13 +9,13 @@ import shoal
 from shoal.client.mixture import said
 from shoal.client.prior import LABELS, PRIOR
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.methods import Setting, build
 from shoal.methods.shoal import Parts
 from shoal.models import load_model
 from shoal.stages.beside import FederateBeside, trained_beside
 from shoal.stages.taught import Taught, taught
 from shoal.stages.train import Rate
-from shoal.table import Table
 from shoal.types import Report, ServerState, Task
 
 ZERO = {"w": torch.zeros(1)}

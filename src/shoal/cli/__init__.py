@@ -28,7 +28,7 @@ def _version(wanted: bool) -> None:
 def _main(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    from shoal.console import setup_logging
+    from shoal.cli.progress import setup_logging
 
     setup_logging(err)
 

@@ -38,7 +38,7 @@ def data_list(as_json: AsJson = False) -> None:
 def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: AsJson = False) -> None:
     """Download a data set into the cache (with a checksum), unless it is already there."""
     with told(as_json):
-        from shoal.console import DownloadProgress
+        from shoal.cli.progress import DownloadProgress
         from shoal.data.sources import get
 
         with DownloadProgress(err) as progress:
@@ -59,7 +59,7 @@ def data_show(
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
     with told(as_json):
-        from shoal.console import DownloadProgress
+        from shoal.cli.progress import DownloadProgress
         from shoal.experiment.assemble import describe, federation_of
         from shoal.experiment.job import make_job
         from shoal.report import partition_view, write_partition_page

@@ -103,7 +103,7 @@ def explain(
 ) -> None:
     """Say what a method does, step by step: what clients send and learn, what the server learns, what a round costs."""
     with told(as_json):
-        from shoal.console import DownloadProgress, RunProgress
+        from shoal.cli.progress import DownloadProgress, RunProgress
         from shoal.experiment.assemble import check_names, setup
         from shoal.experiment.explain import ROUNDS, explained
         from shoal.experiment.job import make_job

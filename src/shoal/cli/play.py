@@ -36,7 +36,7 @@ def place_of(job: Any, recipe: str = "composed") -> Path:
 
 
 def played(job: Any, place: Path, label: str = "") -> dict[str, Any]:
-    from shoal.console import DownloadProgress, RunProgress
+    from shoal.cli.progress import DownloadProgress, RunProgress
     from shoal.experiment.run import run_job
 
     title = label or job.method
@@ -143,7 +143,7 @@ def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
 
 
 def resumed(path: Path, title: str = "") -> dict[str, Any]:
-    from shoal.console import DownloadProgress, RunProgress
+    from shoal.cli.progress import DownloadProgress, RunProgress
     from shoal.experiment.run import resume_run
     from shoal.store.reader import read_run
 

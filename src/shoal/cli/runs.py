@@ -102,7 +102,7 @@ def evaluate(
 ) -> None:
     """Evaluate what a finished run serves: to its clients, or to those who never trained."""
     with told(as_json):
-        from shoal.console import DownloadProgress
+        from shoal.cli.progress import DownloadProgress
         from shoal.experiment import evaluate
         from shoal.experiment.job import parse_options
         from shoal.report import evaluation_view
@@ -220,7 +220,7 @@ def profile(
 ) -> None:
     """Where the time of a method's rounds goes."""
     with told(as_json):
-        from shoal.console import RunProgress
+        from shoal.cli.progress import RunProgress
         from shoal.experiment.job import make_job
         from shoal.experiment.run import profile_job
 

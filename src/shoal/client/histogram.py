@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shoal.client.gaussian_mechanism import guarantee, label_noise, noisy_distribution
 from shoal.errors import UserError
-from shoal.privacy import guarantee, label_noise, noisy_distribution
 from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
 
 RELEASED, EXACT = "released labels", "exact labels"  # in a client's private tree

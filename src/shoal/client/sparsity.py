@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from shoal.client.gaussian_mechanism import epsilon, stated
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.privacy import epsilon, stated
 from shoal.rng import derive_seed, generator
 from shoal.types import Batch, Params, Phase, Report, Task, Tree
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from shoal.client.histogram import LabelHistogram
 from shoal.client.sparsity import Sparsity
+from shoal.client_table import Table
 from shoal.clusterers.repulsive import objectives
 from shoal.cost.ledger import PARTS, totals
 from shoal.engine import Clock, Result
 from shoal.experiment.assemble import Bench, public_rows
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
-from shoal.table import Table
 from shoal.types import ClientId, Guaranteed, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cache
 
 from shoal.client.histogram import LabelHistogram
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.methods.setting import Setting
 from shoal.stages.edges import CLOUD, EDGES, WHEREABOUTS, AssignEdges, AtEdges, Cloud, Topology, views
 from shoal.stages.represent import AskOnce
 from shoal.stages.select import Pooled
 from shoal.stages.train import TrainAlone
-from shoal.table import Table
 from shoal.types import ClientId, Method, Params, ServerState, Stage
 
 ALONE = (Pooled, TrainAlone)  # stages of methods in which there is nothing for an edge to average

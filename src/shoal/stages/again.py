@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from shoal.client_table import Table
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from shoal.client_table import Table
 from shoal.clusterers.greedy import GreedyClusters
 from shoal.clusterers.inputs import by_first_appearance
 from shoal.errors import UserError
@@ -18,7 +19,6 @@ from shoal.stages.base import EveryRound, OneProgram, ServerOnly
 from shoal.stages.choose import chosen
 from shoal.stages.cluster import Labels
 from shoal.stages.experts import grouped, noted, without_group
-from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 TRAIN = "train"

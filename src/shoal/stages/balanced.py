@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.balanced import concentration, filled_up, longest_waiting
 from shoal.stages.base import ServerOnly
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
 TOLD = "represent"

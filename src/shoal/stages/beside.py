@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shoal.client_table import Table
 from shoal.rng import derive_seed
 from shoal.stages.balanced import TOLD
 from shoal.stages.personalise import Personalise
 from shoal.stages.train import Federate
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState, Task
 
 GLOBAL, EXPERT = "global", "expert"

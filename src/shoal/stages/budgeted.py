@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, budget, candidates, contexts
 from shoal.stages.base import ServerOnly
 from shoal.stages.fastest import durations, speeds
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState, Tree
 
 Floats = NDArray[np.float64]

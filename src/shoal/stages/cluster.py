@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.client_table import Table
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.inputs import by_first_appearance
 from shoal.clusterers.jensen import modified_js, paired_modified_js
@@ -17,7 +18,6 @@ from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
 Floats = NDArray[np.float64]

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.client.adam import Adam
 from shoal.client.sgd import SCHEDULES, learning_rate
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
@@ -25,7 +26,6 @@ from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
 from shoal.stages.infer import shared_rows
 from shoal.stages.represent import restored, vector
 from shoal.stages.train import Federate
-from shoal.table import Table
 from shoal.types import (
     FIXED,
     ClientId,

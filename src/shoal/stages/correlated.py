@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.choice import uniform
 from shoal.selectors.correlation import LossCorrelation, pick
 from shoal.stages.base import OneProgram, ServerOnly
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SURVEY = "survey"

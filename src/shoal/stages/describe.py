@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from shoal.client.ensemble import EXTRACTOR, ROUTER, Confidence, discriminant
+from shoal.client_table import Table
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.ensemble import GROUPS
-from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task, Tree
 
 DESCRIBED, LABELS = "describe", "labels"

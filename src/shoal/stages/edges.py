@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from shoal import tree
+from shoal.client_table import Table
 from shoal.clusterers.jensen import modified_js
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import ServerOnly
-from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Relay, Report, ServerState, Stage, Task
 
 EDGES, CLOUD, WHEREABOUTS = "edges", "cloud", "whereabouts"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal import tree
 from shoal.client.ensemble import EXTRACTOR
+from shoal.client_table import Table
 from shoal.clusterers.neighbours import NeighbourClusters, nearest
 from shoal.errors import UserError
 from shoal.models import Model
@@ -20,7 +21,6 @@ from shoal.stages.base import ServerOnly, with_rows
 from shoal.stages.experts import expert_for, joined, noted, numbered, without_group
 from shoal.stages.represent import vector
 from shoal.stages.train import AroundTraining, Federate
-from shoal.table import Table
 from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 
 GROUPS, FIRST, IDLE = "cluster", "first", "idle"

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from shoal import tree
+from shoal.client_table import Table
 from shoal.clusterers.inputs import as_before
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Params, Report, ServerState
 
 

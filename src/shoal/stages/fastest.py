@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.selectors.fastest import fastest_of_groups
 from shoal.stages.base import ServerOnly
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
 Floats = NDArray[np.float64]

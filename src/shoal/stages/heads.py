@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from shoal import tree
+from shoal.client_table import Table
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
 from shoal.stages.represent import restored, vector
-from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 HEADS = "heads"

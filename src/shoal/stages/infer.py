@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
@@ -16,7 +17,6 @@ from shoal.selectors.clustered import inference_similarity, similarity_clusters
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.represent import restored
-from shoal.table import Table
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SHARE, TRAIN = "share", "train"

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal import tree
+from shoal.client_table import Table
 from shoal.clusterers.directions import principal_directions
 from shoal.clusterers.overlapping import OverlappingClusters
 from shoal.clusterers.quality import compared, overlap_quality, partitions
@@ -23,7 +24,6 @@ from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
 from shoal.stages.represent import vector
 from shoal.stages.train import AroundTraining, Federate
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState
 
 Floats = NDArray[np.float64]

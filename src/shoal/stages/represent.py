@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
 
 

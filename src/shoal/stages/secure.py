@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from shoal.client.secure import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.represent import restored
 from shoal.stages.train import Federate
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState, Task
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.choice import by_size, largest
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
-from shoal.table import Table
 from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 Rows = NDArray[np.int64]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal import tree
+from shoal.client_table import Table
 from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.errors import UserError
 from shoal.models import Model
@@ -19,7 +20,6 @@ from shoal.stages.base import with_rows
 from shoal.stages.cluster import Floats
 from shoal.stages.infer import shared_rows
 from shoal.stages.train import AroundTraining, Federate
-from shoal.table import Table
 from shoal.types import ClientId, Params, Report, ServerState
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from shoal.client_table import Table
 from shoal.clusterers.conditional import REPEATS, Told, divided, placed, told
 from shoal.clusterers.inputs import Labels
 from shoal.errors import UserError
@@ -16,7 +17,6 @@ from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.beside import GLOBAL
 from shoal.stages.experts import joined, noted, numbered, without_group
 from shoal.stages.represent import restored, row, vector
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 PROBE, IDLE = "probe", "probe-idle"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shoal.client.prior import mixed_prior
+from shoal.client_table import Table
 from shoal.stages.balanced import TOLD
 from shoal.stages.base import with_rows
 from shoal.stages.train import AroundTraining, Federate
-from shoal.table import Table
 from shoal.types import ClientId, Params, Report, ServerState, Stage
 
 TAUGHT = "taught"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from shoal import tree
 from shoal.client.sgd import SCHEDULES, learning_rate
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, with_rows
 from shoal.stages.represent import vector
-from shoal.table import Table
 from shoal.types import (
     FIXED,
     ClientId,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.selectors import clustered, diversity
 from shoal.stages.base import ServerOnly
 from shoal.stages.select import SIZES
 from shoal.stages.train import Rate
-from shoal.table import Table
 from shoal.types import FIXED, ClientId, Report, ServerState
 
 PROBE, TRAIN = "probe", "train"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.conditional import ClassFeatures
+from shoal.client_table import Table
 from shoal.clusterers.neighbours import nearest
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.represent import told_labels
@@ -23,7 +24,6 @@ from shoal.stages.extract import extractor_for
 from shoal.stages.overlap import Overlap, Overlapping, experts_for
 from shoal.stages.shift import ShiftProbe
 from shoal.stages.train import Federate
-from shoal.table import Table
 from shoal.types import FIXED, Params, ServerState, Stage
 
 

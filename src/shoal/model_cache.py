@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from shoal.table import Table
+from shoal.client_table import Table
 from shoal.types import ClientId, Params, Plan, Report, ServerState
 
 SLOT = "delivery"
