@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from shoal import engine, tree
-from shoal.client.measure import Measure, MeasuredTraining
+from shoal.client.conditional_update import ConditionalUpdate
 from shoal.client.train import LocalTraining
-from shoal.client.update import ConditionalUpdate
+from shoal.client.training_metrics import Measure, MeasuredTraining
 from shoal.client_table import Table
 from shoal.cost.ledger import Ledger
 from shoal.errors import UserError

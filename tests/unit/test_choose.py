@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine, tree
-from shoal.client.choose import Choose, ChooseAndTrain
+from shoal.client.model_choice import Choose, ChooseAndTrain
 from shoal.client.train import LocalTraining
 from shoal.codec import task_bytes
 from shoal.errors import UserError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.client.conditional import ClassFeatures
+from shoal.client.shift_probe import ClassFeatures
 from shoal.clusterers.conditional import Told, divided, held_out, placed, told, two_means
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal import engine, tree
-from shoal.client.ensemble import (
+from shoal.client.confidence import (
     EXTRACTOR,
     ROUTER,
     Confidence,
@@ -20,7 +20,7 @@ from shoal.client.ensemble import (
     masked,
     said_by,
 )
-from shoal.client.moments import FeatureMoments
+from shoal.client.feature_moments import FeatureMoments
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet

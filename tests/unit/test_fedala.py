@@ -8,7 +8,7 @@ import torch
 from federations import tiny_federation
 
 from shoal import engine, tree
-from shoal.client.aggregate import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
+from shoal.client.local_aggregation import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_one

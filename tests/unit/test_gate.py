@@ -9,8 +9,8 @@ from torch import nn
 
 from shoal import tree
 from shoal.client.adam import Adam
-from shoal.client.choose import Choose
 from shoal.client.gate import FitGate, Gate, TrainGate, confident, gated_predict, routed_predict
+from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_one

@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine, tree
-from shoal.client.choose import Choose
+from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
 from shoal.client_table import Table
 from shoal.errors import UserError

@@ -6,7 +6,7 @@ from federations import tiny_federation
 from torch.nn import functional as F
 
 from shoal import tree
-from shoal.client.each import TrainEach
+from shoal.client.multi_model import TrainEach
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.batches import phase_seed, row_order

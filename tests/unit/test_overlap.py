@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from shoal import engine, tree
-from shoal.client.choose import ChooseAndTrain
+from shoal.client.model_choice import ChooseAndTrain
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet

@@ -9,7 +9,7 @@ from federations import tiny_federation
 from torch import nn
 
 from shoal import engine, tree
-from shoal.client.personal import HeadFirst, KeepHead, TrainBoth
+from shoal.client.personal_models import HeadFirst, KeepHead, TrainBoth
 from shoal.client.train import LocalTraining
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError

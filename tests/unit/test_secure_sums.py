@@ -10,7 +10,7 @@ import torch
 from federations import tiny_federation
 
 from shoal import engine, tree
-from shoal.client.secure import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
+from shoal.client.secure_aggregation import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
 from shoal.client_table import Table
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError

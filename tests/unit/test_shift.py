@@ -7,7 +7,7 @@ import torch
 from federations import inverted, tiny_federation
 
 from shoal import engine, tree
-from shoal.client.conditional import ClassFeatures
+from shoal.client.shift_probe import ClassFeatures
 from shoal.client.train import LocalTraining
 from shoal.client_table import Table
 from shoal.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.client.mixture import said
+from shoal.client.expert_mixture import said
 from shoal.client.prior import LABELS, PRIOR
 from shoal.client.train import LocalTraining
 from shoal.client_table import Table

@@ -11,7 +11,7 @@ from federations import tiny_federation
 import shoal
 from shoal import engine
 from shoal.client.train import LocalTraining
-from shoal.client.tune import TryTuning, most_hits
+from shoal.client.tuning import TryTuning, most_hits
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet

@@ -15,7 +15,7 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from shoal.client.adam import Adam
-from shoal.client.choose import Choose
+from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.errors import UserError
 from shoal.models import Model

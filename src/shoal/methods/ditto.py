@@ -8,7 +8,7 @@ FedAvg for the global model.
 | S_t, the clients of a round | `--cohort`: `stages.select.Random` |
 | w_k ← UPDATE_GLOBAL(w^t, ∇F_k) | `train.*`: `client.train.LocalTraining` |
 | h_k(v; w) = F_k(v) + λ/2 |v - w|² | λ is `personal.mu` |
-| s steps v_k ← v_k - η (∇F_k(v_k) + λ (v_k - w^t)) | `personal.*`: `client.personal.TrainBoth` |
+| s steps v_k ← v_k - η (∇F_k(v_k) + λ (v_k - w^t)) | `personal.*`: `client.personal_models.TrainBoth` |
 | w^{t+1} ← AGGREGATE(w^t, w_k - w^t) | `stages.train.Federate` |
 
 A client's own model starts as the global one that it is sent when it first takes part, and is pulled towards the one
@@ -23,7 +23,7 @@ same in all rounds. λ is one number for all: clients do not choose it on valida
 
 from __future__ import annotations
 
-from shoal.client.personal import TrainBoth
+from shoal.client.personal_models import TrainBoth
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting

@@ -5,12 +5,12 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan, FedALA: adaptive local aggregation for pe
 
 | paper | here |
 |---|---|
-| Θ̂_i ← Θ_i + (Θ - Θ_i) ⊙ [1; W_i] | `client.aggregate.LocalAggregation`; Θ_i is the client's own model |
+| Θ̂_i ← Θ_i + (Θ - Θ_i) ⊙ [1; W_i] | `client.local_aggregation.LocalAggregation`; Θ_i is the client's own model |
 | p higher layers have weights W_i, lower ones are Θ's | `ala.layers`, counted from the last |
 | s %, a random share of the client's rows | `ala.share`, drawn anew for each task |
 | W_i ← clip(W_i - η ∇_W L(Θ̂_i), 0, 1) | `ala.lr`, `ala.batch_size` |
 | W_i at first until it converges, later one pass | `ala.first_epochs` when a client is first back, `ala.epochs` |
-| Θ_i ← SGD from Θ̂_i | `train.*`: `client.aggregate.AggregateAndTrain` |
+| Θ_i ← SGD from Θ̂_i | `train.*`: `client.local_aggregation.AggregateAndTrain` |
 | Θ ← Σ n_i/n Θ_i | `stages.train.Federate` |
 
 A client keeps its trained model and its weights, which start at 1 (all of the global model). Who takes part for the
@@ -36,7 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shoal.client.aggregate import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
+from shoal.client.local_aggregation import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting

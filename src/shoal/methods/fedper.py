@@ -6,7 +6,7 @@ Arivazhagan, Aggarwal, Singh, Choudhary, Federated learning with personalization
 |---|---|
 | base layers W_B, personalization layers W_P | `Model.parts`: the head is the last layer; buffers are the base's |
 | W_P of a client, at first by chance | kept by it; the first follows from a seed, equal for all |
-| SGD on (W_B, W_P) jointly: e epochs, η, b | `train.*`: `client.personal.KeepHead` |
+| SGD on (W_B, W_P) jointly: e epochs, η, b | `train.*`: `client.personal_models.KeepHead` |
 | W_B ← Σ n_j/N W_B,j | `stages.train.FederatePart` |
 
 Only bases travel, down and up. A client is served the newest base with its own head, which may have been trained on an
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.client.personal import KeepHead
+from shoal.client.personal_models import KeepHead
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting

@@ -6,7 +6,7 @@ Collins, Hassani, Mokhtari, Shakkottai, Exploiting shared representations for pe
 | paper | here |
 |---|---|
 | representation φ, heads h_i | `Model.parts`: the head is the last layer; buffers are the representation's |
-| τ_h updates of h_i with φ^t | `train.head_epochs`: `client.personal.HeadFirst` |
+| τ_h updates of h_i with φ^t | `train.head_epochs`: `client.personal_models.HeadFirst` |
 | updates of φ with the new h_i | `train.epochs` |
 | α | `train.lr`, of both |
 | φ^{t+1} ← mean of φ_i over the clients of the round | `stages.train.FederatePart` |
@@ -24,7 +24,7 @@ frozen.
 
 from __future__ import annotations
 
-from shoal.client.personal import HeadFirst
+from shoal.client.personal_models import HeadFirst
 from shoal.client.train import LocalTraining
 from shoal.methods.fedper import keeping_heads
 from shoal.methods.setting import Setting

@@ -27,7 +27,7 @@ and nobody is asked while fewer than two are left. Who has no rows joins none, a
 
 from __future__ import annotations
 
-from shoal.client.choose import Choose
+from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting

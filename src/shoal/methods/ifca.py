@@ -7,7 +7,7 @@ model averaging.
 |---|---|
 | k models θ_j | `cluster.groups` first models by chance: `stages.choose.Starts` |
 | M_t, the clients of a round | `--cohort`: `stages.select.Random` |
-| ĵ = argmin_j F_i(θ_j), told as s_i | `client.choose.ChooseAndTrain`; of several the first |
+| ĵ = argmin_j F_i(θ_j), told as s_i | `client.model_choice.ChooseAndTrain`; of several the first |
 | LocalUpdate: τ, γ | `train.epochs`, `train.lr`: `client.train.LocalTraining` |
 | θ_j ← Σ s_ij θ̃_i / Σ s_ij | `stages.choose.FederateChoices`, with `train.weighting=uniform` |
 | random restarts | `cluster.restarts` |
@@ -25,7 +25,7 @@ often with them. So are the averaging of gradients and the sharing of all layers
 
 from __future__ import annotations
 
-from shoal.client.choose import Choose, ChooseAndTrain
+from shoal.client.model_choice import Choose, ChooseAndTrain
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.methods.fedavg import by_chance

@@ -6,7 +6,7 @@ learning, Information Fusion 2026 (paper 001).
 | paper | here |
 |---|---|
 | D_L, D_H | `--sensitive` (a share) or `--sensitive-column`; splits "train/low" and "train/high" |
-| shared model on D_L | `train`: `client.choose.ChooseAndTrain` with `train.rows=low` |
+| shared model on D_L | `train`: `client.model_choice.ChooseAndTrain` with `train.rows=low` |
 | g_i, unit length, PCA (Eq. 1-2) | what training changed: `clusterers.directions`; `cluster.share` |
 | MCTC: K, τ (Alg. 1, Eq. 4) | `cluster.clusters`, `cluster.threshold`: `clusterers.overlapping.OverlappingClusters` |
 | validation (Eq. 3) | `cluster.validate`, `cluster.limit` |

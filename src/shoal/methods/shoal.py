@@ -14,7 +14,7 @@ The prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 20
 | last layer averaged class by class, with that loss | `stages.beside.FederateBeside` | `parts.head=false` |
 | logits + log (n_c + α) / (n + α C) - log taught | `serve.alpha`: `client.prior.correction` | `parts.prior=false` |
 | an unseen client's prior, by EM | `estimate`: `client.prior.EstimatePrior` | without `--assign` |
-| shift probe, experts, gate | `probe`, `gate`: `stages.shift.ShiftProbe`, `client.mixture` | `parts.split=false` |
+| shift probe, experts, gate | `probe`, `gate`: `stages.shift.ShiftProbe`, `client.expert_mixture` | `parts.split=false` |
 
 Clients tell the server their label distributions (`represent.gamma`: with noise, and its ε) and numbers of rows, and in
 a probe, by class and for either half of their rows, how many there are and the sum of their features in one model, and

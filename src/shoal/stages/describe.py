@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.client.ensemble import EXTRACTOR, ROUTER, Confidence, discriminant
+from shoal.client.confidence import EXTRACTOR, ROUTER, Confidence, discriminant
 from shoal.client_table import Table
 from shoal.models import Model
 from shoal.rng import derive_seed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.client.ensemble import EXTRACTOR
+from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import Table
 from shoal.clusterers.neighbours import NeighbourClusters, nearest
 from shoal.errors import UserError

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.client.secure import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask
+from shoal.client.secure_aggregation import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from shoal.client.train import LocalTraining
-from shoal.client.tune import TryTuning, most_hits
+from shoal.client.tuning import TryTuning, most_hits
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shoal.client.prior import AdjustedTraining
-from shoal.client.secure import KEYS, SumTraining, TellKey
+from shoal.client.secure_aggregation import KEYS, SumTraining, TellKey
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.contribution import coefficients
 from shoal.methods.pieces.represent import told_labels

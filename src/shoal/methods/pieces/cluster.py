@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.conditional import ClassFeatures
+from shoal.client.shift_probe import ClassFeatures
 from shoal.client_table import Table
 from shoal.clusterers.neighbours import nearest
 from shoal.methods.draft import Draft, Piece

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from shoal.client.choose import Choose
+from shoal.client.conditional_update import ConditionalUpdate
+from shoal.client.expert_mixture import WeighModels, corrected_predict
 from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
-from shoal.client.mixture import WeighModels, corrected_predict
+from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
-from shoal.client.update import ConditionalUpdate
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces import tuning
 from shoal.methods.pieces.prior import alpha

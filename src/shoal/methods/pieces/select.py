@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.client.measure import Measure
 from shoal.client.probe import LossProbe
+from shoal.client.training_metrics import Measure
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.fedavg import by_chance
 from shoal.methods.pieces.contribution import coefficients

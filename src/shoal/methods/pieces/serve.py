@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.client.ensemble import Confidence, ensemble_predict, ensemble_route
+from shoal.client.confidence import Confidence, ensemble_predict, ensemble_route
+from shoal.client.expert_mixture import corrected_predict
+from shoal.client.feature_moments import FeatureMoments
 from shoal.client.gate import Gate
-from shoal.client.mixture import corrected_predict
-from shoal.client.moments import FeatureMoments
 from shoal.client.prior import PRIOR, AdjustedTraining, EstimatePrior
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.prior import alpha, count_labels

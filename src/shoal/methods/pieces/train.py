@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from shoal.client.choose import ChooseAndTrain
-from shoal.client.each import TrainEach
-from shoal.client.measure import MeasuredTraining
-from shoal.client.personal import TrainBoth
+from shoal.client.model_choice import ChooseAndTrain
+from shoal.client.multi_model import TrainEach
+from shoal.client.personal_models import TrainBoth
 from shoal.client.prior import AdjustedTraining
 from shoal.client.train import LocalTraining
+from shoal.client.training_metrics import MeasuredTraining
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.personalise import own_training
 from shoal.methods.pieces.prior import count_labels

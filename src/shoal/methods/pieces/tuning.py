@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Literal
 
 from shoal.client.train import LocalTraining
-from shoal.client.tune import TryTuning
+from shoal.client.tuning import TryTuning
 from shoal.errors import UserError
 from shoal.methods.setting import Setting
 from shoal.stages.personalise import Personalise

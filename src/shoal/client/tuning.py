@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shoal.client.measure import ROWS, seen
 from shoal.client.train import LocalTraining
+from shoal.client.training_metrics import ROWS, seen
 from shoal.types import Batch, Phase, Report, Task, Tree
 
 VAL = "val"
