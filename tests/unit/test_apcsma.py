@@ -20,7 +20,7 @@ from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.selectors.contribution import metrics
 from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Update
-from shoal.stages.represent import vector
+from shoal.stages.query import vector
 from shoal.stages.train import Rate
 from shoal.types import Examples, Report, ServerState, Task
 

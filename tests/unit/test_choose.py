@@ -21,8 +21,8 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.choose import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.experts import expert_for
+from shoal.stages.model_choice import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.train import Rate
 from shoal.store.checkpoint import Checkpoints
 from shoal.types import Examples, Plan, Report, ServerState, Task

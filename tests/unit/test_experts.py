@@ -21,11 +21,11 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.budgeted import Budgeted, _heirs
+from shoal.stages.bandit import Budgeted, _heirs
 from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for, moves
 from shoal.stages.extract import Extractor
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.types import Examples, Plan, ServerState, Task
 
 

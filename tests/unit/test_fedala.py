@@ -15,7 +15,7 @@ from shoal.fleet.plain import PlainFleet, run_one
 from shoal.methods import Setting, build
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
-from shoal.stages.again import OnceWhenBack
+from shoal.stages.second_participation import OnceWhenBack
 from shoal.types import Examples, Report, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)

@@ -18,7 +18,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages.agglomerate import Agglomerate, JoinBest
+from shoal.stages.agglomerative import Agglomerate, JoinBest
 from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
 from shoal.stages.experts import expert_for, grouped
 from shoal.stages.train import Federate, Rate

@@ -14,8 +14,8 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages import overlap
-from shoal.stages.overlap import Overlap, Overlapping, direction, experts_for
+from shoal.stages import overlapping
+from shoal.stages.overlapping import Overlap, Overlapping, direction, experts_for
 from shoal.stages.train import Federate, Rate
 from shoal.types import Report, ServerState
 
@@ -130,7 +130,7 @@ class TestSketch:
 
     def test_a_large_one_keeps_cosines(self, monkeypatch):
         monkeypatch.setattr(overlap, "SKETCH", 4096)
-        overlap._buckets.cache_clear()
+        overlapping._buckets.cache_clear()
         g = torch.Generator().manual_seed(0)
         rows = torch.randn(6, 50_000, generator=g) + 2 * torch.randn(1, 50_000, generator=g)
         exact = F.normalize(rows, dim=1) @ F.normalize(rows, dim=1).T
@@ -138,7 +138,7 @@ class TestSketch:
         assert kept.shape == (6, 4096)
         assert (kept @ kept.T - exact).abs().max() < 4 / 64  # four times 1 / sqrt(4096)
         assert torch.equal(direction(2 * rows[0]), kept[0])
-        overlap._buckets.cache_clear()
+        overlapping._buckets.cache_clear()
 
 
 @pytest.mark.parametrize(

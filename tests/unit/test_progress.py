@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shoal.cli import progress
+from shoal.cli.progress import RunProgress
 from shoal.engine import Evaluation, Record
 from shoal.metrics import Score
 
@@ -20,12 +20,12 @@ ROUNDS = [record(1, loss=2.0), record(2, accuracy=0.5, loss=1.0), record(3, loss
 
 @pytest.fixture
 def told(monkeypatch):
-    monkeypatch.setattr(console, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("shoal.cli.progress.LINE_EVERY_S", 0.0)
 
     def tell(terminal):
         stream = io.StringIO()
         seen = []
-        with progress.RunProgress(Console(file=stream, force_terminal=terminal, width=200), "fedavg", 5) as progress:
+        with RunProgress(Console(file=stream, force_terminal=terminal, width=200), "fedavg", 5) as progress:
             for one in ROUNDS:
                 progress.on_round(one)
                 seen.append(progress._bar.tasks[0].fields["seen"] if terminal else "")

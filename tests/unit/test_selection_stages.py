@@ -17,11 +17,11 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import Group, Repulsive, Similar
-from shoal.stages.correlated import SURVEY, Correlated, Survey
-from shoal.stages.infer import shared_rows
-from shoal.stages.represent import AskOnce, row
+from shoal.stages.loss_correlation import SURVEY, Correlated, Survey
+from shoal.stages.prediction_similarity import shared_rows
+from shoal.stages.query import AskOnce, row
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
-from shoal.stages.updates import reach
+from shoal.stages.update_selection import reach
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")

@@ -14,8 +14,8 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages.infer import SHARE
-from shoal.stages.semantic import Semantic, Soft, blend_for, capability
+from shoal.stages.capability_clusters import Semantic, Soft, blend_for, capability
+from shoal.stages.prediction_similarity import SHARE
 from shoal.stages.train import Federate, Rate
 from shoal.types import Report, ServerState
 

@@ -15,8 +15,8 @@ from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
 from shoal.fleet.plain import PlainFleet
 from shoal.models import load_model
-from shoal.stages.beside import FederateBeside, trained_beside
-from shoal.stages.shift import ShiftProbe
+from shoal.stages.global_and_experts import FederateBeside, trained_beside
+from shoal.stages.shift_probe import ShiftProbe
 from shoal.stages.train import Rate
 from shoal.types import Examples, Report, ServerState, Task
 

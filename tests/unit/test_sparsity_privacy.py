@@ -23,7 +23,7 @@ from shoal.methods.fedavg import averaging
 from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.select import Random
 from shoal.types import Examples, Plan, Task
 

@@ -13,9 +13,9 @@ from shoal.client_table import Table
 from shoal.methods import Setting, build
 from shoal.methods.shoal import Parts
 from shoal.models import load_model
-from shoal.stages.beside import FederateBeside, trained_beside
-from shoal.stages.taught import Taught, taught
+from shoal.stages.global_and_experts import FederateBeside, trained_beside
 from shoal.stages.train import Rate
+from shoal.stages.training_prior import Taught, taught
 from shoal.types import Report, ServerState, Task
 
 ZERO = {"w": torch.zeros(1)}

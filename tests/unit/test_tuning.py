@@ -17,7 +17,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import load_model
-from shoal.stages.tune import Tune
+from shoal.stages.tuning import Tune
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 MODEL = load_model("mlp", (6,), 4)

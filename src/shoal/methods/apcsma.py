@@ -5,14 +5,14 @@ in edge computing scenarios, Entropy 26, 2024.
 
 | paper | here |
 |---|---|
-| num, epoch, acc, loss of a client (Eq. 1 to 3) | told after training, of its training rows: `client.training_metrics` |
+| num, epoch, acc, loss of a client (Eq. 1 to 3) | reported after training: `client.training_metrics` |
 | log normalisation (Eq. 5 to 8), W_num (Eq. 9) | `selectors.contribution` |
 | selection F1 (Eq. 10, Alg. 1), nc · jr clients | `stages.contribution.ByContribution`; `--cohort` |
 | coefficients α, β, γ, η (Eq. 11) | `stages.contribution.Coefficients`: `learn.steps`, `learn.lr` |
 | D_share | `share.rows_of`: public (`--public`), clients (`share.rows` of each, as in the paper) or nobody |
 | aggregation F2 (Eq. 12, 13, Alg. 2) | `stages.contribution.FederateByContribution` |
 | cosines of base and head (Eq. 14, 15) | `parts.aggregate=cosine`; the head is the last layer |
-| conditional update (Eq. 16, Alg. 3), κ | `client.conditional_update.ConditionalUpdate`; `update.kappa`, `update.schedule` |
+| conditional update (Eq. 16, Alg. 3), κ | `client.conditional_update`; `update.kappa`, `update.schedule` |
 | terminal, edge, cloud (Fig. 1) | any method has it: `--edges`, each of which then chooses and weighs by itself |
 | F1, F1_F2, F1_F2_cos (Table 1) | `parts.aggregate=size`, `contribution`, `cosine`, all with `parts.update=false` |
 

@@ -6,9 +6,9 @@ Journal 11(18), 2024; a baseline of paper 000.
 | original | here |
 |---|---|
 | auxiliary data set at the server | `share.rows` labelled rows of every client, sent once: the rows themselves leave |
-| what a local model is capable of | `stages.semantic.capability`, in every round of every model received |
-| soft clustering into semantic clusters | `cluster.groups`, `cluster.fuzziness`: `stages.semantic.Soft` |
-| aggregation by memberships | `stages.semantic.Semantic`, `stages.train.Federate` |
+| what a local model is capable of | `stages.capability_clusters.capability`, in every round of every model received |
+| soft clustering into semantic clusters | `cluster.groups`, `cluster.fuzziness`: `stages.capability_clusters.Soft` |
+| aggregation by memberships | `stages.capability_clusters.Semantic`, `stages.train.Federate` |
 | interpretable clusters | a cluster's centre says which classes its models know: `centres` in the stage's memory |
 
 Deviation: the original's text was not at hand, only its abstract and what paper 000 says of it (Sec. 2). These give:
@@ -32,9 +32,9 @@ from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
 from shoal.methods.single import received_model_predict
 from shoal.rng import derive_seed
-from shoal.stages.infer import SHARE
-from shoal.stages.represent import AskOnce
-from shoal.stages.semantic import Semantic, Soft, blend_for
+from shoal.stages.capability_clusters import Semantic, Soft, blend_for
+from shoal.stages.prediction_similarity import SHARE
+from shoal.stages.query import AskOnce
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method, ServerState
 

@@ -7,7 +7,7 @@ in federated learning, ICML 2021, Algorithm 2; a baseline of paper 002.
 |---|---|
 | representative gradients | the last update that each client sent; unknown ones are alike |
 | K urns by Ward's tree, filled by sizes | `selectors.clustered.distributions` |
-| one client of each, weight 1/K | `stages.updates.Urns`, `train.weighting=uniform` |
+| one client of each, weight 1/K | `stages.update_selection.Urns`, `train.weighting=uniform` |
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 from shoal.client.size import TellSize
 from shoal.methods.fedavg import averaging
 from shoal.methods.setting import Setting
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES
-from shoal.stages.updates import Urns
+from shoal.stages.update_selection import Urns
 from shoal.types import Method
 
 

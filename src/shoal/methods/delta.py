@@ -20,9 +20,9 @@ from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import averaging
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.train import Rate
-from shoal.stages.updates import PROBE, Diverse
+from shoal.stages.update_selection import PROBE, Diverse
 from shoal.types import Method
 
 

@@ -11,7 +11,7 @@ from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.methods.setting import Setting
 from shoal.stages.edges import CLOUD, EDGES, WHEREABOUTS, AssignEdges, AtEdges, Cloud, Topology, views
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.select import Pooled
 from shoal.stages.train import TrainAlone
 from shoal.types import ClientId, Method, Params, ServerState, Stage

@@ -41,7 +41,7 @@ from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for, one_model_init, own_model_predict
-from shoal.stages.again import OnceWhenBack
+from shoal.stages.second_participation import OnceWhenBack
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method, Stage
 

@@ -17,7 +17,7 @@ from shoal.client.size import TellSize
 from shoal.client.train import LocalTraining
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for, one_model_init, one_model_predict
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES, Random
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method, Stage

@@ -6,7 +6,7 @@ CVPR 2022; a baseline of paper 002 (Sec. V-A, App. A).
 | paper | here |
 |---|---|
 | warm-up of 10 rounds with random clients | `survey.warmup` |
-| loss changes of all clients | `stages.correlated.Survey`: `client.probe.LossProbe`, charged as preparation |
+| loss changes of all clients | `stages.loss_correlation.Survey`: `client.probe.LossProbe`, charged as preparation |
 | Gaussian process, linear kernel, maximum likelihood | `selectors.correlation.LossCorrelation` |
 | annealing β = 0.9 | `select.beta` |
 | Δt rounds between trainings of the process | `survey.every` |
@@ -22,7 +22,7 @@ from shoal.client.probe import LossProbe
 from shoal.methods.fedavg import averaging
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for
-from shoal.stages.correlated import SURVEY, Correlated, Survey
+from shoal.stages.loss_correlation import SURVEY, Correlated, Survey
 from shoal.types import Method
 
 

@@ -7,7 +7,7 @@ fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.0
 |---|---|
 | SPRE, Eq. 1-2, Alg. 1 | `represent`: `client.sparsity.Sparsity` |
 | AIDC, Eq. 3-8, Alg. 2 | `cluster`: `clusterers.AdaptiveDensityClusters`, `stages.experts.Experts` |
-| CICS, Eq. 9-12, Alg. 3 | `select`: `stages.budgeted.Budgeted`, `selectors.bandit.SetBandit` |
+| CICS, Eq. 9-12, Alg. 3 | `select`: `stages.bandit.Budgeted`, `selectors.bandit.SetBandit` |
 | Eq. 13-14, proximal local loss, μ | `train.mu` of `client.train.LocalTraining` |
 | Eq. 15, plain mean in a cluster | `stages.train.Federate` with `train.weighting=uniform` |
 | Alg. 4, the trained model to all members | `stages.experts.expert_for` |

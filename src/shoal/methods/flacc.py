@@ -6,7 +6,7 @@ Informatics 19(12), 2023, a baseline of paper 000.
 | paper | here |
 |---|---|
 | clients or groups of clients are agglomerated greedily, by their gradient updates | `clusterers.GreedyClusters` |
-| while the global model is learned, with a fraction of the clients in each round | `stages.agglomerate.Agglomerate` |
+| while the global model is learned, with a fraction of the clients in each round | `stages.agglomerative.Agglomerate` |
 | no number of clusters | `cluster.threshold`: groups are merged whose updates have cosines above it |
 | once it is complete, each cluster is a federation of its own | after `cluster.patience` rounds without a change |
 
@@ -32,7 +32,7 @@ from shoal.client.train import LocalTraining
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_init, received_model_predict
-from shoal.stages.agglomerate import Agglomerate, JoinBest
+from shoal.stages.agglomerative import Agglomerate, JoinBest
 from shoal.stages.experts import expert_for
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method

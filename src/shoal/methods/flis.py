@@ -7,7 +7,7 @@ distribution, 2022; a baseline of paper 002.
 |---|---|
 | data at the server | `share.rows` of every client, sent once: the rows themselves leave the clients |
 | similarity of predictions | `selectors.clustered.inference_similarity` |
-| hierarchical clustering with a threshold | `cluster.threshold`, or `cluster.groups`: `stages.infer.Alike` |
+| hierarchical clustering with a threshold | `cluster.threshold`, or `cluster.groups`: `stages.prediction_similarity.Alike` |
 
 Deviation: FLIS trains a model for each cluster; paper 002 compares it as a way to choose clients for one model, so
 here groups only choose, as SimClust's do. Everybody trains one epoch at the start, charged as preparation, so that
@@ -25,8 +25,8 @@ from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for
 from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import Group
-from shoal.stages.infer import SHARE, Alike, Infer
-from shoal.stages.represent import AskOnce
+from shoal.stages.prediction_similarity import SHARE, Alike, Infer
+from shoal.stages.query import AskOnce
 from shoal.stages.select import FromGroups
 from shoal.types import Method
 

@@ -29,7 +29,7 @@ from shoal.methods.fedavg import averaging
 from shoal.methods.setting import Setting
 from shoal.stages.cluster import Dense, Group
 from shoal.stages.fastest import Fastest
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.types import Method
 
 

@@ -5,11 +5,11 @@ model averaging.
 
 | paper | here |
 |---|---|
-| k models θ_j | `cluster.groups` first models by chance: `stages.choose.Starts` |
+| k models θ_j | `cluster.groups` first models by chance: `stages.model_choice.Starts` |
 | M_t, the clients of a round | `--cohort`: `stages.select.Random` |
 | ĵ = argmin_j F_i(θ_j), told as s_i | `client.model_choice.ChooseAndTrain`; of several the first |
 | LocalUpdate: τ, γ | `train.epochs`, `train.lr`: `client.train.LocalTraining` |
-| θ_j ← Σ s_ij θ̃_i / Σ s_ij | `stages.choose.FederateChoices`, with `train.weighting=uniform` |
+| θ_j ← Σ s_ij θ̃_i / Σ s_ij | `stages.model_choice.FederateChoices`, with `train.weighting=uniform` |
 | random restarts | `cluster.restarts` |
 
 A model that nobody chose stays as it is.
@@ -31,8 +31,8 @@ from shoal.errors import UserError
 from shoal.methods.fedavg import by_chance
 from shoal.methods.setting import Setting
 from shoal.methods.single import received_model_predict
-from shoal.stages.choose import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.experts import expert_for
+from shoal.stages.model_choice import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.train import Rate
 from shoal.types import Method
 

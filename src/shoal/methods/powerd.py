@@ -20,7 +20,7 @@ from shoal.client.size import TellSize
 from shoal.methods.fedavg import averaging
 from shoal.methods.setting import Setting
 from shoal.methods.single import one_model_for
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES, LargestLoss
 from shoal.types import Method
 

@@ -10,7 +10,7 @@ learning, Information Fusion 2026 (paper 001).
 | g_i, unit length, PCA (Eq. 1-2) | what training changed: `clusterers.directions`; `cluster.share` |
 | MCTC: K, τ (Alg. 1, Eq. 4) | `cluster.clusters`, `cluster.threshold`: `clusterers.overlapping.OverlappingClusters` |
 | validation (Eq. 3) | `cluster.validate`, `cluster.limit` |
-| experts (Eq. 5), weights n_i = rows of D_L | `stages.overlap.Overlapping`, `stages.train.Federate` |
+| experts (Eq. 5), weights n_i = rows of D_L | `stages.overlapping.Overlapping`, `stages.train.Federate` |
 | the most accurate expert goes on | `train.judge`: on validation rows of low sensitivity |
 | private model on D_H | `private`: trained when the fleet is evaluated, never sent |
 | gate: s, prior, E, β, Top-2, p (Alg. 2) | `gate`: `client.gate.Gate`, trained on all of a client's rows |

@@ -11,10 +11,10 @@ The prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 20
 | server momentum β, steps of η × the mean change | `stages.momentum.Momentum` | `parts.momentum=0`, `parts.step=1` |
 | running mean of models, for serving only | `stages.momentum.RunningMean` | `parts.average=0` |
 | loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `parts.adjust=off` |
-| last layer averaged class by class, with that loss | `stages.beside.FederateBeside` | `parts.head=false` |
+| last layer averaged class by class, with that loss | `stages.global_and_experts.FederateBeside` | `parts.head=false` |
 | logits + log (n_c + α) / (n + α C) - log taught | `serve.alpha`: `client.prior.correction` | `parts.prior=false` |
 | an unseen client's prior, by EM | `estimate`: `client.prior.EstimatePrior` | without `--assign` |
-| shift probe, experts, gate | `probe`, `gate`: `stages.shift.ShiftProbe`, `client.expert_mixture` | `parts.split=false` |
+| shift probe, experts, gate | `probe`, `gate`: `stages.shift_probe`, `client.expert_mixture` | `parts.split=false` |
 
 Clients tell the server their label distributions (`represent.gamma`: with noise, and its ε) and numbers of rows, and in
 a probe, by class and for either half of their rows, how many there are and the sum of their features in one model, and
@@ -35,7 +35,7 @@ what these hold; whoever is there waits N / (cohort / 2) rounds at most, in what
 Deviation from the study behind it: the server goes twice as far (`parts.step`): cohorts whose labels are balanced agree
 more on where to go, and on Fashion-MNIST, Dir(.1), seed 0, 80 % central took 22 rounds instead of 30, with better
 models in the end on MNIST, CIFAR-10 and Dir(1) as well. (n_c + .1) / (n + 1) is that of ten classes. What a model was
-taught is taken away again (`stages.taught.Taught`), of each model by who trained it, for on data that are unbalanced as
+taught is taken away again (`stages.training_prior.Taught`), of each model by who trained it, for on data that are unbalanced as
 a whole, or where groups hold other classes, a prior would be counted twice; with the adjusted loss what is left to take
 away is an approximation. Its probe cut the directions of updates in two where a silhouette was above .05. Here these
 follow labels more than shift: without any, silhouettes are up to .25, and with labels regressed out turned images were

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.serve.inputs import Unfit
+from shoal.stages.capability_clusters import Semantic
 from shoal.stages.coldstart import GroupColdStart
 from shoal.stages.experts import Experts
-from shoal.stages.overlap import Overlapping
-from shoal.stages.semantic import Semantic
+from shoal.stages.overlapping import Overlapping
 from shoal.types import Method, ServerState
 
 Floats = NDArray[np.float64]

@@ -23,8 +23,8 @@ from shoal.rng import derive_seed
 from shoal.selectors import contribution
 from shoal.selectors.choice import Floats, largest
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
-from shoal.stages.infer import shared_rows
-from shoal.stages.represent import restored, vector
+from shoal.stages.prediction_similarity import shared_rows
+from shoal.stages.query import restored, vector
 from shoal.stages.train import Federate
 from shoal.types import (
     FIXED,

@@ -16,11 +16,11 @@ from shoal.client.prior import PRIOR
 from shoal.methods.setting import Setting
 from shoal.methods.shoal import shoal
 from shoal.stages.base import ServerOnly
-from shoal.stages.beside import GLOBAL, PersonaliseMembers
 from shoal.stages.experts import joined, numbered
+from shoal.stages.global_and_experts import GLOBAL, PersonaliseMembers
 from shoal.stages.momentum import averaged
-from shoal.stages.shift import ShiftProbe
-from shoal.stages.taught import taught
+from shoal.stages.shift_probe import ShiftProbe
+from shoal.stages.training_prior import taught
 from shoal.types import ClientId, Method, Params, Report, ServerState
 
 

@@ -7,7 +7,7 @@ import torch
 import shoal
 from shoal.experiment.assemble import arrange
 from shoal.experiment.job import Job
-from shoal.stages.beside import GLOBAL
+from shoal.stages.global_and_experts import GLOBAL
 from shoal.stages.momentum import averaged
 from shoal.study.oracle import oracle
 

@@ -11,11 +11,11 @@ from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.contribution import coefficients
 from shoal.methods.pieces.represent import told_labels
 from shoal.stages.balanced import TOLD
-from shoal.stages.beside import FederateBeside
 from shoal.stages.contribution import Coefficients, FederateByContribution
+from shoal.stages.global_and_experts import FederateBeside
 from shoal.stages.momentum import Momentum
-from shoal.stages.represent import AskOnce
-from shoal.stages.secure import FederateSums, Unmask
+from shoal.stages.query import AskOnce
+from shoal.stages.secure_aggregation import FederateSums, Unmask
 from shoal.stages.train import Federate, Rate
 
 By = Literal["size", "contribution", "cosine"]

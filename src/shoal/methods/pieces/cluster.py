@@ -16,13 +16,13 @@ from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.represent import told_labels
 from shoal.methods.single import mean_predict, numbered_init, received_model_predict
 from shoal.rng import derive_seed
-from shoal.stages.beside import served_beside, trained_beside
 from shoal.stages.cluster import Adaptive, Floats, Group, Labels, Repulsive, Similar
-from shoal.stages.ensemble import FIRST, Neighbours, TrainApart, trained_by
 from shoal.stages.experts import Experts, expert_for, numbered
 from shoal.stages.extract import extractor_for
-from shoal.stages.overlap import Overlap, Overlapping, experts_for
-from shoal.stages.shift import ShiftProbe
+from shoal.stages.first_round_clusters import FIRST, Neighbours, TrainApart, trained_by
+from shoal.stages.global_and_experts import served_beside, trained_beside
+from shoal.stages.overlapping import Overlap, Overlapping, experts_for
+from shoal.stages.shift_probe import ShiftProbe
 from shoal.stages.train import Federate
 from shoal.types import FIXED, Params, ServerState, Stage
 

@@ -8,8 +8,8 @@ from typing import Literal
 from shoal.client.probe import ShareRows
 from shoal.methods.draft import Draft
 from shoal.stages.contribution import Coefficients
-from shoal.stages.infer import SHARE
-from shoal.stages.represent import AskOnce
+from shoal.stages.prediction_similarity import SHARE
+from shoal.stages.query import AskOnce
 
 PUBLIC_ROWS = 50
 

@@ -14,9 +14,9 @@ from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces import tuning
 from shoal.methods.pieces.prior import alpha
 from shoal.methods.single import own_model_predict
-from shoal.stages.beside import PersonaliseMembers
 from shoal.stages.contribution import Update
-from shoal.stages.overlap import experts_for
+from shoal.stages.global_and_experts import PersonaliseMembers
+from shoal.stages.overlapping import experts_for
 from shoal.stages.personalise import Personalise
 
 

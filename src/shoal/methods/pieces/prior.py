@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal.client.prior import CountLabels
 from shoal.errors import UserError
 from shoal.methods.draft import Draft
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 
 PRIOR = "prior"
 

@@ -8,7 +8,7 @@ from shoal.client.train import LocalTraining
 from shoal.methods.draft import Draft, Piece
 from shoal.methods.single import one_model_init
 from shoal.stages.extract import Extractor, extractor_for
-from shoal.stages.represent import AskOnce
+from shoal.stages.query import AskOnce
 from shoal.stages.select import Random
 from shoal.types import ServerState
 

@@ -13,12 +13,12 @@ from shoal.methods.pieces.contribution import coefficients
 from shoal.methods.pieces.represent import told_labels
 from shoal.selectors.groups import one_of_each, whole_groups
 from shoal.stages.balanced import Balanced
-from shoal.stages.budgeted import Budgeted
+from shoal.stages.bandit import Budgeted
 from shoal.stages.cluster import Group, Repulsive, Similar
 from shoal.stages.contribution import MEASURE, ByContribution
-from shoal.stages.ensemble import InTurn
 from shoal.stages.experts import expert_for
-from shoal.stages.represent import AskOnce
+from shoal.stages.first_round_clusters import InTurn
+from shoal.stages.query import AskOnce
 from shoal.stages.select import FromGroups
 
 OWN = "groups"  # the stage that forms groups to choose from, where the cluster step forms others

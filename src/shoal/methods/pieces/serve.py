@@ -18,9 +18,9 @@ from shoal.methods.draft import Draft, Piece
 from shoal.methods.pieces.prior import alpha, count_labels
 from shoal.methods.pieces.represent import told_labels
 from shoal.methods.single import one_model_init
-from shoal.stages.describe import LABELS, Describe, served_by
+from shoal.stages.feature_moments import LABELS, Describe, served_by
 from shoal.stages.momentum import RunningMean, averaged
-from shoal.stages.taught import Taught, taught
+from shoal.stages.training_prior import Taught, taught
 from shoal.types import ClientId, Params, Predict, ServerState, Tree
 
 

@@ -11,7 +11,7 @@ from shoal.client.tuning import TryTuning
 from shoal.errors import UserError
 from shoal.methods.setting import Setting
 from shoal.stages.personalise import Personalise
-from shoal.stages.tune import PersonaliseTuned, Tune
+from shoal.stages.tuning import PersonaliseTuned, Tune
 from shoal.types import ModelsFor, Stage
 
 PIECE = "personalise"

@@ -16,7 +16,7 @@ from shoal.rng import derive_seed
 from shoal.selectors.clustered import inference_similarity, similarity_clusters
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.cluster import Floats, Labels
-from shoal.stages.represent import restored
+from shoal.stages.query import restored
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SHARE, TRAIN = "share", "train"

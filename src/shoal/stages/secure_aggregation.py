@@ -15,7 +15,7 @@ from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.stages.represent import restored
+from shoal.stages.query import restored
 from shoal.stages.train import Federate
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState, Task
 

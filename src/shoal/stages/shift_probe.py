@@ -14,9 +14,9 @@ from shoal.clusterers.inputs import Labels
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, with_rows
-from shoal.stages.beside import GLOBAL
 from shoal.stages.experts import joined, noted, numbered, without_group
-from shoal.stages.represent import restored, row, vector
+from shoal.stages.global_and_experts import GLOBAL
+from shoal.stages.query import restored, row, vector
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 PROBE, IDLE = "probe", "probe-idle"

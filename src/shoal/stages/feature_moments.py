@@ -13,7 +13,7 @@ from shoal.client_table import Table
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.stages.ensemble import GROUPS
+from shoal.stages.first_round_clusters import GROUPS
 from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task, Tree
 
 DESCRIBED, LABELS = "describe", "labels"

@@ -16,9 +16,9 @@ from shoal.clusterers.inputs import by_first_appearance
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
-from shoal.stages.choose import chosen
 from shoal.stages.cluster import Labels
 from shoal.stages.experts import grouped, noted, without_group
+from shoal.stages.model_choice import chosen
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 TRAIN = "train"

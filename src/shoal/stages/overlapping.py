@@ -22,7 +22,7 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
-from shoal.stages.represent import vector
+from shoal.stages.query import vector
 from shoal.stages.train import AroundTraining, Federate
 from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState
 

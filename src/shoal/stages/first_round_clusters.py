@@ -19,7 +19,7 @@ from shoal.models import Model
 from shoal.selectors.turns import in_turn, share_of
 from shoal.stages.base import ServerOnly, with_rows
 from shoal.stages.experts import expert_for, joined, noted, numbered, without_group
-from shoal.stages.represent import vector
+from shoal.stages.query import vector
 from shoal.stages.train import AroundTraining, Federate
 from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 

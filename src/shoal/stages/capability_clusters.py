@@ -18,7 +18,7 @@ from shoal.errors import UserError
 from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.cluster import Floats
-from shoal.stages.infer import shared_rows
+from shoal.stages.prediction_similarity import shared_rows
 from shoal.stages.train import AroundTraining, Federate
 from shoal.types import ClientId, Params, Report, ServerState
 
