@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, Sets, budget, candidates, contexts
-from shoal.selectors.choice import Floats, Indices
+from shoal.selectors.sampling import Floats, Indices
 
 RESULTS = Path(__file__).parent / "results"
 Measured = Literal["by all", "by those who trained", "set to set"]

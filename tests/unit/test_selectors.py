@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import UserError
-from shoal.selectors import choice, clustered, correlation, diversity, fastest, groups
-from shoal.selectors.correlation import LossCorrelation
+from shoal.selectors import diversity, fastest, groups, loss_correlation, sampling, urns
+from shoal.selectors.loss_correlation import LossCorrelation
 
 L = 12
 
@@ -28,18 +28,18 @@ LOSSES = frozen(np.where(np.arange(L) % 3, RNG.uniform(size=L), np.nan))
 
 
 def urns(k):
-    return frozen(clustered.distributions(SIZES, GRADIENTS, max(k, 1)))
+    return frozen(urns.distributions(SIZES, GRADIENTS, max(k, 1)))
 
 
 SELECTORS = {
-    "uniform": choice.uniform,
-    "by_size": lambda available, k, seed: choice.by_size(SIZES, available, k, seed),
-    "largest": lambda available, k, seed: choice.largest(SIZES, available, k),
+    "uniform": sampling.uniform,
+    "by_size": lambda available, k, seed: sampling.by_size(SIZES, available, k, seed),
+    "largest": lambda available, k, seed: sampling.largest(SIZES, available, k),
     "one_of_each": lambda available, k, seed: groups.one_of_each(LABELS, available, k, seed),
     "whole_groups": lambda available, k, seed: groups.whole_groups(LABELS, available, k, seed),
-    "fedcor": lambda available, k, seed: correlation.pick(SIGMA, SHARE, available, k, ONES),
+    "fedcor": lambda available, k, seed: loss_correlation.pick(SIGMA, SHARE, available, k, ONES),
     "delta": lambda available, k, seed: diversity.draw(DELTA, available, k, seed),
-    "clustered": lambda available, k, seed: clustered.draw(urns(k), available, seed),
+    "clustered": lambda available, k, seed: urns.draw(urns(k), available, seed),
     "fastest": lambda available, k, seed: fastest.fastest_of_groups(LABELS, SIZES, LOSSES, available, k, seed),
 }
 every_selector = pytest.mark.parametrize("select", SELECTORS.values(), ids=SELECTORS)
@@ -116,16 +116,16 @@ class TestEverySelector:
     @pytest.mark.parametrize(
         "select",
         [
-            lambda seed: choice.uniform(np.ones(L, dtype=bool), 3, seed),
-            lambda seed: choice.by_size(ONES, np.ones(L, dtype=bool), 3, seed),
-            lambda seed: choice.by_size(0 * ONES, np.ones(L, dtype=bool), 3, seed),
+            lambda seed: sampling.uniform(np.ones(L, dtype=bool), 3, seed),
+            lambda seed: sampling.by_size(ONES, np.ones(L, dtype=bool), 3, seed),
+            lambda seed: sampling.by_size(0 * ONES, np.ones(L, dtype=bool), 3, seed),
             lambda seed: groups.one_of_each(np.arange(L) % 4, np.ones(L, dtype=bool), 3, seed),
             lambda seed: groups.whole_groups(np.arange(L) % 4, np.ones(L, dtype=bool), 3, seed),
             lambda seed: groups.whole_groups(np.zeros(L), np.ones(L, dtype=bool), 3, seed),
             lambda seed: fastest.fastest_of_groups(np.zeros(L), ONES, ONES, np.ones(L, dtype=bool), 3, seed),
             lambda seed: fastest.fastest_of_groups(np.arange(L) % 4, ONES, ONES, np.ones(L, dtype=bool), 3, seed),
             lambda seed: diversity.draw(ONES / L, np.ones(L, dtype=bool), 3, seed),
-            lambda seed: clustered.draw(np.full((3, L), 1 / L), np.ones(L, dtype=bool), seed),
+            lambda seed: urns.draw(np.full((3, L), 1 / L), np.ones(L, dtype=bool), seed),
         ],
     )
     def test_equal_clients_are_chosen_equally_often(self, select):
@@ -137,44 +137,44 @@ class TestChoice:
     def test_by_size_inclusion(self):
         # sizes 1, 2, 3; 2 of 3. Client 0 is in if it is first (1/6), or second after 1 (1/3 * (1/6)/(2/3) = 1/12)
         # or second after 2 (1/2 * (1/6)/(1/2) = 1/6): 5/12. Client 1: 1/3 + 1/15 + 1/3 = 11/15. Client 2: 2 less both.
-        found = frequencies(lambda seed: choice.by_size([1, 2, 3], [0, 1, 2], 2, seed), 3000, 3)
+        found = frequencies(lambda seed: sampling.by_size([1, 2, 3], [0, 1, 2], 2, seed), 3000, 3)
         assert found == pytest.approx([5 / 12, 11 / 15, 17 / 20], abs=0.04)  # 4.4 standard deviations
 
     def test_by_size_counts_only_those_available(self):
-        found = frequencies(lambda seed: choice.by_size([1, 1000, 3], [0, 2], 1, seed), 3000, 3)
+        found = frequencies(lambda seed: sampling.by_size([1, 1000, 3], [0, 2], 1, seed), 3000, 3)
         assert found == pytest.approx([0.25, 0, 0.75], abs=0.04)
 
     def test_size_zero_only_when_nobody_else_is_left(self):
         sizes = [0, 5, 0, 1, 0]
         for seed in range(50):
-            assert choice.by_size(sizes, range(5), 2, seed).tolist() == [1, 3]
-        found = frequencies(lambda seed: choice.by_size(sizes, range(5), 3, seed), 1500, 5)
+            assert sampling.by_size(sizes, range(5), 2, seed).tolist() == [1, 3]
+        found = frequencies(lambda seed: sampling.by_size(sizes, range(5), 3, seed), 1500, 5)
         assert found == pytest.approx([1 / 3, 1, 1 / 3, 1, 1 / 3], abs=0.06)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
     def test_bad_sizes_are_refused(self, bad):
         with pytest.raises(UserError, match=f"sizes has {bad} for client 1"):
-            choice.by_size([1, bad, 2], [0], 1, 0)
+            sampling.by_size([1, bad, 2], [0], 1, 0)
 
     def test_largest_ties_and_silence(self):
         scores = frozen([2.0, np.nan, 3.0, 2.0, -np.inf, np.nan])
         everybody = range(6)
-        assert choice.largest(scores, everybody, 2).tolist() == [0, 2]
-        assert choice.largest(scores, [5, 4, 3, 2, 1, 0], 2).tolist() == [0, 2]
-        assert choice.largest(scores, everybody, 4).tolist() == [0, 2, 3, 4]  # even the worst score beats none
-        assert choice.largest(scores, everybody, 5).tolist() == [0, 1, 2, 3, 4]
-        assert choice.largest(scores, [1, 5], 1).tolist() == [1]
-        assert choice.largest(np.full(4, np.nan), range(4), 2).tolist() == [0, 1]
+        assert sampling.largest(scores, everybody, 2).tolist() == [0, 2]
+        assert sampling.largest(scores, [5, 4, 3, 2, 1, 0], 2).tolist() == [0, 2]
+        assert sampling.largest(scores, everybody, 4).tolist() == [0, 2, 3, 4]  # even the worst score beats none
+        assert sampling.largest(scores, everybody, 5).tolist() == [0, 1, 2, 3, 4]
+        assert sampling.largest(scores, [1, 5], 1).tolist() == [1]
+        assert sampling.largest(np.full(4, np.nan), range(4), 2).tolist() == [0, 1]
 
     def test_largest_follows_a_relabelling(self):
         order = np.random.default_rng(0).permutation(L)
         scores = np.linspace(-1, 1, L)
-        again = choice.largest(scores[order], range(L), 5)
-        assert sorted(order[again]) == choice.largest(scores, range(L), 5).tolist()
+        again = sampling.largest(scores[order], range(L), 5)
+        assert sorted(order[again]) == sampling.largest(scores, range(L), 5).tolist()
 
     def test_scores_must_be_one_per_client(self):
         with pytest.raises(UserError, match=r"scores has shape \(2, 2\)"):
-            choice.largest(np.zeros((2, 2)), [0], 1)
+            sampling.largest(np.zeros((2, 2)), [0], 1)
 
 
 class TestGroups:
@@ -328,27 +328,27 @@ class TestPick:
 
     def test_by_hand(self):
         for k, chosen in ((1, [0]), (2, [0, 2]), (3, [0, 1, 2])):
-            assert correlation.pick(self.SIGMA, self.SHARE, range(3), k, np.ones(3)).tolist() == chosen
+            assert loss_correlation.pick(self.SIGMA, self.SHARE, range(3), k, np.ones(3)).tolist() == chosen
 
     def test_discount(self):
         # .9 * 1.17 = 1.05 for 0: now 1 is first
-        assert correlation.pick(self.SIGMA, self.SHARE, range(3), 1, [0.9, 1, 1]).tolist() == [1]
-        assert correlation.pick(self.SIGMA, self.SHARE, range(3), 2, [0.9, 1, 1]).tolist() == [1, 2]
-        assert correlation.pick(self.SIGMA, self.SHARE, range(3), 1, [0.4, 0.4, 1]).tolist() == [2]
+        assert loss_correlation.pick(self.SIGMA, self.SHARE, range(3), 1, [0.9, 1, 1]).tolist() == [1]
+        assert loss_correlation.pick(self.SIGMA, self.SHARE, range(3), 2, [0.9, 1, 1]).tolist() == [1, 2]
+        assert loss_correlation.pick(self.SIGMA, self.SHARE, range(3), 1, [0.4, 0.4, 1]).tolist() == [2]
 
     def test_weights(self):
-        assert correlation.pick(self.SIGMA, [0, 0, 1], range(3), 1, np.ones(3)).tolist() == [2]
+        assert loss_correlation.pick(self.SIGMA, [0, 0, 1], range(3), 1, np.ones(3)).tolist() == [2]
 
     def test_the_absent_count_in_the_objective(self):
         # 1 lowers its own loss and that of 0, who is absent: (3 + 4) / 2 = 3.5 beats 9 / 3 = 3, which beats 4 / 2 = 2
         sigma = [[4, 3, 0], [3, 4, 0], [0, 0, 9]]
-        assert correlation.pick(sigma, np.ones(3), [1, 2], 1, np.ones(3)).tolist() == [1]
-        assert correlation.pick(sigma, [0, 1, 1], [1, 2], 1, np.ones(3)).tolist() == [2]
+        assert loss_correlation.pick(sigma, np.ones(3), [1, 2], 1, np.ones(3)).tolist() == [1]
+        assert loss_correlation.pick(sigma, [0, 1, 1], [1, 2], 1, np.ones(3)).tolist() == [2]
 
     def test_follows_a_relabelling(self):
         order = np.random.default_rng(1).permutation(L)
-        found = correlation.pick(SIGMA, SHARE, range(L), 5, ONES)
-        again = correlation.pick(SIGMA[np.ix_(order, order)], SHARE[order], range(L), 5, ONES)
+        found = loss_correlation.pick(SIGMA, SHARE, range(L), 5, ONES)
+        again = loss_correlation.pick(SIGMA[np.ix_(order, order)], SHARE[order], range(L), 5, ONES)
         assert sorted(order[again]) == found.tolist()
 
     def test_perfect_copies_and_no_variance(self):
@@ -356,17 +356,17 @@ class TestPick:
         copies = np.zeros((5, 5))
         copies[:3, :3] = 1.0
         copies[3, 3] = 0.01
-        assert correlation.pick(copies, np.ones(5), range(5), 2, np.ones(5)).tolist() == [0, 3]
-        assert correlation.pick(copies, np.ones(5), range(5), 5, np.ones(5)).tolist() == [0, 1, 2, 3, 4]
-        assert correlation.pick(np.zeros((4, 4)), np.ones(4), range(4), 2, np.ones(4)).tolist() == [0, 1]
+        assert loss_correlation.pick(copies, np.ones(5), range(5), 2, np.ones(5)).tolist() == [0, 3]
+        assert loss_correlation.pick(copies, np.ones(5), range(5), 5, np.ones(5)).tolist() == [0, 1, 2, 3, 4]
+        assert loss_correlation.pick(np.zeros((4, 4)), np.ones(4), range(4), 2, np.ones(4)).tolist() == [0, 1]
 
     def test_bad_input(self):
         with pytest.raises(UserError, match="square"):
-            correlation.pick(np.ones((2, 3)), np.ones(2), [0], 1, np.ones(2))
+            loss_correlation.pick(np.ones((2, 3)), np.ones(2), [0], 1, np.ones(2))
         with pytest.raises(UserError, match="discount"):
-            correlation.pick(np.eye(2), np.ones(2), [0], 1, np.ones(3))
+            loss_correlation.pick(np.eye(2), np.ones(2), [0], 1, np.ones(3))
         with pytest.raises(UserError, match="weights has nan"):
-            correlation.pick(np.eye(2), [1, np.nan], [0], 1, np.ones(2))
+            loss_correlation.pick(np.eye(2), [1, np.nan], [0], 1, np.ones(2))
 
 
 def log_likelihood(changes, weights, model):
@@ -439,7 +439,7 @@ class TestLossCorrelation:
         assert model.mean_[[2, 4]].tolist() == [0.0, pytest.approx(0.7)]
         for quiet in (2, 4):
             assert model.covariance_[quiet] == pytest.approx(0.01 * np.eye(6)[quiet], abs=1e-9)
-            assert quiet not in correlation.pick(model.covariance_, np.ones(6), range(6), 2, np.ones(6))
+            assert quiet not in loss_correlation.pick(model.covariance_, np.ones(6), range(6), 2, np.ones(6))
 
     def test_a_warm_start_remembers_the_silent(self):
         first = LossCorrelation(3, 0.1).fit(self.CHANGES)
@@ -473,7 +473,7 @@ class TestLossCorrelation:
         changes = rng.normal(size=(30, 2))[:, camp] + 0.05 * rng.normal(size=(30, 100))
         changes[rng.random(changes.shape) < 0.2] = np.nan
         model = LossCorrelation().fit(changes, 0.95 ** np.arange(30)[::-1])
-        chosen = correlation.pick(model.covariance_, np.full(100, 0.01), range(100), 2, np.ones(100))
+        chosen = loss_correlation.pick(model.covariance_, np.full(100, 0.01), range(100), 2, np.ones(100))
         assert sorted(camp[chosen]) == [0, 1]
         assert (model.covariance_ == LossCorrelation().fit(changes, 0.95 ** np.arange(30)[::-1]).covariance_).all()
 
@@ -561,37 +561,37 @@ class TestUrns:
     def test_a_large_client_has_an_urn_alone(self):
         # M = 6, K n = 2, 4, 6: client 2 fills one urn, the others fill the second
         gradients = frozen([[1, 0], [0, 1], [-1, 0]])
-        found = clustered.distributions(frozen([1, 2, 3], int), gradients, 2)
+        found = urns.distributions(frozen([1, 2, 3], int), gradients, 2)
         assert found == pytest.approx(np.array([[0, 0, 1], [1 / 3, 2 / 3, 0]]))
         # M = 12, K n = 2, 4, 18: client 2 fills one urn and half of the second
-        found = clustered.distributions([1, 2, 9], gradients, 2)
+        found = urns.distributions([1, 2, 9], gradients, 2)
         assert found == pytest.approx(np.array([[0, 0, 1], [1 / 6, 1 / 3, 1 / 2]]))
 
     def test_similar_clients_share_an_urn(self):
         # M = 4, K n = 2 each: two pairs of equal directions, however long, fill an urn each
-        found = clustered.distributions([1, 1, 1, 1], [[1, 0], [0, 1], [5, 0], [0, 3]], 2)
+        found = urns.distributions([1, 1, 1, 1], [[1, 0], [0, 1], [5, 0], [0, 3]], 2)
         assert found == pytest.approx(np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]]))
 
     def test_a_client_is_split(self):
         # M = 8, K n = 6, 6, 4: no two fit into one urn; 0 and 1 start the urns and 2 fills 2 of 8 in each
-        found = clustered.distributions([3, 3, 2], np.eye(3), 2)
+        found = urns.distributions([3, 3, 2], np.eye(3), 2)
         assert found == pytest.approx(np.array([[0.75, 0, 0.25], [0, 0.75, 0.25]]))
 
     def test_a_group_starts_an_urn_and_a_single_client_fills_up(self):
         # M = 14, K n = 10, 8, 6, 4; only 2 and 3 are alike: 0 (10) and 2 + 3 (10) start the urns, 1 fills 4 in each
-        found = clustered.distributions([5, 4, 3, 2], [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0.01, 1]], 2)
+        found = urns.distributions([5, 4, 3, 2], [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0.01, 1]], 2)
         assert found == pytest.approx(np.array([[10, 4, 0, 0], [0, 4, 6, 4]]) / 14)
 
     def test_the_largest_of_the_rest_goes_where_most_room_is(self):
         # M = 50, K n = 36, 33, 30, 27, 24: no two fit together. Room 14, 17, 20 beside the first three: 27 = 20 + 7
         # from the last urn on, then 24 = 10 + 14.
-        found = clustered.distributions([12, 11, 10, 9, 8], np.eye(5), 3)
+        found = urns.distributions([12, 11, 10, 9, 8], np.eye(5), 3)
         assert found * 50 == pytest.approx(np.array([[36, 0, 0, 0, 14], [0, 33, 0, 7, 10], [0, 0, 30, 20, 0]]))
 
     def test_groups_are_compact_not_chains(self):
         # directions at 0, 20, 41, 63, 86 and 110 degrees, each a little further from the one before: Ward pairs them up
         degrees = np.deg2rad([0, 20, 41, 63, 86, 110])
-        found = clustered.distributions([1] * 6, np.stack([np.cos(degrees), np.sin(degrees)], axis=1), 3)
+        found = urns.distributions([1] * 6, np.stack([np.cos(degrees), np.sin(degrees)], axis=1), 3)
         assert found == pytest.approx(np.kron(np.eye(3), [[0.5, 0.5]]))
 
     @pytest.mark.parametrize("k", [1, 2, 5, 10, 40])
@@ -599,7 +599,7 @@ class TestUrns:
         for seed in range(20):
             rng = np.random.default_rng(seed)
             sizes = rng.integers(0, 200, 30) ** rng.integers(1, 3)
-            found = clustered.distributions(sizes, rng.normal(size=(30, 5)), k)
+            found = urns.distributions(sizes, rng.normal(size=(30, 5)), k)
             assert found.shape == (k, 30)
             assert found.sum(axis=1) == pytest.approx(np.ones(k))  # (a)
             assert found.sum(axis=0) == pytest.approx(k * sizes / sizes.sum())  # (b)
@@ -609,22 +609,22 @@ class TestUrns:
         sizes = np.array([3, 14, 15, 9, 26, 5, 35, 8, 97, 93])
         gradients = np.random.default_rng(7).normal(size=(10, 3))
         order = np.random.default_rng(1).permutation(10)
-        found = clustered.distributions(sizes, gradients, 4)
-        again = clustered.distributions(sizes[order], gradients[order], 4)
+        found = urns.distributions(sizes, gradients, 4)
+        again = urns.distributions(sizes[order], gradients[order], 4)
         assert sorted(map(tuple, again.round(9))) == sorted(map(tuple, found[:, order].round(9)))
 
     @pytest.mark.parametrize("gradients", [np.zeros((6, 2)), np.ones((6, 2)), np.full((6, 2), np.nan)])
     def test_gradients_that_tell_nothing(self, gradients):
-        found = clustered.distributions([2] * 6, gradients, 3)
+        found = urns.distributions([2] * 6, gradients, 3)
         assert found.sum(axis=1) == pytest.approx(np.ones(3))
         assert found.sum(axis=0) == pytest.approx(np.full(6, 0.5))
 
     def test_no_sizes_count_as_equal_and_a_single_client(self):
-        assert clustered.distributions([0, 0], [[1.0], [-1.0]], 2) == pytest.approx(np.eye(2))
-        assert clustered.distributions([7], [[1.0]], 3) == pytest.approx(np.ones((3, 1)))
+        assert urns.distributions([0, 0], [[1.0], [-1.0]], 2) == pytest.approx(np.eye(2))
+        assert urns.distributions([7], [[1.0]], 3) == pytest.approx(np.ones((3, 1)))
 
     def test_angles(self):
-        found = clustered.angles(frozen([[1, 0], [0, 2], [-3, 0], [1, 1], [0, 0], [np.nan, 1]]))
+        found = urns.angles(frozen([[1, 0], [0, 2], [-3, 0], [1, 1], [0, 0], [np.nan, 1]]))
         right = np.pi / 2
         assert found[:4, :4] == pytest.approx(
             np.array(
@@ -641,34 +641,34 @@ class TestUrns:
 
     def test_draw_takes_one_of_each_urn(self):
         r = frozen([[0.25, 0.75, 0, 0], [0, 0, 0.5, 0.5]])
-        found = frequencies(lambda seed: clustered.draw(r, range(4), seed), 2000, 4)
+        found = frequencies(lambda seed: urns.draw(r, range(4), seed), 2000, 4)
         assert found == pytest.approx([0.25, 0.75, 0.5, 0.5], abs=0.05)
 
     def test_drawn_clients_are_distinct(self):
         r = frozen([[0, 0, 1], [1 / 6, 1 / 3, 1 / 2]])
-        found = frequencies(lambda seed: clustered.draw(r, range(3), seed), 2000, 3)
+        found = frequencies(lambda seed: urns.draw(r, range(3), seed), 2000, 3)
         assert found == pytest.approx([1 / 3, 2 / 3, 1], abs=0.05)
         for seed in range(20):
-            assert clustered.draw([[0, 1], [0, 1]], [0, 1], seed).tolist() == [0, 1]  # the second urn has nobody left
+            assert urns.draw([[0, 1], [0, 1]], [0, 1], seed).tolist() == [0, 1]  # the second urn has nobody left
 
     def test_the_absent_are_replaced_from_their_own_urn(self):
         for seed in range(30):
-            chosen = clustered.draw([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]], [1, 2, 3], seed).tolist()
+            chosen = urns.draw([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]], [1, 2, 3], seed).tolist()
             assert chosen in ([1, 2], [1, 3])
 
     def test_an_urn_whose_clients_are_absent_is_made_up_for(self):
         r = [[1, 0, 0, 0], [0, 0.5, 0.25, 0.25]]
-        found = frequencies(lambda seed: clustered.draw(r, [1, 2, 3], seed), 2000, 4)
+        found = frequencies(lambda seed: urns.draw(r, [1, 2, 3], seed), 2000, 4)
         # 1 with chance 1/2 at once, else (after 2 or 3) with .5 / .75; 2 and 3 share the rest alike
         assert found == pytest.approx([0, 5 / 6, 7 / 12, 7 / 12], abs=0.05)
 
     def test_bad_input(self):
         with pytest.raises(UserError, match=r"sizes has 1\.5"):
-            clustered.distributions([1, 1.5], np.eye(2), 1)
+            urns.distributions([1, 1.5], np.eye(2), 1)
         with pytest.raises(UserError, match="gradients has 3 rows"):
-            clustered.distributions([1, 1], np.eye(3), 1)
+            urns.distributions([1, 1], np.eye(3), 1)
         with pytest.raises(UserError, match="k is 0"):
-            clustered.distributions([1, 1], np.eye(2), 0)
+            urns.distributions([1, 1], np.eye(2), 0)
 
 
 class TestInferenceSimilarity:
@@ -676,28 +676,28 @@ class TestInferenceSimilarity:
     SIMILARITY = np.array([[4, 3, 1, 4], [3, 4, 0, 3], [1, 0, 4, 1], [4, 3, 1, 4]]) / 4
 
     def test_by_hand(self):
-        assert clustered.inference_similarity(self.PREDICTIONS) == pytest.approx(self.SIMILARITY)
-        assert clustered.inference_similarity(np.eye(4)[self.PREDICTIONS]) == pytest.approx(self.SIMILARITY)
-        assert clustered.inference_similarity(self.PREDICTIONS - 7) == pytest.approx(self.SIMILARITY)
+        assert urns.inference_similarity(self.PREDICTIONS) == pytest.approx(self.SIMILARITY)
+        assert urns.inference_similarity(np.eye(4)[self.PREDICTIONS]) == pytest.approx(self.SIMILARITY)
+        assert urns.inference_similarity(self.PREDICTIONS - 7) == pytest.approx(self.SIMILARITY)
 
     def test_probabilities_and_nothing(self):
         # (1, 0) and (.5, .5): cosine 1 / sqrt(2); a row of zeros is like nobody but itself
-        found = clustered.inference_similarity([[[1, 0]], [[0.5, 0.5]], [[0, 0]]])
+        found = urns.inference_similarity([[[1, 0]], [[0.5, 0.5]], [[0, 0]]])
         assert found == pytest.approx(np.array([[1, 0.5**0.5, 0], [0.5**0.5, 1, 0], [0, 0, 1]]))
 
     def test_clusters_by_threshold(self):
-        assert clustered.similarity_clusters(frozen(self.SIMILARITY), threshold=1.0).tolist() == [0, 1, 2, 0]
-        assert clustered.similarity_clusters(self.SIMILARITY, threshold=0.75).tolist() == [0, 0, 1, 0]
+        assert urns.similarity_clusters(frozen(self.SIMILARITY), threshold=1.0).tolist() == [0, 1, 2, 0]
+        assert urns.similarity_clusters(self.SIMILARITY, threshold=0.75).tolist() == [0, 0, 1, 0]
         # 2 agrees with 0 on a quarter but with 1 on nothing: all pairs of a cluster must be alike
-        assert clustered.similarity_clusters(self.SIMILARITY, threshold=0.25).tolist() == [0, 0, 1, 0]
-        assert clustered.similarity_clusters(self.SIMILARITY, threshold=0.0).tolist() == [0, 0, 0, 0]
+        assert urns.similarity_clusters(self.SIMILARITY, threshold=0.25).tolist() == [0, 0, 1, 0]
+        assert urns.similarity_clusters(self.SIMILARITY, threshold=0.0).tolist() == [0, 0, 0, 0]
 
     def test_labels_are_numbered_by_first_appearance(self):
         for seed in range(20):
-            alike = clustered.inference_similarity(np.random.default_rng(seed).integers(0, 3, (12, 9)))
+            alike = urns.inference_similarity(np.random.default_rng(seed).integers(0, 3, (12, 9)))
             for labels in (
-                clustered.similarity_clusters(alike, threshold=0.4),
-                clustered.similarity_clusters(alike, clusters=5),
+                urns.similarity_clusters(alike, threshold=0.4),
+                urns.similarity_clusters(alike, clusters=5),
             ):
                 numbers, first = np.unique(labels, return_index=True)
                 assert numbers.tolist() == list(range(len(numbers)))
@@ -711,27 +711,27 @@ class TestInferenceSimilarity:
             (4, [0, 1, 2, 3]),
             (9, [0, 1, 2, 3]),
         ):
-            assert clustered.similarity_clusters(self.SIMILARITY, clusters=n).tolist() == labels
+            assert urns.similarity_clusters(self.SIMILARITY, clusters=n).tolist() == labels
 
     def test_follow_a_relabelling(self):
         order = np.array([2, 3, 1, 0])
-        found = clustered.similarity_clusters(clustered.inference_similarity(self.PREDICTIONS[order]), clusters=2)
+        found = urns.similarity_clusters(urns.inference_similarity(self.PREDICTIONS[order]), clusters=2)
         assert found.tolist() == [0, 1, 1, 1]
 
     def test_everybody_alike_one_client_and_none(self):
-        assert clustered.similarity_clusters(np.ones((3, 3)), threshold=0.9).tolist() == [0, 0, 0]
-        assert clustered.similarity_clusters([[1.0]], threshold=0.9).tolist() == [0]
-        assert clustered.similarity_clusters(np.zeros((0, 0)), clusters=2).tolist() == []
+        assert urns.similarity_clusters(np.ones((3, 3)), threshold=0.9).tolist() == [0, 0, 0]
+        assert urns.similarity_clusters([[1.0]], threshold=0.9).tolist() == [0]
+        assert urns.similarity_clusters(np.zeros((0, 0)), clusters=2).tolist() == []
 
     def test_bad_input(self):
         for bad in (np.zeros((2, 3)), np.zeros((2, 0), dtype=int), np.zeros(3, dtype=int)):
             with pytest.raises(UserError, match="predictions"):
-                clustered.inference_similarity(bad)
+                urns.inference_similarity(bad)
         with pytest.raises(UserError, match="exactly one"):
-            clustered.similarity_clusters(self.SIMILARITY)
+            urns.similarity_clusters(self.SIMILARITY)
         with pytest.raises(UserError, match="exactly one"):
-            clustered.similarity_clusters(self.SIMILARITY, threshold=0.5, clusters=2)
+            urns.similarity_clusters(self.SIMILARITY, threshold=0.5, clusters=2)
         with pytest.raises(UserError, match="clusters is 0"):
-            clustered.similarity_clusters(self.SIMILARITY, clusters=0)
+            urns.similarity_clusters(self.SIMILARITY, clusters=0)
         with pytest.raises(UserError, match="symmetric"):
-            clustered.similarity_clusters(np.triu(np.ones((3, 3))), threshold=0.5)
+            urns.similarity_clusters(np.triu(np.ones((3, 3))), threshold=0.5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import UserError
-from shoal.selectors.turns import in_turn, share_of
+from shoal.selectors.round_robin import in_turn, share_of
 
 
 def rounds(size, k, count, there=None):

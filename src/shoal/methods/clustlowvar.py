@@ -6,7 +6,7 @@ in federated learning, ICML 2021, Algorithm 2; a baseline of paper 002.
 | paper | here |
 |---|---|
 | representative gradients | the last update that each client sent; unknown ones are alike |
-| K urns by Ward's tree, filled by sizes | `selectors.clustered.distributions` |
+| K urns by Ward's tree, filled by sizes | `selectors.urns.distributions` |
 | one client of each, weight 1/K | `stages.update_selection.Urns`, `train.weighting=uniform` |
 """
 

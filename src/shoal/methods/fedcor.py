@@ -7,11 +7,11 @@ CVPR 2022; a baseline of paper 002 (Sec. V-A, App. A).
 |---|---|
 | warm-up of 10 rounds with random clients | `survey.warmup` |
 | loss changes of all clients | `stages.loss_correlation.Survey`: `client.probe.LossProbe`, charged as preparation |
-| Gaussian process, linear kernel, maximum likelihood | `selectors.correlation.LossCorrelation` |
+| Gaussian process, linear kernel, maximum likelihood | `selectors.loss_correlation.LossCorrelation` |
 | annealing β = 0.9 | `select.beta` |
 | Δt rounds between trainings of the process | `survey.every` |
 
-Deviation: the process is trained in closed form (see `selectors.correlation`). A change takes two surveys, before and
+Deviation: the process is trained in closed form (see `selectors.loss_correlation`). A change takes two surveys, before and
 after a round; in the warm-up each serves for two. The authors let random clients train a copy of the model for the
 survey and throw it away; here that round is an ordinary one with random clients, which costs less.
 """

@@ -6,7 +6,7 @@ distribution, 2022; a baseline of paper 002.
 | paper | here |
 |---|---|
 | data at the server | `share.rows` of every client, sent once: the rows themselves leave the clients |
-| similarity of predictions | `selectors.clustered.inference_similarity` |
+| similarity of predictions | `selectors.urns.inference_similarity` |
 | hierarchical clustering with a threshold | `cluster.threshold`, or `cluster.groups`: `stages.prediction_similarity.Alike` |
 
 Deviation: FLIS trains a model for each cluster; paper 002 compares it as a way to choose clients for one model, so

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.choice import Floats, Indices, amounts, candidates, matrix, taken
+from shoal.selectors.sampling import Floats, Indices, amounts, candidates, matrix, taken
 
 _TIE = 1e-12
 

@@ -69,8 +69,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.choice import Floats, Indices, amounts, matrix, vector
-from shoal.selectors.choice import candidates as among
+from shoal.selectors.sampling import Floats, Indices, amounts, matrix, vector
+from shoal.selectors.sampling import candidates as among
 
 Sets = NDArray[np.bool_]  # sets by clients
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.selectors.choice import Floats, amounts, vector
+from shoal.selectors.sampling import Floats, amounts, vector
 
 LEAST = 1e-6  # stands for a share of 0, whose logarithm is none (Eq. 6)
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
-from shoal.selectors.choice import Floats, Indices, amounts, by_size, candidates, matrix, vector
+from shoal.selectors.sampling import Floats, Indices, amounts, by_size, candidates, matrix, vector
 
 
 def probabilities(

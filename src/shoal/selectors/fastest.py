@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.choice import Floats, Indices, amounts, candidates, taken, vector
+from shoal.selectors.sampling import Floats, Indices, amounts, candidates, taken, vector
 
 
 def group_weights(labels: ArrayLike, times: ArrayLike, losses: ArrayLike, rho: float = 0.5) -> Floats:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.choice import Indices, candidates, taken
+from shoal.selectors.sampling import Indices, candidates, taken
 
 
 def one_of_each(labels: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:

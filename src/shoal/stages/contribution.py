@@ -21,7 +21,7 @@ from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.selectors import contribution
-from shoal.selectors.choice import Floats, largest
+from shoal.selectors.sampling import Floats, largest
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
 from shoal.stages.prediction_similarity import shared_rows
 from shoal.stages.query import restored, vector

@@ -16,7 +16,7 @@ from shoal.client_table import Table
 from shoal.clusterers.neighbours import NeighbourClusters, nearest
 from shoal.errors import UserError
 from shoal.models import Model
-from shoal.selectors.turns import in_turn, share_of
+from shoal.selectors.round_robin import in_turn, share_of
 from shoal.stages.base import ServerOnly, with_rows
 from shoal.stages.experts import expert_for, joined, noted, numbered, without_group
 from shoal.stages.query import vector

@@ -11,8 +11,8 @@ import torch
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.choice import uniform
-from shoal.selectors.correlation import LossCorrelation, pick
+from shoal.selectors.loss_correlation import LossCorrelation, pick
+from shoal.selectors.sampling import uniform
 from shoal.stages.base import OneProgram, ServerOnly
 from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 

@@ -13,7 +13,7 @@ from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.selectors.clustered import inference_similarity, similarity_clusters
+from shoal.selectors.urns import inference_similarity, similarity_clusters
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.query import restored

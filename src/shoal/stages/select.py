@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.selectors.choice import by_size, largest
+from shoal.selectors.sampling import by_size, largest
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly
 from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 

@@ -10,7 +10,7 @@ import torch
 
 from shoal.client_table import Table
 from shoal.errors import UserError
-from shoal.selectors import clustered, diversity
+from shoal.selectors import diversity, urns
 from shoal.stages.base import ServerOnly
 from shoal.stages.select import SIZES
 from shoal.stages.train import Rate
@@ -88,7 +88,7 @@ class Urns(ServerOnly):
         unknown = torch.zeros(width)
         clients = told.named(here)
         updates = torch.stack([seen["update"][place[c]] if c in place else unknown for c in clients])
-        r = clustered.distributions(told["size"].numpy()[here], updates.numpy(), min(self.size, len(here)))
-        rows = clustered.draw(r, np.arange(len(here)), seed)
+        r = urns.distributions(told["size"].numpy()[here], updates.numpy(), min(self.size, len(here)))
+        rows = urns.draw(r, np.arange(len(here)), seed)
         memory = {**state.memory, self.name: seen.tree()}
         return replace(state, cohort=told.named(here[rows]), memory=memory)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
-from shoal.selectors.choice import Indices, candidates, taken
+from shoal.selectors.sampling import Indices, candidates, taken
 
 
 def in_turn(turns: ArrayLike, available: ArrayLike, k: int) -> tuple[Indices, Indices]:

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UserError
-from shoal.selectors.choice import Floats, Indices, amounts, candidates, matrix, taken
+from shoal.selectors.sampling import Floats, Indices, amounts, candidates, matrix, taken
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.choice import Floats, Indices, amounts, by_size, candidates, matrix, taken
+from shoal.selectors.sampling import Floats, Indices, amounts, by_size, candidates, matrix, taken
 
 
 def distributions(sizes: ArrayLike, gradients: ArrayLike, k: int) -> Floats:
