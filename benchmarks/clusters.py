@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from shoal.clusterers.inputs import Floats
 from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
+from shoal.clusterers.validation import Floats
 
 RESULTS = Path(__file__).parent / "results"
 PARTITIONS, CLASSES, ROWS, SERVER_W, RANDOM_GROUPINGS = 5, 10, 490, 65, 10

@@ -25,7 +25,7 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from shoal.clusterers.density import AdaptiveDensityClusters
-from shoal.clusterers.inputs import Floats, Labels
+from shoal.clusterers.validation import Floats, Labels
 
 RESULTS = Path(__file__).parent / "results"
 CHANNELS, CLASSES, EXAMPLES, SERVER_W = 64, 10, (100, 500), 65

@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from shoal.clusterers import AdaptiveDensityClusters
 from shoal.clusterers.density import dense_clusters, printed_least, printed_radius, split_clusters
-from shoal.clusterers.jensen import modified_js, pairwise_modified_js
+from shoal.clusterers.jensen_shannon import modified_js, pairwise_modified_js
 
 SEEDS = range(5)
 CLASSES, CHANNELS = 10, 64

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from shoal.clusterers.divergence import symmetric_kl
 from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
+from shoal.clusterers.symmetric_kl import symmetric_kl
 
 APART = (1 - 2e-6) * log(5e5)  # two clients, each uniform over two classes, none in common: 13.12234
 SEEDS = range(5)

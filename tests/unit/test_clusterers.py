@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from shoal.clusterers.divergence import FLOOR, symmetric_kl
 from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
+from shoal.clusterers.symmetric_kl import FLOOR, symmetric_kl
 from shoal.errors import UserError
 
 ONE_HOT = np.eye(4)[[0, 1, 2, 3, 0, 1, 2, 3]]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal.client.shift_probe import ClassFeatures
-from shoal.clusterers.conditional import Told, divided, held_out, placed, told, two_means
+from shoal.clusterers.conditional_shift import Told, divided, held_out, placed, told, two_means
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet

@@ -10,7 +10,7 @@ from scipy.spatial.distance import squareform
 from sklearn.cluster import DBSCAN
 from sklearn.metrics import adjusted_rand_score
 
-from shoal.clusterers import AdaptiveDensityClusters, density, jensen
+from shoal.clusterers import AdaptiveDensityClusters, density
 from shoal.clusterers.density import (
     dense_clusters,
     local_density,
@@ -20,7 +20,7 @@ from shoal.clusterers.density import (
     relative_entropy,
     split_clusters,
 )
-from shoal.clusterers.jensen import modified_js, paired_modified_js, pairwise_modified_js
+from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js, pairwise_modified_js
 from shoal.errors import UserError
 
 

@@ -6,10 +6,10 @@ partition: its clusters share rows, are in the order of their seeds, and depend 
 not separated.
 """
 
+from shoal.clusterers.agglomerative import GreedyClusters
 from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.fuzzy import FuzzyClusters
-from shoal.clusterers.greedy import GreedyClusters
 from shoal.clusterers.neighbours import NeighbourClusters
 from shoal.clusterers.overlapping import OverlappingClusters
 from shoal.clusterers.repulsive import RepulsiveClusters

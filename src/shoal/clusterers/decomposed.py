@@ -23,7 +23,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, table, whole
+from shoal.clusterers.validation import Floats, Labels, by_first_appearance, table, whole
 from shoal.rng import derive_seed
 
 

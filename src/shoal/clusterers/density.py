@@ -52,8 +52,8 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.inputs import Floats, Labels, as_before, by_first_appearance, one_of, table, whole
-from shoal.clusterers.jensen import Matrix, modified_js, normalised, paired_modified_js, pairwise_modified_js
+from shoal.clusterers.jensen_shannon import Matrix, modified_js, normalised, paired_modified_js, pairwise_modified_js
+from shoal.clusterers.validation import Floats, Labels, as_before, by_first_appearance, one_of, table, whole
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 

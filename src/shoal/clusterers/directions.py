@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, one_thread, table
+from shoal.clusterers.validation import Floats, one_thread, table
 from shoal.errors import UserError
 
 _COLUMNS = 2**16  # of a wide table, turned to double precision together

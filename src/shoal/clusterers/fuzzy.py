@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.inputs import Floats, Labels, table, whole
+from shoal.clusterers.validation import Floats, Labels, table, whole
 from shoal.errors import UserError
 
 CLOSE = 1e-9  # a step of the centres, relative to the spread of the rows, after which nothing more is to be gained

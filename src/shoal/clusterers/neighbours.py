@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, table, whole
+from shoal.clusterers.validation import Floats, Labels, by_first_appearance, table, whole
 from shoal.errors import UserError
 
 MOST = 0.9  # of all pairs

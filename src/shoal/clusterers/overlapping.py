@@ -29,7 +29,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, Labels, table, whole
+from shoal.clusterers.validation import Floats, Labels, table, whole
 from shoal.errors import UserError
 
 Members = NDArray[np.bool_]

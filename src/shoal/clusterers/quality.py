@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, Labels, one_thread, table, whole
 from shoal.clusterers.overlapping import Members, cosines, nearest_own, rescaled
+from shoal.clusterers.validation import Floats, Labels, one_thread, table, whole
 from shoal.errors import UserError
 
 

@@ -25,8 +25,8 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.divergence import FLOOR, symmetric_kl
-from shoal.clusterers.inputs import Floats, Labels, by_first_appearance, one_of, table, whole
+from shoal.clusterers.symmetric_kl import FLOOR, symmetric_kl
+from shoal.clusterers.validation import Floats, Labels, by_first_appearance, one_of, table, whole
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 

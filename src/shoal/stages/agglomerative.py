@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from shoal.client_table import Table
-from shoal.clusterers.greedy import GreedyClusters
-from shoal.clusterers.inputs import by_first_appearance
+from shoal.clusterers.agglomerative import GreedyClusters
+from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly

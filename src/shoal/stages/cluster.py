@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from shoal.client_table import Table
 from shoal.clusterers.density import AdaptiveDensityClusters
-from shoal.clusterers.inputs import by_first_appearance
-from shoal.clusterers.jensen import modified_js, paired_modified_js
+from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
+from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
 from shoal.types import FIXED, ClientId, Report, ServerState

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shoal import tree
 from shoal.client_table import Table
-from shoal.clusterers.jensen import modified_js
+from shoal.clusterers.jensen_shannon import modified_js
 from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError

@@ -11,7 +11,7 @@ import torch
 
 from shoal import tree
 from shoal.client_table import Table
-from shoal.clusterers.inputs import as_before
+from shoal.clusterers.validation import as_before
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
 from shoal.types import FIXED, ClientId, Params, Report, ServerState

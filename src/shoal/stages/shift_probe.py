@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from shoal.client_table import Table
-from shoal.clusterers.conditional import REPEATS, Told, divided, placed, told
-from shoal.clusterers.inputs import Labels
+from shoal.clusterers.conditional_shift import REPEATS, Told, divided, placed, told
+from shoal.clusterers.validation import Labels
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, with_rows
@@ -28,7 +28,7 @@ class ShiftProbe(OneProgram):
     """In round `at`, and again every `every` rounds (0: never), all tell how their rows of each class look to the same
     model: the global one of the first probe, which clients keep. Where a class looks different from one group of
     clients to another, by more than `threshold` variances within a class, and either half of their rows says so (a
-    cosine above `agreement`; `clusterers.conditional`), each group has an expert from then on. The first ones start as
+    cosine above `agreement`; `clusterers.conditional_shift`), each group has an expert from then on. The first ones start as
     the global model, one that is cut off another as that one.
 
     Whoever comes when there are groups tells it at once and joins the nearest. Whose data have changed moves to another

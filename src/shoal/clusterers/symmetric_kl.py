@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.clusterers.inputs import Floats
+from shoal.clusterers.validation import Floats
 
 FLOOR = 1e-6
 _NOISE = 1e-12  # distributions nearer than this differ by the rounding of the products below, if at all

@@ -28,7 +28,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.inputs import Floats, Labels, by_first_appearance
+from shoal.clusterers.validation import Floats, Labels, by_first_appearance
 from shoal.errors import UserError
 
 

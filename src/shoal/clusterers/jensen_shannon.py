@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.clusterers.inputs import Floats
+from shoal.clusterers.validation import Floats
 
 Matrix = NDArray[np.floating[Any]]
 

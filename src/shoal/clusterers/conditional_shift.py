@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.inputs import Floats, Labels, one_thread, whole
+from shoal.clusterers.validation import Floats, Labels, one_thread, whole
 from shoal.errors import UserError
 
 REPEATS = 0.5  # the least cosine of what either half says: 0 by chance, 1 where rows are many
