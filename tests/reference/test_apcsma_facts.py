@@ -14,7 +14,7 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.selectors.contribution import lognorm, metrics
 from shoal.stages.contribution import Coefficients
-from shoal.stages.query import restored
+from shoal.stages.vectors import restored
 from shoal.types import Examples, Report
 
 pytestmark = pytest.mark.data

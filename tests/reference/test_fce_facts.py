@@ -16,7 +16,7 @@ from shoal.experiment.job import Job
 from shoal.fleet.vector import VectorFleet
 from shoal.models import load_model
 from shoal.rng import derive_seed
-from shoal.stages.query import vector
+from shoal.stages.vectors import vector
 
 pytestmark = pytest.mark.data
 GROUPS = "labels:0-2/3-5/6-9"

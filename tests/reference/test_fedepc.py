@@ -15,7 +15,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.models import load_model
 from shoal.rng import derive_seed
 from shoal.stages.cluster import Adaptive
-from shoal.stages.query import vector
+from shoal.stages.vectors import vector
 from shoal.types import Plan, Task
 
 pytestmark = pytest.mark.data

@@ -20,8 +20,8 @@ from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.selectors.contribution import metrics
 from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Update
-from shoal.stages.query import vector
 from shoal.stages.train import Rate
+from shoal.stages.vectors import vector
 from shoal.types import Examples, Report, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)

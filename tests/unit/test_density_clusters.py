@@ -143,7 +143,7 @@ class TestModifiedJensenShannon:
     def test_tiles_change_nothing(self, monkeypatch):
         rows = drawn(23)
         whole, across = pairwise_modified_js(rows), modified_js(rows[:9], rows[9:])
-        monkeypatch.setattr(jensen, "_TILE", 4)
+        monkeypatch.setattr("shoal.clusterers.jensen_shannon._TILE", 4)
         assert (pairwise_modified_js(rows) == whole).all()
         assert (modified_js(rows[:9], rows[9:]) == across).all()
 

@@ -27,7 +27,8 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages.feature_moments import Describe
-from shoal.stages.first_round_clusters import FIRST, InTurn
+from shoal.stages.first_round_clusters import FIRST
+from shoal.stages.select import InTurn
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 MLP = load_model("mlp", (6,), 4)

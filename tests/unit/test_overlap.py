@@ -129,7 +129,7 @@ class TestSketch:
         assert direction(torch.zeros(3)).tolist() == [0.0] * 3
 
     def test_a_large_one_keeps_cosines(self, monkeypatch):
-        monkeypatch.setattr(overlap, "SKETCH", 4096)
+        monkeypatch.setattr(overlapping, "SKETCH", 4096)
         overlapping._buckets.cache_clear()
         g = torch.Generator().manual_seed(0)
         rows = torch.randn(6, 50_000, generator=g) + 2 * torch.randn(1, 50_000, generator=g)

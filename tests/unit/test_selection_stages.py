@@ -19,9 +19,10 @@ from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import Group, Repulsive, Similar
 from shoal.stages.loss_correlation import SURVEY, Correlated, Survey
 from shoal.stages.prediction_similarity import shared_rows
-from shoal.stages.query import AskOnce, row
+from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
 from shoal.stages.update_selection import reach
+from shoal.stages.vectors import row
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")

@@ -5,7 +5,7 @@ ensembles and cyclic intra cluster client selection (paper 004).
 
 | paper | here |
 |---|---|
-| round 1: all clients train w_0 (Alg. 2, 4-6) | `stages.first_round_clusters.InTurn`: everybody who is in no cluster |
+| round 1: all clients train w_0 (Alg. 2, 4-6) | `stages.select.InTurn`: everybody who is in no cluster |
 | DBSCAN on last layers (9-10): ε, min_samples | `cluster.reach`, `cluster.smallest`: `clusterers.NeighbourClusters` |
 | w_m, weighed by rows (13-14) | `stages.first_round_clusters.TrainApart`, `stages.train.Federate` |
 | one client of each cluster in turn (18-21) | `select.take=one`: w_m is that client's model, bit for bit |

@@ -11,8 +11,8 @@ CVPR 2022; a baseline of paper 002 (Sec. V-A, App. A).
 | annealing β = 0.9 | `select.beta` |
 | Δt rounds between trainings of the process | `survey.every` |
 
-Deviation: the process is trained in closed form (see `selectors.loss_correlation`). A change takes two surveys, before and
-after a round; in the warm-up each serves for two. The authors let random clients train a copy of the model for the
+Deviation: the process is trained in closed form (see `selectors.loss_correlation`). A change takes two surveys, before
+and after a round; in the warm-up each serves for two. The authors let random clients train a copy of the model for the
 survey and throw it away; here that round is an ordinary one with random clients, which costs less.
 """
 

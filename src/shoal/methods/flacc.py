@@ -12,11 +12,11 @@ Informatics 19(12), 2023, a baseline of paper 000.
 
 Deviation: the paper's text could not be had. The table is its abstract; complete linkage, the threshold 0 and quiet
 rounds as the end are from MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), which compares with it. What differs
-from that code was decided by measurement on digits. For merging see `clusterers.agglomerative`. There a pair's last cosine
-counts for 10 rounds and merges are final; here it is the mean over all rounds, and all is merged anew in every round
-(`cluster.revise=false`: merges are final), because a client that is merged wrongly when little is known never comes
-free. There groups part after 11 quiet rounds; 5 found the same groups earlier, and a round is quiet here only if two
-or more clients trained in it. Groups start from the global model, not from means of what their members last sent.
+from that code was decided by measurement on digits. For merging see `clusterers.agglomerative`. There a pair's last
+cosine counts for 10 rounds and merges are final; here it is the mean over all rounds, and all is merged anew in every
+round (`cluster.revise=false`: merges are final), because a client that is merged wrongly when little is known never
+comes free. There groups part after 11 quiet rounds; 5 found the same groups earlier, and a round is quiet here only if
+two or more clients trained in it. Groups start from the global model, not from means of what their members last sent.
 
 Deviation: that code averages without weights; here clients weigh by their rows, as everywhere (`train.weighting`).
 

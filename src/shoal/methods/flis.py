@@ -6,8 +6,8 @@ distribution, 2022; a baseline of paper 002.
 | paper | here |
 |---|---|
 | data at the server | `share.rows` of every client, sent once: the rows themselves leave the clients |
-| similarity of predictions | `selectors.urns.inference_similarity` |
-| hierarchical clustering with a threshold | `cluster.threshold`, or `cluster.groups`: `stages.prediction_similarity.Alike` |
+| similarity of predictions | `clusterers.prediction_similarity` |
+| hierarchical clustering with a threshold | `cluster.threshold` or `cluster.groups`: `stages.prediction_similarity` |
 
 Deviation: FLIS trains a model for each cluster; paper 002 compares it as a way to choose clients for one model, so
 here groups only choose, as SimClust's do. Everybody trains one epoch at the start, charged as preparation, so that

@@ -35,13 +35,13 @@ what these hold; whoever is there waits N / (cohort / 2) rounds at most, in what
 Deviation from the study behind it: the server goes twice as far (`parts.step`): cohorts whose labels are balanced agree
 more on where to go, and on Fashion-MNIST, Dir(.1), seed 0, 80 % central took 22 rounds instead of 30, with better
 models in the end on MNIST, CIFAR-10 and Dir(1) as well. (n_c + .1) / (n + 1) is that of ten classes. What a model was
-taught is taken away again (`stages.training_prior.Taught`), of each model by who trained it, for on data that are unbalanced as
-a whole, or where groups hold other classes, a prior would be counted twice; with the adjusted loss what is left to take
-away is an approximation. Its probe cut the directions of updates in two where a silhouette was above .05. Here these
-follow labels more than shift: without any, silhouettes are up to .25, and with labels regressed out turned images were
-found in some runs and inverted ones in none. So the probe compares p(x|y) itself, class by class. Its threshold, a
-tenth of the variance within a class, was fixed on Fashion-MNIST, seed 0, between less than .004 without shift and 2.4
-to 8.3 with one; seeds 1 to 4 and MNIST were run afterwards (docs/results.md).
+taught is taken away again (`stages.training_prior.Taught`), of each model by who trained it, for on data that are
+unbalanced as a whole, or where groups hold other classes, a prior would be counted twice; with the adjusted loss what
+is left to take away is an approximation. Its probe cut the directions of updates in two where a silhouette was above
+.05. Here these follow labels more than shift: without any, silhouettes are up to .25, and with labels regressed out
+turned images were found in some runs and inverted ones in none. So the probe compares p(x|y) itself, class by class.
+Its threshold, a tenth of the variance within a class, was fixed on Fashion-MNIST, seed 0, between less than .004
+without shift and 2.4 to 8.3 with one; seeds 1 to 4 and MNIST were run afterwards (docs/results.md).
 """
 
 from __future__ import annotations

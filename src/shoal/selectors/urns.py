@@ -1,4 +1,4 @@
-"""ClustLowVar: one client from each of K urns that hold similar clients; and FLIS: who predicts alike.
+"""ClustLowVar: one client from each of K urns that hold similar clients.
 
 Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for Clients Selection in Federated
 Learning", ICML 2021, arXiv 2105.05883, Algorithm 2. Client i brings K n_i, an urn holds M. Groups of similar clients
@@ -17,15 +17,12 @@ be split over urns. Each client drawn counts 1/K in the aggregate, which then ha
 Deviation: a client with K n_i >= M gets as many urns alone as it fills, and only its remainder is clustered; the
 published code puts all of it into one urn, which breaks (b). Which of the smaller groups fills which urn is free under
 (a) and (b): here the largest go first, into the urns with most room, without chance.
-
-Morafah et al., "FLIS: Clustered Federated Learning via Inference Similarity for Non-IID Data Distribution", 2022,
-arXiv 2208.09754: clients are alike if their models predict alike on the server's rows.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -120,55 +117,3 @@ def draw(r: ArrayLike, available: ArrayLike, seed: int) -> Indices:
     drawn = np.setdiff1d(there, np.flatnonzero(free))
     more = by_size(chance.sum(axis=0), free, taken(len(chance), there) - len(drawn), derive_seed(seed, "made up"))
     return np.sort(np.concatenate([drawn, more]))
-
-
-def inference_similarity(predictions: ArrayLike) -> Floats:
-    """A_ij, the cosine of the one-hot predictions of i and j: the share of rows on which they agree.
-
-    `predictions` is [clients, rows] of classes, or [clients, rows, classes] of one-hot rows or probabilities.
-    """
-    found = np.asarray(predictions)
-    if found.ndim not in (2, 3) or found.shape[1] == 0 or (found.ndim == 2 and found.dtype.kind not in "iu"):
-        raise UserError(
-            f"predictions has shape {found.shape} of {found.dtype}; it must be clients by rows of whole class numbers, "
-            "or clients by rows by classes"
-        )
-    if found.ndim == 2:
-        agreed: Floats = np.zeros((len(found), len(found)))
-        for c in np.unique(found):
-            hit = (found == c).astype(np.float64)
-            agreed += hit @ hit.T
-        agreed /= found.shape[1]
-        return agreed
-    flat = found.reshape(len(found), -1).astype(np.float64)
-    length = np.linalg.norm(flat, axis=1, keepdims=True)
-    unit = np.divide(flat, length, out=np.zeros_like(flat), where=length > 0)
-    similarity: Floats = unit @ unit.T
-    np.fill_diagonal(similarity, 1.0)
-    return similarity
-
-
-def similarity_clusters(
-    similarity: ArrayLike, threshold: float | None = None, clusters: int | None = None
-) -> NDArray[np.int64]:
-    """Labels by complete linkage, numbered by first appearance: all pairs of a cluster are at least `threshold` alike,
-    or the tree is cut into `clusters` (at most as many as there are clients)."""
-    from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
-    from scipy.spatial.distance import squareform
-
-    alike = matrix("similarity", similarity, "clients by clients")
-    if alike.shape[0] != alike.shape[1] or not np.allclose(alike, alike.T):
-        raise UserError(f"similarity has shape {alike.shape}; it must be square and symmetric")
-    if (threshold is None) == (clusters is None):
-        raise UserError(f"threshold is {threshold} and clusters is {clusters}; give exactly one of them")
-    if clusters is not None and clusters < 1:
-        raise UserError(f"clusters is {clusters}; it must be 1 or more")
-    if len(alike) < 2:
-        return np.zeros(len(alike), dtype=np.int64)
-    tree = linkage(squareform(1.0 - alike, checks=False), method="complete")
-    if threshold is not None:
-        labels = fcluster(tree, t=1.0 - threshold, criterion="distance")
-    else:
-        labels = cut_tree(tree, n_clusters=min(clusters or 1, len(alike)))[:, 0]
-    _, first, place = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[place]

@@ -17,7 +17,7 @@ from shoal.rng import derive_seed, generator
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
 from shoal.stages.cluster import GROUPS
 from shoal.stages.experts import grouped, joined, noted, without_group
-from shoal.stages.query import restored, vector
+from shoal.stages.vectors import restored, vector
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 

@@ -24,8 +24,8 @@ from shoal.selectors import contribution
 from shoal.selectors.sampling import Floats, largest
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
 from shoal.stages.prediction_similarity import shared_rows
-from shoal.stages.query import restored, vector
 from shoal.stages.train import Federate
+from shoal.stages.vectors import restored, vector
 from shoal.types import (
     FIXED,
     ClientId,

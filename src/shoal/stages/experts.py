@@ -16,6 +16,8 @@ from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
 from shoal.types import FIXED, ClientId, Params, Report, ServerState
 
+IDLE = "idle"  # the slot of clients that trained in the first round and reported that they have no samples
+
 
 class Grouping(Protocol):
     def __call__(self, rows: Floats, seed: int) -> Labels:

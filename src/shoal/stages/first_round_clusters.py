@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,16 +13,14 @@ from shoal import tree
 from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import Table
 from shoal.clusterers.neighbours import NeighbourClusters, nearest
-from shoal.errors import UserError
 from shoal.models import Model
-from shoal.selectors.round_robin import in_turn, share_of
-from shoal.stages.base import ServerOnly, with_rows
-from shoal.stages.experts import expert_for, joined, noted, numbered, without_group
-from shoal.stages.query import vector
+from shoal.stages.base import with_rows
+from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
 from shoal.stages.train import AroundTraining, Federate
+from shoal.stages.vectors import vector
 from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 
-GROUPS, FIRST, IDLE = "cluster", "first", "idle"
+GROUPS, FIRST = "cluster", "first"
 
 
 @dataclass(frozen=True)
@@ -41,43 +38,6 @@ class Neighbours:
 
     def __call__(self, rows: np.ndarray) -> NeighbourClusters:
         return self._clusters().fit(rows)
-
-
-@dataclass(frozen=True)
-class InTurn(ServerOnly):
-    """In every cluster a share of its members in turn, or one (where there are several clusters); and whoever is in
-    none, which in the first round is everybody. Only who is known to have no rows is never asked."""
-
-    take: Literal["share", "one"] = "share"
-    share: float = 0.7
-    name: str = "select"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(f"{self.name}.share is {self.share}; it must be above 0 and at most 1")
-
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        members = tuple(sorted(state.membership))
-        turns, here = self._turns(state, members), np.isin(members, state.roster)
-        groups = np.array([int(state.membership[c].argmax()) for c in members], dtype=np.int64)
-        chosen: list[ClientId] = without_group(state, IDLE)
-        for k in range(len(state.models) if members else 0):
-            inside = np.flatnonzero(groups == k)
-            taken, turns[inside] = in_turn(turns[inside], here[inside], self._count(len(inside), len(state.models)))
-            chosen += [members[i] for i in inside[taken].tolist()]
-        memory = {**state.memory, self.name: Table(members, {"turn": torch.from_numpy(turns)}).tree()}
-        return replace(state, cohort=tuple(sorted(chosen)), memory=memory if members else state.memory)
-
-    def _count(self, members: int, clusters: int) -> int:
-        return 1 if self.take == "one" and clusters > 1 else share_of(members, self.share)
-
-    def _turns(self, state: ServerState, members: tuple[ClientId, ...]) -> np.ndarray:
-        """Who is new stands behind all, in the order of names."""
-        known = Table.load(state, self.name)
-        turns = known.column("turn", members) if len(known) else np.full(len(members), np.nan)
-        new = np.isnan(turns)
-        turns[new] = np.nanmax(turns, initial=-1) + 1 + np.arange(new.sum())
-        return turns.astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from shoal import tree
 from shoal.client_table import Table
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
-from shoal.stages.query import restored, vector
+from shoal.stages.vectors import restored, vector
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 HEADS = "heads"

@@ -22,8 +22,8 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
-from shoal.stages.query import vector
 from shoal.stages.train import AroundTraining, Federate
+from shoal.stages.vectors import vector
 from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState
 
 Floats = NDArray[np.float64]

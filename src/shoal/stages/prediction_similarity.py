@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from shoal.client_table import Table
+from shoal.clusterers.prediction_similarity import inference_similarity, similarity_clusters
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.selectors.urns import inference_similarity, similarity_clusters
 from shoal.stages.base import EveryRound, OneProgram
 from shoal.stages.cluster import Floats, Labels
-from shoal.stages.query import restored
+from shoal.stages.vectors import restored
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SHARE, TRAIN = "share", "train"

@@ -6,32 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task
-
-
-def vector(params: Params) -> Tensor:
-    """A model or an update as one row of numbers, in the order of its names."""
-    return torch.cat([params[k].detach().reshape(-1).cpu().float() for k in sorted(params)])
-
-
-def restored(row: Tensor, like: Params) -> Params:
-    """What `vector` made a row of, in the shapes, types and place of `like`."""
-    names = sorted(like)
-    parts = torch.split(row, [like[k].numel() for k in names])
-    return {k: part.view(like[k].shape).to(like[k]) for k, part in zip(names, parts, strict=True)}
-
-
-def row(report: Report) -> dict[str, Tensor]:
-    """A report as columns of a table: its size, its tensors, its mean metrics."""
-    found = {k: vector(v) for k, v in report.tensors.items()}
-    found |= {k: torch.tensor(total / max(1.0, count)) for k, (total, count) in report.metrics.items()}
-    return found | {"size": torch.tensor(report.counts.get("train", 0))}
+from shoal.stages.vectors import row
+from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram
-from shoal.stages.query import restored
 from shoal.stages.train import Federate
+from shoal.stages.vectors import restored
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState, Task
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.experts import joined, noted, numbered, without_group
 from shoal.stages.global_and_experts import GLOBAL
-from shoal.stages.query import restored, row, vector
+from shoal.stages.vectors import restored, row, vector
 from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 PROBE, IDLE = "probe", "probe-idle"
@@ -28,8 +28,8 @@ class ShiftProbe(OneProgram):
     """In round `at`, and again every `every` rounds (0: never), all tell how their rows of each class look to the same
     model: the global one of the first probe, which clients keep. Where a class looks different from one group of
     clients to another, by more than `threshold` variances within a class, and either half of their rows says so (a
-    cosine above `agreement`; `clusterers.conditional_shift`), each group has an expert from then on. The first ones start as
-    the global model, one that is cut off another as that one.
+    cosine above `agreement`; `clusterers.conditional_shift`), each group has an expert from then on. The first ones
+    start as the global model, one that is cut off another as that one.
 
     Whoever comes when there are groups tells it at once and joins the nearest. Whose data have changed moves to another
     group if it is clearly nearer to it (`stay`), by what members told before. Groups may be cut again, up to `most`,

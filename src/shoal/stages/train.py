@@ -15,7 +15,7 @@ from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import EveryRound, OneProgram, with_rows
-from shoal.stages.query import vector
+from shoal.stages.vectors import vector
 from shoal.types import (
     FIXED,
     ClientId,

@@ -17,9 +17,8 @@ from shoal.stages.bandit import Budgeted
 from shoal.stages.cluster import Group, Repulsive, Similar
 from shoal.stages.contribution import MEASURE, ByContribution
 from shoal.stages.experts import expert_for
-from shoal.stages.first_round_clusters import InTurn
 from shoal.stages.query import AskOnce
-from shoal.stages.select import FromGroups
+from shoal.stages.select import FromGroups, InTurn
 
 OWN = "groups"  # the stage that forms groups to choose from, where the cluster step forms others
 
