@@ -16,7 +16,7 @@ from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_one
 from shoal.methods import Setting, build
-from shoal.methods.single import one_model_for
+from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
 from shoal.selectors.contribution import metrics
 from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Update

@@ -16,8 +16,8 @@ from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.recipe import load_recipe
 from shoal.methods import METHODS, Setting, build
-from shoal.methods.composed import parse, written
-from shoal.methods.draft import DEFAULTS, STEPS
+from shoal.methods.composition.builder import DEFAULTS, STEPS
+from shoal.methods.composition.compose import parse, written
 from shoal.methods.pieces import PIECES
 from shoal.methods.pieces.cluster import NearVectors
 from shoal.models import load_model

@@ -13,7 +13,7 @@ from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_one
 from shoal.methods import Setting, build
-from shoal.methods.single import one_model_for
+from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
 from shoal.stages.second_participation import OnceWhenBack
 from shoal.types import Examples, Report, ServerState, Task

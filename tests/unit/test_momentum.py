@@ -9,8 +9,8 @@ import shoal
 from shoal import tree
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
+from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.shoal import Parts
-from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.stages.momentum import Momentum, RunningMean, averaged
 from shoal.stages.train import Federate, Rate

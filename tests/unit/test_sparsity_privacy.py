@@ -19,8 +19,8 @@ from shoal.experiment.job import Job
 from shoal.experiment.result import promised, protection
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
+from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.fedavg import averaging
-from shoal.methods.single import one_model_for
 from shoal.models import load_model
 from shoal.models.model import Model
 from shoal.stages.query import AskOnce

@@ -27,7 +27,7 @@ def _method(value: Any) -> Any:
     """A table of steps and their pieces is a method too; the same pieces are always written in the same way."""
     if not isinstance(value, Mapping) and not (isinstance(value, str) and "=" in value):
         return value
-    from shoal.methods.composed import parse, written
+    from shoal.methods.composition.compose import parse, written
 
     return written(value if isinstance(value, Mapping) else parse(value))
 

@@ -11,10 +11,11 @@ from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
-from shoal.methods.composed import of_pieces, parse
+from shoal.methods.composition.compose import of_pieces, parse
+from shoal.methods.composition.edges import over_edges
+from shoal.methods.composition.setting import Setting
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
-from shoal.methods.edges import over_edges
 from shoal.methods.fce import fce
 from shoal.methods.fedala import fedala
 from shoal.methods.fedavg import fedavg
@@ -38,7 +39,6 @@ from shoal.methods.pm_moe import pm_moe
 from shoal.methods.powerd import powerd
 from shoal.methods.repclust import repclust
 from shoal.methods.scmoe import scmoe
-from shoal.methods.setting import Setting
 from shoal.methods.shoal import shoal
 from shoal.methods.simclust import simclust
 from shoal.models import load_model

@@ -50,8 +50,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 

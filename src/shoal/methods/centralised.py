@@ -6,8 +6,8 @@ a real fleet has no place where the data meet.
 
 from __future__ import annotations
 
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
 from shoal.stages.select import Pooled
 from shoal.types import Method
 

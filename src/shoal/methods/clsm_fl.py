@@ -28,9 +28,9 @@ from __future__ import annotations
 
 from shoal.client.probe import ShareRows
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import received_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import received_model_predict
 from shoal.rng import derive_seed
 from shoal.stages.capability_clusters import Semantic, Soft, blend_for
 from shoal.stages.prediction_similarity import SHARE

@@ -13,8 +13,8 @@ in federated learning, ICML 2021, Algorithm 2; a baseline of paper 002.
 from __future__ import annotations
 
 from shoal.client.size import TellSize
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
 from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES
 from shoal.stages.update_selection import Urns

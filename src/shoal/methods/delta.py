@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from shoal.client.probe import GradientProbe
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_for
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for
 from shoal.stages.query import AskOnce
 from shoal.stages.train import Rate
 from shoal.stages.update_selection import PROBE, Diverse

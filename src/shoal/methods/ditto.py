@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from shoal.client.personal_models import TrainBoth
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, own_model_predict
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method
 

@@ -36,8 +36,8 @@ a cluster have left before they told, the largest logit answers for all.
 
 from __future__ import annotations
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 PIECES = {"represent": "last-layer", "cluster": "dbscan", "select": "turns", "serve": "confidence"}

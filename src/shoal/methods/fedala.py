@@ -38,9 +38,9 @@ from typing import Literal
 
 from shoal.client.local_aggregation import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, own_model_predict
 from shoal.stages.second_participation import OnceWhenBack
 from shoal.stages.train import Federate, Rate
 from shoal.types import Method, Stage

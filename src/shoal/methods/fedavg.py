@@ -15,8 +15,8 @@ from typing import Any
 
 from shoal.client.size import TellSize
 from shoal.client.train import LocalTraining
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, one_model_predict
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES, Random
 from shoal.stages.train import Federate, Rate

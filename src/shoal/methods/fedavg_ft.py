@@ -10,8 +10,8 @@ gets right; the candidate with most hits over all clients is what everybody then
 
 from __future__ import annotations
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 

@@ -19,9 +19,9 @@ survey and throw it away; here that round is an ordinary one with random clients
 from __future__ import annotations
 
 from shoal.client.probe import LossProbe
+from shoal.methods.composition.model_functions import one_model_for
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for
 from shoal.stages.loss_correlation import SURVEY, Correlated, Survey
 from shoal.types import Method
 

@@ -25,9 +25,9 @@ from collections.abc import Mapping
 
 from shoal import tree
 from shoal.client.align import AlignedTraining
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, one_model_predict
 from shoal.stages.train import FederateDirected, Rate
 from shoal.types import ClientId, Method, Params, ServerState
 

@@ -39,8 +39,8 @@ be added and its (ε, δ) is stated.
 
 from __future__ import annotations
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 PIECES = {"represent": "sparsity", "cluster": "aidc", "select": "bandit", "train": "proximal"}

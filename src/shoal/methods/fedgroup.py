@@ -30,9 +30,9 @@ Deviation: the auxiliary global model, the mean of the groups' models, is left o
 from __future__ import annotations
 
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_init, received_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_init, received_model_predict
 from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
 from shoal.stages.experts import expert_for
 from shoal.stages.train import Federate, Rate

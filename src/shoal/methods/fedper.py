@@ -28,8 +28,8 @@ from torch import Tensor
 from shoal import tree
 from shoal.client.personal_models import KeepHead
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.train import FederatePart, Rate

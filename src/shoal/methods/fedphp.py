@@ -26,9 +26,9 @@ may change. Values of λ, T and μ are those of their program; the paper's text 
 from __future__ import annotations
 
 from shoal.client.inherit import InheritedTraining
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, own_model_predict
 from shoal.stages.train import FederatePlanned, Rate
 from shoal.types import Method
 

@@ -11,8 +11,8 @@ Deviation: slow clients are not given fewer epochs (the paper's inexact solution
 
 from __future__ import annotations
 
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging, by_chance
-from shoal.methods.setting import Setting
 from shoal.types import Method
 
 

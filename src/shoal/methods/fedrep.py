@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from shoal.client.personal_models import HeadFirst
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedper import keeping_heads
-from shoal.methods.setting import Setting
 from shoal.types import Method
 
 

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_init, received_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_init, received_model_predict
 from shoal.stages.agglomerative import Agglomerate, JoinBest
 from shoal.stages.experts import expert_for
 from shoal.stages.train import Federate, Rate

@@ -20,9 +20,9 @@ from dataclasses import replace
 
 from shoal.client.probe import ShareRows
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_for
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for
 from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import Group
 from shoal.stages.prediction_similarity import SHARE, Alike, Infer

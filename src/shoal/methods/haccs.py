@@ -25,8 +25,8 @@ test error of everybody after every round. Latency is a client's rows over the s
 from __future__ import annotations
 
 from shoal.client.histogram import LabelHistogram
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
 from shoal.stages.cluster import Dense, Group
 from shoal.stages.fastest import Fastest
 from shoal.stages.query import AskOnce

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import fedavg
-from shoal.methods.setting import Setting
 from shoal.stages.edges import Topology
 from shoal.types import Method
 

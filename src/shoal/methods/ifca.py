@@ -28,9 +28,9 @@ from __future__ import annotations
 from shoal.client.model_choice import Choose, ChooseAndTrain
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
+from shoal.methods.composition.model_functions import received_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import received_model_predict
 from shoal.stages.experts import expert_for
 from shoal.stages.model_choice import ChooseAgain, FederateChoices, Starts, every_model
 from shoal.stages.train import Rate

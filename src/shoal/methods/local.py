@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_for, own_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, own_model_predict
 from shoal.rng import derive_seed
 from shoal.stages.train import Rate, TrainAlone
 from shoal.types import Method, ServerState

@@ -25,9 +25,9 @@ from dataclasses import replace
 
 from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
 from shoal.client.train import LocalTraining
+from shoal.methods.composition.model_functions import one_model_for
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import fedavg
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for
 from shoal.stages.personalise import Personalise
 from shoal.types import Method
 

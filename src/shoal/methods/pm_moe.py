@@ -25,8 +25,8 @@ from dataclasses import replace
 
 from shoal.client.gate import FitGate, Gate
 from shoal.client.heads import MixHeads, TellHead, mixed_heads_predict
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedper import fedper
-from shoal.methods.setting import Setting
 from shoal.stages.heads import GatherHeads, heads_for
 from shoal.stages.personalise import Personalise
 from shoal.types import Method

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from shoal.client.probe import LossProbe
 from shoal.client.size import TellSize
+from shoal.methods.composition.model_functions import one_model_for
+from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for
 from shoal.stages.query import AskOnce
 from shoal.stages.select import SIZES, LargestLoss
 from shoal.types import Method

@@ -17,8 +17,8 @@ Algorithm 1 alone finds mixed groups only while these are no larger than the num
 
 from __future__ import annotations
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 PIECES = {"represent": "labels", "cluster": "repulsive", "select": "whole-groups"}

@@ -39,8 +39,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 PIECES = {"represent": "updates", "cluster": "mctc", "personalise": "gate"}

@@ -50,8 +50,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shoal.errors import UserError
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 AGAIN = 20  # rounds after which clients look at their data again: they may have changed

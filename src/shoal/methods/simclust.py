@@ -15,8 +15,8 @@ Deviation: the number of groups is that of the cohort unless it is given; the pa
 
 from __future__ import annotations
 
-from shoal.methods.composed import compose
-from shoal.methods.setting import Setting
+from shoal.methods.composition.compose import compose
+from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 PIECES = {"represent": "labels", "cluster": "similar", "select": "one-of-each"}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoal import tree
 from shoal.codec import unpack
 from shoal.errors import UserError, look_up
-from shoal.methods.single import received_model_predict
+from shoal.methods.composition.model_functions import received_model_predict
 from shoal.rng import generator
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.version import SERVED, Version

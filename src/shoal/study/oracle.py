@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal import tree
 from shoal.client.prior import PRIOR
-from shoal.methods.setting import Setting
+from shoal.methods.composition.setting import Setting
 from shoal.methods.shoal import shoal
 from shoal.stages.base import ServerOnly
 from shoal.stages.experts import joined, numbered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.methods.pieces.tuning import PIECE, Tuning
+from shoal.methods.composition.tuning import PIECE, Tuning
 from shoal.report.sheet import Sheet
 from shoal.study.figures import Measured, Runs
 

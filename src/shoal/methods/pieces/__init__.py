@@ -1,6 +1,6 @@
 """What can stand at each step of a method: a file per step, a table of pieces in each."""
 
-from shoal.methods.draft import Piece
+from shoal.methods.composition.builder import Piece
 from shoal.methods.pieces import aggregate, cluster, personalise, represent, select, serve, train
 
 PIECES: dict[str, dict[str, Piece]] = {

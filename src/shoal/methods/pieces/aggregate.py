@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from shoal.client.prior import AdjustedTraining
 from shoal.client.secure_aggregation import KEYS, SumTraining, TellKey
-from shoal.methods.draft import Draft, Piece
-from shoal.methods.pieces.contribution import coefficients
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.coefficients import coefficients
 from shoal.methods.pieces.represent import told_labels
 from shoal.stages.balanced import TOLD
 from shoal.stages.contribution import Coefficients, FederateByContribution

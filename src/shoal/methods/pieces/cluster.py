@@ -12,9 +12,9 @@ from torch import Tensor
 from shoal.client.shift_probe import ClassFeatures
 from shoal.client_table import Table
 from shoal.clusterers.neighbours import nearest
-from shoal.methods.draft import Draft, Piece
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.model_functions import mean_predict, numbered_init, received_model_predict
 from shoal.methods.pieces.represent import told_labels
-from shoal.methods.single import mean_predict, numbered_init, received_model_predict
 from shoal.rng import derive_seed
 from shoal.stages.cluster import Adaptive, Floats, Group, Labels, Repulsive, Similar
 from shoal.stages.experts import Experts, expert_for, numbered

@@ -10,10 +10,10 @@ from shoal.client.expert_mixture import WeighModels, corrected_predict
 from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
 from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
-from shoal.methods.draft import Draft, Piece
-from shoal.methods.pieces import tuning
-from shoal.methods.pieces.prior import alpha
-from shoal.methods.single import own_model_predict
+from shoal.methods.composition import tuning
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.label_prior import alpha
+from shoal.methods.composition.model_functions import own_model_predict
 from shoal.stages.contribution import Update
 from shoal.stages.global_and_experts import PersonaliseMembers
 from shoal.stages.overlapping import experts_for

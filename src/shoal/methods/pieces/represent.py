@@ -5,8 +5,8 @@ from __future__ import annotations
 from shoal.client.histogram import LabelHistogram
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
-from shoal.methods.draft import Draft, Piece
-from shoal.methods.single import one_model_init
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.model_functions import one_model_init
 from shoal.stages.extract import Extractor, extractor_for
 from shoal.stages.query import AskOnce
 from shoal.stages.select import Random

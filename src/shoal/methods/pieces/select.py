@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from shoal.client.probe import LossProbe
 from shoal.client.training_metrics import Measure
-from shoal.methods.draft import Draft, Piece
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.coefficients import coefficients
 from shoal.methods.fedavg import by_chance
-from shoal.methods.pieces.contribution import coefficients
 from shoal.methods.pieces.represent import told_labels
 from shoal.selectors.groups import one_of_each, whole_groups
 from shoal.stages.balanced import Balanced

@@ -14,10 +14,10 @@ from shoal.client.expert_mixture import corrected_predict
 from shoal.client.feature_moments import FeatureMoments
 from shoal.client.gate import Gate
 from shoal.client.prior import PRIOR, AdjustedTraining, EstimatePrior
-from shoal.methods.draft import Draft, Piece
-from shoal.methods.pieces.prior import alpha, count_labels
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.label_prior import alpha, count_labels
+from shoal.methods.composition.model_functions import one_model_init
 from shoal.methods.pieces.represent import told_labels
-from shoal.methods.single import one_model_init
 from shoal.stages.feature_moments import LABELS, Describe, served_by
 from shoal.stages.momentum import RunningMean, averaged
 from shoal.stages.training_prior import Taught, taught

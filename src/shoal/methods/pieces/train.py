@@ -13,9 +13,9 @@ from shoal.client.personal_models import TrainBoth
 from shoal.client.prior import AdjustedTraining
 from shoal.client.train import LocalTraining
 from shoal.client.training_metrics import MeasuredTraining
-from shoal.methods.draft import Draft, Piece
+from shoal.methods.composition.builder import Draft, Piece
+from shoal.methods.composition.label_prior import count_labels
 from shoal.methods.pieces.personalise import own_training
-from shoal.methods.pieces.prior import count_labels
 from shoal.models import Model
 
 

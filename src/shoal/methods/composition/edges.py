@@ -9,7 +9,7 @@ from functools import cache
 from shoal.client.histogram import LabelHistogram
 from shoal.client_table import Table
 from shoal.errors import UserError
-from shoal.methods.setting import Setting
+from shoal.methods.composition.setting import Setting
 from shoal.stages.edges import CLOUD, EDGES, WHEREABOUTS, AssignEdges, AtEdges, Cloud, Topology, views
 from shoal.stages.query import AskOnce
 from shoal.stages.select import Pooled

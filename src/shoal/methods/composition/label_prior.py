@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.client.prior import CountLabels
 from shoal.errors import UserError
-from shoal.methods.draft import Draft
+from shoal.methods.composition.builder import Draft
 from shoal.stages.query import AskOnce
 
 PRIOR = "prior"

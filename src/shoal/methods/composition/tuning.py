@@ -9,7 +9,7 @@ from typing import Literal
 from shoal.client.train import LocalTraining
 from shoal.client.tuning import TryTuning
 from shoal.errors import UserError
-from shoal.methods.setting import Setting
+from shoal.methods.composition.setting import Setting
 from shoal.stages.personalise import Personalise
 from shoal.stages.tuning import PersonaliseTuned, Tune
 from shoal.types import ModelsFor, Stage

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import UserError, did_you_mean, look_up
-from shoal.methods.draft import DEFAULTS, STEPS, Draft, Piece
+from shoal.methods.composition.builder import DEFAULTS, STEPS, Draft, Piece
+from shoal.methods.composition.setting import Setting
 from shoal.methods.pieces import PIECES
-from shoal.methods.setting import Setting
 from shoal.types import Method
 
 ORDER = ("represent", "cluster", "train", "select", "aggregate", "personalise", "serve")

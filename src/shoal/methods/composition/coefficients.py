@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.client.probe import ShareRows
-from shoal.methods.draft import Draft
+from shoal.methods.composition.builder import Draft
 from shoal.stages.contribution import Coefficients
 from shoal.stages.prediction_similarity import SHARE
 from shoal.stages.query import AskOnce

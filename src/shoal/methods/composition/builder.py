@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from shoal.errors import UserError
-from shoal.methods.setting import Setting
-from shoal.methods.single import one_model_for, one_model_init, one_model_predict
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
+from shoal.methods.composition.setting import Setting
 from shoal.stages.contribution import Coefficients
 from shoal.stages.train import Federate
 from shoal.types import Assign, ClientProgram, Guaranteed, Method, ModelsFor, Part, Predict, Route, ServerState, Stage
