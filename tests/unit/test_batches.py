@@ -3,9 +3,9 @@ from dataclasses import replace
 import torch
 
 from shoal.fleet.batches import row_order, step_keys, taker
+from shoal.fleet.flops import Work
 from shoal.fleet.plain import true_batches
 from shoal.fleet.vector import batches, joined
-from shoal.fleet.work import Work
 from shoal.types import Examples, Phase
 
 

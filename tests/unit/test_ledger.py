@@ -61,7 +61,7 @@ def test_a_probe_costs_a_forward_pass_only(tiny):
 
 def test_convolutions_without_padding():
     from shoal.client.train import LocalTraining
-    from shoal.fleet.work import work_of
+    from shoal.fleet.flops import work_of
     from shoal.types import Task
 
     model = load_model("cnn-cifar", (3, 32, 32), 10)

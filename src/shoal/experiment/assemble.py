@@ -21,7 +21,7 @@ from shoal.data.federation import SENSITIVE, Federation
 from shoal.data.heterogeneity import figures
 from shoal.errors import UserError
 from shoal.experiment.job import Job
-from shoal.fleet.memory import keep_freed_memory
+from shoal.fleet.allocator import keep_freed_memory
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet

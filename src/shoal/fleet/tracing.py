@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.fleet.work import Work, work_of
+from shoal.fleet.flops import Work, work_of
 from shoal.types import Batch, ClientProgram, Phase, Tree
 
 log = logging.getLogger(__name__)
