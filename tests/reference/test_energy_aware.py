@@ -13,7 +13,7 @@ import shoal
 from shoal import engine
 from shoal.client.gaussian_mechanism import label_noise, noisy_distribution
 from shoal.clusterers.similar import SimilarClusters
-from shoal.cost.model import Costs
+from shoal.cost.costs import Costs
 from shoal.data import Dataset
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cost.costs import Costs
 from shoal.cost.devices import PROFILES, Profile, assign, find
 from shoal.cost.links import LINKS, link, watts
-from shoal.cost.model import Costs
 from shoal.cost.wifi import BACK_BITS, CTS_BITS, MODULATIONS, RTS_BITS, Wifi, control_frame_us
 from shoal.errors import UserError
 

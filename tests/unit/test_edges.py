@@ -10,9 +10,9 @@ from quick import quick
 
 from shoal import engine, tree
 from shoal.client_table import Table
+from shoal.cost.costs import Costs
 from shoal.cost.ledger import LONG, EdgeClock, Ledger, Page
 from shoal.cost.links import LINKS
-from shoal.cost.model import Costs
 from shoal.data import load, partition
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet

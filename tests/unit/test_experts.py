@@ -12,9 +12,9 @@ from shoal import engine
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
 from shoal.client_table import Table
+from shoal.cost.costs import Costs
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
-from shoal.cost.model import Costs
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet

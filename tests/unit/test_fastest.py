@@ -8,9 +8,9 @@ import torch
 
 from shoal import engine
 from shoal.client_table import Table
+from shoal.cost.costs import Costs
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
-from shoal.cost.model import Costs
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model

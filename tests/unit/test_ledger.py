@@ -7,10 +7,10 @@ from quick import quick
 
 from shoal import engine
 from shoal.codec import encode_report, encode_task
+from shoal.cost.costs import Costs
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import LONG, Ledger, Page, totals
 from shoal.cost.links import LINKS
-from shoal.cost.model import Costs
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import METHODS, Setting, build

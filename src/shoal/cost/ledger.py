@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.codec import report_bytes, task_bytes
-from shoal.cost.model import Costs
+from shoal.cost.costs import Costs
 from shoal.types import POOL, ClientId, Plan, Purpose, Relay, Report
 
 Column = NDArray[Any]

@@ -78,7 +78,7 @@ def _own(source: str, options: Options) -> Dataset:
             replace(options, client_column=None, sensitive_column=None, edge_column=None) if has_arrays else options
         )
         _no_columns(source, allowed)
-    from shoal.data.files import read  # slow to import: only for files of one's own
+    from shoal.data.user_files import read  # slow to import: only for files of one's own
 
     return read(path, options)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.data.dataset import Dataset
 from shoal.data.federation import DIVIDED, SENSITIVE, SPLITS, Federation, sensitive_rows
-from shoal.data.grammar import Term, parse
+from shoal.data.partition_grammar import Term, parse
 from shoal.data.prepare import set_aside
 from shoal.data.shifts import SHIFTS, Effect, Target
 from shoal.data.unseen import HoldOut

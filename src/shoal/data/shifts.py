@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from shoal.data.grammar import Term
+from shoal.data.partition_grammar import Term
 from shoal.rng import derive_seed, generator
 from shoal.types import Examples
 

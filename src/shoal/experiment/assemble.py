@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from shoal.cost.carbon import Carbon
+from shoal.cost.costs import Costs
 from shoal.cost.devices import assign
 from shoal.cost.links import link
-from shoal.cost.model import Costs
 from shoal.data import load, partition
 from shoal.data.federation import SENSITIVE, Federation
 from shoal.data.heterogeneity import figures
