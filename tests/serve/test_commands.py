@@ -95,8 +95,8 @@ def test_python_as_the_page_says(service, folder, monkeypatch, capsys):
 
 
 def test_limits_are_as_the_page_says(service):
+    from shoal.serve.admission import Limits
     from shoal.serve.batching import Batching
-    from shoal.serve.gate import Limits
     from shoal.serve.inputs import MOST_ROWS
 
     text = shoal("serve", "--help").stdout

@@ -21,13 +21,13 @@ from services import refused, serving
 
 from shoal.errors import UserError
 from shoal.serve import server
+from shoal.serve.admission import Limits
 from shoal.serve.app import Service
 from shoal.serve.batching import Batcher, Batching
 from shoal.serve.export import newest
-from shoal.serve.gate import Limits
-from shoal.serve.metrics import Metrics
-from shoal.serve.version import Asked, Told
-from shoal.serve.watch import Watch
+from shoal.serve.model_version import Asked, Told
+from shoal.serve.prometheus import Metrics
+from shoal.serve.reload import Watch
 from shoal.store.checkpoint import Checkpoints
 
 ROWS = {"rows": [[[float((i * j) % 16) for i in range(8)] for j in range(8)]]}

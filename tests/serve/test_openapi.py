@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from services import npy, serving
 
-from shoal.serve.gate import Limits
+from shoal.serve.admission import Limits
 
 CHECKS = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),

@@ -21,9 +21,9 @@ from services import npy, refused, serving
 
 from shoal.errors import UserError
 from shoal.serve import Remote, Untrusted
+from shoal.serve.admission import Limits
 from shoal.serve.auth import bearer_of, hashed, new_token, read_tokens, tokens_from
-from shoal.serve.gate import Limits
-from shoal.serve.rates import MOST_CALLERS, Rates
+from shoal.serve.rate_limit import MOST_CALLERS, Rates
 from shoal.serve.server import Listening
 
 ROWS = {"rows": [[[0.0] * 8] * 8]}

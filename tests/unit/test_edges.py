@@ -22,7 +22,7 @@ from shoal.experiment.run import run, run_job
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
 from shoal.serve.blueprint import Blueprint
-from shoal.serve.version import Asked, Version
+from shoal.serve.model_version import Asked, Version
 from shoal.stages.edges import (
     CLOUD,
     EDGES,

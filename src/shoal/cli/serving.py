@@ -49,9 +49,9 @@ def _served(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:
         raise UserError(
             f"shoal serve needs the extra of that name: pip install -c constraints.txt -e '.[serve]' ({error})"
         ) from None
+    from shoal.serve.admission import Limits
     from shoal.serve.auth import tokens_from
     from shoal.serve.batching import Batching
-    from shoal.serve.gate import Limits
 
     o = options
     batching = Batching(o["max_batch"], o["max_wait_ms"] / 1000, o["queue"])

@@ -21,15 +21,15 @@ from torch import Tensor
 from shoal import __version__
 from shoal.codec import packed_bytes
 from shoal.serve import schemas
-from shoal.serve.answers import etag_of, rows_of
 from shoal.serve.assign import NoClusters, memberships
 from shoal.serve.batching import Batcher, Batching
 from shoal.serve.blueprint import Blueprint, clients_of
 from shoal.serve.inputs import IMAGES, Inputs, Unfit
-from shoal.serve.metrics import CONTENT_TYPE, Metrics
+from shoal.serve.model_version import SERVED, Asked, Told, Version
+from shoal.serve.predictions import etag_of, rows_of
 from shoal.serve.problems import Problem, described, install, retry_after
-from shoal.serve.version import SERVED, Asked, Told, Version
-from shoal.serve.watch import Watch
+from shoal.serve.prometheus import CONTENT_TYPE, Metrics
+from shoal.serve.reload import Watch
 from shoal.store.checkpoint import Checkpoints
 from shoal.tree import leaves
 from shoal.types import ServerState

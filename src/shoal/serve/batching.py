@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shoal.serve.metrics import Metrics
-from shoal.serve.version import Asked, Told
+from shoal.serve.model_version import Asked, Told
+from shoal.serve.prometheus import Metrics
 
 SHORT_S = 0.02  # of a pass
 Waiting = tuple[Asked, "asyncio.Future[Told]"]

@@ -20,8 +20,8 @@ from shoal.errors import UserError, look_up
 from shoal.methods.composition.model_functions import received_model_predict
 from shoal.rng import generator
 from shoal.serve.blueprint import Blueprint
-from shoal.serve.version import SERVED, Version
-from shoal.serve.watch import Watch
+from shoal.serve.model_version import SERVED, Version
+from shoal.serve.reload import Watch
 from shoal.store.checkpoint import Checkpoints
 from shoal.store.files import write_bytes
 from shoal.store.reader import RunRecord, read_run

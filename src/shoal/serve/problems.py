@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from shoal.serve.batching import Overloaded
 from shoal.serve.inputs import Unfit
-from shoal.serve.version import NeedsPrivate
+from shoal.serve.model_version import NeedsPrivate
 
 MEDIA_TYPE = "application/problem+json"
 

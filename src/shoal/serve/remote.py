@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 
 from shoal.codec import unpack
 from shoal.errors import UserError
-from shoal.serve.answers import Lot, answered, etag_of, rows_of
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.inputs import Unfit
+from shoal.serve.predictions import Lot, answered, etag_of, rows_of
 from shoal.store.files import write_bytes
 from shoal.types import LABELS, Tree
 

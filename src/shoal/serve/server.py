@@ -18,10 +18,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shoal.errors import UserError
+from shoal.serve.admission import Gate, Limits
 from shoal.serve.app import Service, make_app
-from shoal.serve.gate import Gate, Limits
 from shoal.serve.problems import MEDIA_TYPE, Problem
-from shoal.serve.rates import Rates
+from shoal.serve.rate_limit import Rates
 
 BACKLOG = 1024  # connections that wait to be taken
 GRACE_S = 20  # for requests that are under way when the service is asked to stop

@@ -12,9 +12,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.serve.auth import bearer_of
-from shoal.serve.metrics import Metrics
 from shoal.serve.problems import Problem, retry_after
-from shoal.serve.rates import Rates
+from shoal.serve.prometheus import Metrics
+from shoal.serve.rate_limit import Rates
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from shoal.codec import pack
 from shoal.errors import UserError
 from shoal.experiment.assemble import stacks_well
 from shoal.fleet.plain import run_one
-from shoal.serve.answers import Answered, Lot, answered, etag_of, worded
 from shoal.serve.blueprint import Blueprint
+from shoal.serve.predictions import Answered, Lot, answered, etag_of, worded
 from shoal.types import LABELS, UNLABELLED, ClientId, Examples, Params, ServerState, Task, Tree
 
 SERVED = "served"  # the name under which all that answers is fetched together
