@@ -31,8 +31,8 @@ def study(
             with repeatable(f"shoal study {path} --budget {budget} --out {folder}"):
                 _play_study(entries, folder, plan.inputs, workers)
         from shoal.report import sheet_view
-        from shoal.study.figures import Runs
-        from shoal.study.page import Report, write
+        from shoal.study.measurements import Runs
+        from shoal.study.tables import Report, write
 
         report = Report(Runs(plan, entries, folder), budget)
         files = write(report, folder)
@@ -48,7 +48,7 @@ def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], worke
     from shoal.experiment.assemble import check_names
     from shoal.fleet.pool import cores
     from shoal.report.summary import duration
-    from shoal.study.play import Progress, play
+    from shoal.study.runner import Progress, play
 
     first = {(e.cell, e.variant): e for e in reversed(entries)}
     for entry in first.values():

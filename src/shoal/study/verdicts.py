@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shoal.study.figures import Interval, Measured, Runs, over_seeds
+from shoal.study.measurements import Interval, Measured, Runs, over_seeds
 from shoal.study.plan import Check, Claim
 
 Verdict = Literal["holds", "fails", "undecided", "not measured"]

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.experiment.job import Job
 from shoal.store.reader import RunRecord
-from shoal.study.figures import Interval, Measured, Runs, over_clients, over_seeds
+from shoal.study.measurements import Interval, Measured, Runs, over_clients, over_seeds
 from shoal.study.plan import Budget, Check, Claim, Entry, Study
 from shoal.study.verdicts import judged, together, verdict
 

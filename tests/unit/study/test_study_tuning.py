@@ -8,9 +8,9 @@ import pytest
 
 from shoal.experiment.job import Job
 from shoal.store.reader import RunRecord
-from shoal.study.figures import Measured, Runs
+from shoal.study.measurements import Measured, Runs
 from shoal.study.plan import Entry
-from shoal.study.tuning import Chosen, chosen, tuning_sheet
+from shoal.study.tuning_report import Chosen, chosen, tuning_sheet
 
 
 def tuned(epochs=5.0, lr=0.02, seed=0, variant="a", **options):

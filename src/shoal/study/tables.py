@@ -12,9 +12,9 @@ from shoal.report.page import write_sheets
 from shoal.report.sheet import Sheet, best_cells, spread_text
 from shoal.report.summary import joules_text
 from shoal.store.files import write_bytes, write_json
-from shoal.study.figures import Interval, Measured, Runs
+from shoal.study.measurements import Interval, Measured, Runs
 from shoal.study.plan import Check
-from shoal.study.tuning import chosen, tuning_sheet
+from shoal.study.tuning_report import chosen, tuning_sheet
 from shoal.study.verdicts import Judged, Outcome, judged
 
 COMPARED = {"local": "local", "worst10": "worst 10 %", "central": "central", "unseen": "unseen"}

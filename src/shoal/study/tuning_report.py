@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.methods.composition.tuning import PIECE, Tuning
 from shoal.report.sheet import Sheet
-from shoal.study.figures import Measured, Runs
+from shoal.study.measurements import Measured, Runs
 
 NOTE = (
     "One number per seed. At an edge of the grid a wider one might do better, and what is compared with it look worse."

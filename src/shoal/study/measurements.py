@@ -16,7 +16,7 @@ from scipy import stats
 from shoal.report.joules import to_accuracy
 from shoal.store.reader import RunRecord, read_run
 from shoal.study.plan import Entry, Study
-from shoal.study.play import UNSEEN, finished
+from shoal.study.runner import UNSEEN, finished
 
 LEVEL = 0.95
 DRAWS = 10_000
