@@ -24,7 +24,7 @@ from shoal.engine import unlabelled
 from shoal.experiment.assemble import setup
 from shoal.experiment.job import make_job
 from shoal.serve.remote import Remote
-from shoal.store.run import RunStore
+from shoal.store.run_directory import RunStore
 from shoal.study.unseen import unseen_figures
 from shoal.types import ClientId, Examples
 

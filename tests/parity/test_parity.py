@@ -13,7 +13,7 @@ from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
 from shoal.experiment.run import resume_run, run_job
 from shoal.methods import METHODS
-from shoal.store.run import RunStore
+from shoal.store.run_directory import RunStore
 
 MODELS = {"mlp-dropout": (6,), "networks:SmallConvolution": (1, 6, 6), "networks:SmallBatchNorm": (1, 6, 6)}
 # Stacked clients meet every kind of layer; pool and flower carry whole programs, whatever is in them.

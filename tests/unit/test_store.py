@@ -11,7 +11,7 @@ from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store.checkpoint import Checkpoints
 from shoal.store.private import PrivateStore
-from shoal.store.run import RunStore, evaluation_line, read_evaluation, read_record
+from shoal.store.run_directory import RunStore, evaluation_line, read_evaluation, read_record
 from shoal.types import ServerState
 
 

@@ -28,7 +28,7 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import Model, check_model, load_model
 from shoal.stages.edges import Topology, parse_edges
-from shoal.store.run import RunStore
+from shoal.store.run_directory import RunStore
 from shoal.types import ClientId, Examples, Fleet, Method, Tree
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from shoal.experiment.assemble import Bench, at_work, make_fleet, setting_of, se
 from shoal.experiment.job import make_job
 from shoal.experiment.run import check_data
 from shoal.methods import build, find
-from shoal.store.run import RunStore
+from shoal.store.run_directory import RunStore
 from shoal.types import ServerState
 
 ANSWERING = ("serve", "estimate")  # pieces of methods whose options say how answers are given

@@ -34,7 +34,7 @@ from shoal.experiment.assemble import (
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.result import predict_ms, promised, protection, summarise, warn_of_little_noise
 from shoal.methods import Setting
-from shoal.store.run import RunStore
+from shoal.store.run_directory import RunStore
 from shoal.types import Method
 
 OF_DATA = (

@@ -30,7 +30,7 @@ from shoal.report.more import more_sheets
 from shoal.report.paper import PaperTable, ordering_sheet, paper_sheets
 from shoal.report.sheet import Sheet
 from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
-from shoal.store.files import write_bytes
+from shoal.store.atomic_files import write_bytes
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 
 FACTS = (

@@ -22,8 +22,8 @@ from shoal.rng import generator
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.model_version import SERVED, Version
 from shoal.serve.reload import Watch
+from shoal.store.atomic_files import write_bytes
 from shoal.store.checkpoint import Checkpoints
-from shoal.store.files import write_bytes
 from shoal.store.reader import RunRecord, read_run
 from shoal.types import Params, ServerState
 

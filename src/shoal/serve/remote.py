@@ -22,7 +22,7 @@ from shoal.errors import UserError
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.inputs import Unfit
 from shoal.serve.predictions import Lot, answered, etag_of, rows_of
-from shoal.store.files import write_bytes
+from shoal.store.atomic_files import write_bytes
 from shoal.types import LABELS, Tree
 
 AGAIN = (429, 502, 503)

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from shoal import tree
 from shoal.codec import pack
-from shoal.store.files import write_bytes
+from shoal.store.atomic_files import write_bytes
 from shoal.types import ClientId, Tree
 
 MEMORY_BYTES = 2**29

@@ -21,9 +21,9 @@ from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, setup
 from shoal.experiment.job import Job
 from shoal.experiment.run import LIBRARIES, check_same, resume_run, run_job
-from shoal.store.files import write_json
+from shoal.store.atomic_files import write_json
 from shoal.store.reader import read_run
-from shoal.store.run import RunStore
+from shoal.store.run_directory import RunStore
 from shoal.study.plan import Entry
 from shoal.study.unseen import unseen_figures
 

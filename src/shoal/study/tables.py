@@ -11,7 +11,7 @@ from shoal.report.joules import Spread, over_seeds
 from shoal.report.page import write_sheets
 from shoal.report.sheet import Sheet, best_cells, spread_text
 from shoal.report.summary import joules_text
-from shoal.store.files import write_bytes, write_json
+from shoal.store.atomic_files import write_bytes, write_json
 from shoal.study.measurements import Interval, Measured, Runs
 from shoal.study.plan import Check
 from shoal.study.tuning_report import chosen, tuning_sheet
