@@ -10,7 +10,7 @@ from rich.table import Table
 
 from shoal.cli.base import AsJson, Out, app, err, out, print_json, repeatable, told
 from shoal.cli.flags import FLAGS, job_flags, overrides
-from shoal.cli.play import (
+from shoal.cli.running import (
     announce,
     expanded,
     finish_comparison,
