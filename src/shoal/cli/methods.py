@@ -108,7 +108,7 @@ def explain(
         from shoal.experiment.explain import ROUNDS, explained
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
-        from shoal.report.steps import steps_view
+        from shoal.report.method_explanation import steps_view
 
         if what.endswith(".toml"):
             jobs = list(load_recipe(Path(what), overrides(flags)).jobs.values())

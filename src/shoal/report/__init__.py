@@ -1,7 +1,9 @@
 """What a run gave: tables in the terminal, figures, and one page that works offline."""
 
-from shoal.report.budgets import Answers, Questions
-from shoal.report.figures import (
+from shoal.report.comparison import Answers, Questions
+from shoal.report.cost_curves import at_budget, parse_accuracy, parse_counted, to_accuracy
+from shoal.report.html import write_page, write_partition_page, write_sheets
+from shoal.report.plots import (
     accuracy_over_bytes,
     accuracy_over_joules,
     accuracy_over_rounds,
@@ -9,11 +11,9 @@ from shoal.report.figures import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.joules import at_budget, parse_accuracy, parse_counted, to_accuracy
-from shoal.report.page import write_page, write_partition_page, write_sheets
-from shoal.report.paper import beside_paper, check_paper, read_paper
 from shoal.report.summary import summarise, summarise_seeds
 from shoal.report.terminal import compare_table, evaluation_view, paper_view, partition_view, result_table, sheet_view
+from shoal.reproduce.paper_table import beside_paper, check_paper, read_paper
 
 __all__ = [
     "Answers",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from shoal.report.joules import PARTS, course, has_joules
+from shoal.report.cost_curves import PARTS, course, has_joules
 from shoal.store.reader import RunRecord, group_seeds, labels
 
 ACCURACY = ("mean", "std", "worst10", "f1", "central")

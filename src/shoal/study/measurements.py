@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from shoal.report.joules import to_accuracy
+from shoal.report.cost_curves import to_accuracy
 from shoal.store.reader import RunRecord, read_run
 from shoal.study.plan import Entry, Study
 from shoal.study.runner import UNSEEN, finished

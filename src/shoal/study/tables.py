@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shoal.report.joules import Spread, over_seeds
-from shoal.report.page import write_sheets
-from shoal.report.sheet import Sheet, best_cells, spread_text
+from shoal.report.cost_curves import Spread, over_seeds
+from shoal.report.html import write_sheets
 from shoal.report.summary import joules_text
+from shoal.report.table import Sheet, best_cells, spread_text
 from shoal.store.atomic_files import write_bytes, write_json
 from shoal.study.measurements import Interval, Measured, Runs
 from shoal.study.plan import Check

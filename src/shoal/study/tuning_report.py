@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.methods.composition.tuning import PIECE, Tuning
-from shoal.report.sheet import Sheet
+from shoal.report.table import Sheet
 from shoal.study.measurements import Measured, Runs
 
 NOTE = (

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.errors import UserError
 from shoal.report import Answers, Questions
-from shoal.report.budgets import parse_budget, reference
+from shoal.report.comparison import parse_budget, reference
 from shoal.store.reader import read_run
 
 

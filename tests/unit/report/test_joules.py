@@ -8,7 +8,7 @@ from math import inf, sqrt
 import pytest
 
 from shoal.report import Answers, Questions, at_budget, to_accuracy
-from shoal.report.joules import (
+from shoal.report.cost_curves import (
     Reached,
     Spread,
     accuracy_of,

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import UserError
 from shoal.report import beside_paper, check_paper, read_paper
-from shoal.report.paper import ordering_sheet, paper_sheets
+from shoal.reproduce.paper_table import ordering_sheet, paper_sheets
 from shoal.store.reader import planned, read_run
 
 FINAL = {

@@ -14,7 +14,7 @@ from plotly.colors import hex_to_rgb
 from rich.filesize import pick_unit_and_suffix
 
 from shoal.report.bins import Bins, bin_counts
-from shoal.report.joules import HELD, OF_ACCURACY, PART_NAMES, PARTS, Bill, accuracy_of, bills, course
+from shoal.report.cost_curves import HELD, OF_ACCURACY, PART_NAMES, PARTS, Bill, accuracy_of, bills, course
 from shoal.report.summary import joules_text, joules_unit
 from shoal.store.reader import RunRecord, group_seeds, labels
 

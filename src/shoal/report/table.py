@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal.report.joules import Spread
+from shoal.report.cost_curves import Spread
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.errors import UserError, did_you_mean
-from shoal.report.budgets import (
+from shoal.report.comparison import (
     UNITS,
     Reference,
     accuracy_note,
@@ -27,7 +27,7 @@ from shoal.report.budgets import (
     require_joules,
     short_runs,
 )
-from shoal.report.joules import (
+from shoal.report.cost_curves import (
     HELD,
     Spread,
     at_budget,
@@ -37,7 +37,7 @@ from shoal.report.joules import (
     parse_accuracy,
     to_accuracy,
 )
-from shoal.report.sheet import Sheet, spread_text
+from shoal.report.table import Sheet, spread_text
 from shoal.store.reader import RunRecord, group_seeds
 
 MEANINGS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.report.joules import PART_NAMES
-from shoal.report.sheet import Sheet
+from shoal.report.cost_curves import PART_NAMES
 from shoal.report.summary import duration, joules_text
+from shoal.report.table import Sheet
 from shoal.store.reader import RunRecord, labels
 
 OF_CLIENTS = ("train", "pre", "comm")

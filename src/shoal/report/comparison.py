@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from shoal.errors import UserError
-from shoal.report.joules import (
+from shoal.report.cost_curves import (
     OF_ACCURACY,
     PART_NAMES,
     PARTS,
@@ -26,8 +26,8 @@ from shoal.report.joules import (
     to_accuracy,
     usual_held,
 )
-from shoal.report.sheet import Sheet, best_cells, spread_text
 from shoal.report.summary import duration, joules_text, percent
+from shoal.report.table import Sheet, best_cells, spread_text
 from shoal.store.reader import RunRecord, differing, group_seeds, labels
 
 UNITS = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}

@@ -16,8 +16,10 @@ from plotly.offline import get_plotlyjs
 
 from shoal import __version__
 from shoal.errors import UserError
-from shoal.report.budgets import Answers, Questions, bill_sheet, joules_notes
-from shoal.report.figures import (
+from shoal.report.appendix import more_sheets
+from shoal.report.comparison import Answers, Questions, bill_sheet, joules_notes
+from shoal.report.cost_curves import bills, has_joules, usual_held
+from shoal.report.plots import (
     accuracy_over_bytes,
     accuracy_over_joules,
     accuracy_over_rounds,
@@ -25,11 +27,9 @@ from shoal.report.figures import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.joules import bills, has_joules, usual_held
-from shoal.report.more import more_sheets
-from shoal.report.paper import PaperTable, ordering_sheet, paper_sheets
-from shoal.report.sheet import Sheet
 from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
+from shoal.report.table import Sheet
+from shoal.reproduce.paper_table import PaperTable, ordering_sheet, paper_sheets
 from shoal.store.atomic_files import write_bytes
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 
