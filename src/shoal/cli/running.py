@@ -106,7 +106,8 @@ def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     from shoal.experiment.assemble import check_names
     from shoal.experiment.run import check_same
     from shoal.methods import METHODS
-    from shoal.report import beside_paper, check_paper, paper_view, summarise
+    from shoal.report import paper_view, summarise
+    from shoal.reproduce.paper_table import beside_paper, check_paper
     from shoal.store.reader import planned, read_run
 
     places = [folder / label for label in recipe.jobs]

@@ -1,57 +1,24 @@
-"""Flower as a fleet: tasks and reports as messages, a `Fleet` over a Grid, a ClientApp over programs.
-
-The only module that imports flwr. What travels is `shoal.codec`'s bytes in an array of Flower's, so the
-ledger's count is the length of what was sent, and Flower cuts large models into chunks as usual.
-"""
+"""Flower as a fleet: a `Fleet` over Flower's Grid, and a Grid without a network."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Protocol
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
-from shoal.client.evaluate import Evaluate
-from shoal.codec import MissingModel, decode_report, decode_task, encode_report, encode_task
+from shoal.deploy.client_app import client_app
+from shoal.deploy.messages import LOST, read_report, task_record
 from shoal.errors import UserError
-from shoal.fleet.plain import run_one
-from shoal.fleet.tracing import Recorder
-from shoal.types import POOL, ClientData, ClientId, ClientProgram, Method, Params, Plan, Report, Task, Tree
+from shoal.types import POOL, ClientData, ClientId, Method, Plan, Report, Task, Tree
 
 log = logging.getLogger(__name__)
-
-LOST = "lost"
-
-
-def _envelope(data: bytes, program: str) -> RecordDict:
-    array = Array(dtype="uint8", shape=(len(data),), stype="shoal.safetensors", data=data)
-    return RecordDict({"payload": ArrayRecord({"data": array}), "shoal": ConfigRecord({"program": program})})
-
-
-def _payload(content: RecordDict) -> bytes:
-    return content.array_records["payload"]["data"].data
-
-
-def task_record(program: str, task: Task) -> RecordDict:
-    return _envelope(encode_task(task), program)
-
-
-def read_task(content: RecordDict, kept: Mapping[int, Params] | None = None) -> tuple[str, Task]:
-    return str(content.config_records["shoal"]["program"]), decode_task(_payload(content), kept)
-
-
-def report_record(program: str, report: Report) -> RecordDict:
-    return _envelope(encode_report(report), program)
-
-
-def read_report(content: RecordDict) -> Report:
-    return decode_report(_payload(content))
 
 
 class Grid(Protocol):
@@ -98,38 +65,6 @@ class FlowerFleet:
             else:
                 replies[client] = read_report(reply.content)
         return replies, lost
-
-
-def client_programs(method: Method) -> dict[str, ClientProgram]:
-    evaluate = Evaluate.of(method)
-    return method.programs | {evaluate.name: evaluate}
-
-
-def client_app(
-    method: Method,
-    load_data: Callable[[ClientId], ClientData],
-    private: MutableMapping[ClientId, Tree],
-) -> ClientApp:
-    """What runs on a client: it is told by `client-id` in its node's config who it is."""
-    programs = client_programs(method)
-    app, recorder = ClientApp(), Recorder()
-    models: dict[ClientId, dict[int, Params]] = {}  # those of the last task that said to keep them, by digest
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        client = str(context.node_config["client-id"])
-        try:
-            name, task = read_task(message.content, models.get(client))
-        except MissingModel:
-            return Message(content=RecordDict({LOST: ConfigRecord({})}), reply_to=message)
-        if task.digests:
-            models[client] = {digest: task.models[k] for k, digest in task.digests.items()}
-        report, kept = run_one(programs[name], task, load_data(client), private.get(client, {}), recorder)
-        if kept is not None:
-            private[client] = {**private.get(client, {}), **kept}
-        return Message(content=report_record(name, report), reply_to=message)
-
-    return app
 
 
 class LoopGrid:

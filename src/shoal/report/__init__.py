@@ -13,7 +13,6 @@ from shoal.report.plots import (
 )
 from shoal.report.summary import summarise, summarise_seeds
 from shoal.report.terminal import compare_table, evaluation_view, paper_view, partition_view, result_table, sheet_view
-from shoal.reproduce.paper_table import beside_paper, check_paper, read_paper
 
 __all__ = [
     "Answers",
@@ -22,8 +21,6 @@ __all__ = [
     "accuracy_over_joules",
     "accuracy_over_rounds",
     "at_budget",
-    "beside_paper",
-    "check_paper",
     "client_boxes",
     "compare_table",
     "evaluation_view",
@@ -33,7 +30,6 @@ __all__ = [
     "parse_counted",
     "partition_heatmap",
     "partition_view",
-    "read_paper",
     "result_table",
     "sheet_view",
     "summarise",

@@ -19,6 +19,7 @@ from shoal.errors import UserError
 from shoal.report.appendix import more_sheets
 from shoal.report.comparison import Answers, Questions, bill_sheet, joules_notes
 from shoal.report.cost_curves import bills, has_joules, usual_held
+from shoal.report.paper_tables import PaperTable, ordering_sheet, paper_sheets
 from shoal.report.plots import (
     accuracy_over_bytes,
     accuracy_over_joules,
@@ -29,7 +30,6 @@ from shoal.report.plots import (
 )
 from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
 from shoal.report.table import Sheet
-from shoal.reproduce.paper_table import PaperTable, ordering_sheet, paper_sheets
 from shoal.store.atomic_files import write_bytes
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.report.bins import Bins, bin_counts
+from shoal.report.paper_tables import PaperTable, paper_sheets
 from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
 from shoal.report.table import Sheet
-from shoal.reproduce.paper_table import PaperTable, paper_sheets
 from shoal.store.reader import RunRecord
 
 READING = "Accuracy and F1 in %; central: what a client that never trained is served."

@@ -1,0 +1,1 @@
+"""Results beside those that papers print."""

@@ -5,9 +5,8 @@ Absolute numbers hang on hardware, splits and seeds; an ordering that survives t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from math import sqrt
 from typing import Any, Literal
@@ -37,18 +36,10 @@ from shoal.report.cost_curves import (
     parse_accuracy,
     to_accuracy,
 )
-from shoal.report.table import Sheet, spread_text
+from shoal.report.paper_tables import Cell, Ordering, PaperTable, Verdict
 from shoal.store.reader import RunRecord, group_seeds
 
-MEANINGS = {
-    "at_budget": "accuracy held for {held} evaluated rounds in a row at a budget of joules",
-    "to_accuracy": "what it took to hold an accuracy for {held} evaluated rounds in a row",
-    "final": "mean accuracy of the last {held} evaluated rounds",
-    "figures": "mean of the last {held} rounds that have this figure",
-}
 AT_THE_END = ("final", "figures")
-Verdict = Literal["same", "undecided", "opposite"]
-VERDICTS: tuple[Verdict, ...] = ("same", "undecided", "opposite")
 
 
 class Paper(BaseModel):
@@ -79,57 +70,6 @@ class Paper(BaseModel):
 
     def is_final(self, column: str) -> bool:
         return self.metric in AT_THE_END or (self.metric == "at_budget" and column == "final")
-
-
-@dataclass(frozen=True)
-class Cell:
-    row: str
-    column: str
-    ours: Spread | None
-    paper: float | None
-
-
-@dataclass(frozen=True)
-class Ordering:
-    """Two rows that the paper puts in an order, and what ours says about it."""
-
-    column: str
-    higher: str  # in the paper
-    lower: str
-    paper_difference: float
-    difference: float | None  # ours, of the means
-    error: float | None  # its standard error over seeds
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    source: str
-    metric: str
-    unit: str
-    held: int
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    orderings: tuple[Ordering, ...]
-    notes: tuple[str, ...]
-    keys: str = "method"  # of jobs, whose values the rows are
-    judged: str | None = None  # by which accuracy, a key of OF_ACCURACY
-    counted: str = "all"  # whose joules
-
-    def cell(self, row: str, column: str) -> Cell:
-        return next(c for c in self.cells if (c.row, c.column) == (row, column))
-
-    def count(self, column: str | None = None) -> dict[str, int]:
-        found = Counter(o.verdict for o in self.orderings if column in (None, o.column))
-        return {verdict: found[verdict] for verdict in VERDICTS}
-
-    @property
-    def verdict(self) -> str:
-        return ", ".join(f"{verdict} {n}" for verdict, n in self.count().items())
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self) | {"verdicts": self.count()}
 
 
 def read_paper(table: Mapping[str, Any]) -> Paper:
@@ -283,57 +223,3 @@ def _verdict(difference: float | None, error: float | None) -> Verdict:
     if difference is None or error is None or abs(difference) <= error:
         return "undecided"
     return "same" if difference > 0 else "opposite"
-
-
-def paper_sheets(table: PaperTable) -> list[Sheet]:
-    return [_numbers(table), _verdicts(table)]
-
-
-def _numbers(table: PaperTable) -> Sheet:
-    def show(x: float) -> str:
-        return f"{x:.2f}" if table.unit == "%" else f"{x:.4g}"
-
-    rows = []
-    for row in table.rows:
-        cells = [table.cell(row, column) for column in table.columns]
-        pairs = [(spread_text(c.ours, show), "–" if c.paper is None else show(c.paper)) for c in cells]
-        rows.append((row, *(text for pair in pairs for text in pair)))
-    unit = f" ({table.unit})" if table.unit else ""
-    return Sheet(
-        f"Beside the paper: {table.source}{unit}",
-        (table.keys.capitalize(), *(head for column in table.columns for head in (f"{column}\nours", "\npaper"))),
-        tuple(rows),
-        notes=(f"{_sentence(table)}. Ours: mean ± sample standard deviation over seeds.", *table.notes),
-    )
-
-
-def _sentence(table: PaperTable) -> str:
-    meaning = MEANINGS[table.metric].format(held=table.held)
-    return meaning[0].upper() + meaning[1:]
-
-
-def _verdicts(table: PaperTable) -> Sheet:
-    rows = []
-    for column in table.columns:
-        against = [f"{o.higher} > {o.lower}" for o in table.orderings if (o.column, o.verdict) == (column, "opposite")]
-        rows.append((column, *map(str, table.count(column).values()), "\n".join(against) or "–"))
-    reading = (
-        "For every two rows that the paper orders. Same or opposite: our means differ by more than the standard "
-        "error of their difference over seeds; else undecided, as it is with one seed or where a seed has no number."
-    )
-    heads = ("Column", *VERDICTS, "opposite to the paper’s")
-    return Sheet(f"Orderings: {table.verdict}", heads, tuple(rows), notes=(reading,))
-
-
-def ordering_sheet(table: PaperTable) -> Sheet:
-    """All of them, one by one."""
-
-    def show(x: float | None) -> str:
-        return "–" if x is None else f"{x:.3g}"
-
-    rows = [
-        (f"{o.higher} > {o.lower}", o.column, *map(show, (o.paper_difference, o.difference, o.error)), o.verdict)
-        for o in table.orderings
-    ]
-    heads = ("In the paper", "column", "by", "ours", "± standard error", "verdict")
-    return Sheet("Every ordering", heads, tuple(rows))

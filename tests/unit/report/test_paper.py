@@ -7,8 +7,8 @@ from math import sqrt
 import pytest
 
 from shoal.errors import UserError
-from shoal.report import beside_paper, check_paper, read_paper
-from shoal.reproduce.paper_table import ordering_sheet, paper_sheets
+from shoal.report.paper_tables import ordering_sheet, paper_sheets
+from shoal.reproduce.paper_table import beside_paper, check_paper, read_paper
 from shoal.store.reader import planned, read_run
 
 FINAL = {

@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 from shoal.errors import UserError
-from shoal.report import Questions, beside_paper, summarise, write_page
+from shoal.report import Questions, summarise, write_page
 from shoal.report.summary import columns_of
+from shoal.reproduce.paper_table import beside_paper
 from shoal.store.reader import read_run
 
 HOSTILE = "</script><script>alert(1)</script>"
