@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.validation import Floats, Labels, table
+from shoal.clusterers.validation import Floats, Labels
 from shoal.errors import UserError
 
 
@@ -45,8 +45,8 @@ def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, c
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    alike = table(similarity, "similarity", -np.inf)
-    if alike.shape[0] != alike.shape[1] or not np.allclose(alike, alike.T):
+    alike = np.asarray(similarity, dtype=np.float64)
+    if alike.ndim != 2 or alike.shape[0] != alike.shape[1] or not np.allclose(alike, alike.T):
         raise UserError(f"similarity has shape {alike.shape}; it must be square and symmetric")
     if (threshold is None) == (clusters is None):
         raise UserError(f"threshold is {threshold} and clusters is {clusters}; give exactly one of them")

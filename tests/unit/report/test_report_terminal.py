@@ -8,13 +8,13 @@ from rich.console import Console
 from shoal.report import (
     Answers,
     Questions,
-    beside_paper,
     compare_table,
     paper_view,
     partition_view,
     result_table,
     sheet_view,
 )
+from shoal.reproduce.paper_table import beside_paper
 from shoal.store.reader import read_run
 
 
