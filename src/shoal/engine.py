@@ -291,7 +291,8 @@ def play_round(
     """The next state, what is known of the round, and the processor seconds that the server worked for it."""
     number, server_s = state.round + 1, 0.0
     late: list[ClientId] = []
-    state = replace(state, roster=_charged(ledger, fleet), devices=ledger.costs.profiles, cohort=(), figures={})
+    roster, size = _charged(ledger, fleet), method.cohort_size
+    state = replace(state, roster=roster, devices=ledger.costs.profiles, cohort_size=size, cohort=(), figures={})
     seen: dict[str, float] = {}
     for stage in method.stages:
         if not stage.due(state.round):
@@ -322,7 +323,8 @@ def play_round(
         late_clients=tuple(late),
         left=_emptied(ledger, state.roster),
     )
-    return replace(state, round=number, roster=(), devices={}, cohort=(), figures={}), record, round(server_s, 6)
+    state = replace(state, round=number, roster=(), devices={}, cohort_size=0, cohort=(), figures={})
+    return state, record, round(server_s, 6)
 
 
 def _emptied(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:

@@ -147,6 +147,7 @@ class ServerState:
     membership: Mapping[ClientId, Tensor] = field(default_factory=dict)  # weights over sorted(models)
     roster: tuple[ClientId, ...] = ()  # who is there this round: set by the loop, not stored
     devices: Mapping[ClientId, Device] = field(default_factory=dict)  # set by the loop, not stored; some may be unknown
+    cohort_size: int = 0  # how many clients take part in a round, where the method goes by it: set by the loop
     cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
     figures: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
@@ -216,6 +217,8 @@ class Method:
     models_for: ModelsFor  # what a client is sent; None: an inference-only client
     predict: Predict  # (models, private, x) -> logits
     classes: int
+    cohort_size: int = 0  # clients per round: set when the method is built
+    uses_cohort_size: bool = True  # False where something else, such as a time budget, says how many take part
     route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
     assign: Assign | None = None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
     adapt: ClientProgram | None = None  # what an unseen client may run on inputs without labels before it is served

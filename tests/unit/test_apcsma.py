@@ -285,7 +285,7 @@ class TestSelection:
         return ServerState(1, {"global": line(0.0)}, roster=roster, memory={"train": table.tree()})
 
     def chosen(self, state, size=2, **kw):
-        return ByContribution(size, Coefficients(LINEAR, steps=0), **kw).fold(state, {}, 0).cohort
+        return ByContribution(Coefficients(LINEAR, steps=0), **kw).fold(replace(state, cohort_size=size), {}, 0).cohort
 
     def test_the_largest_contributions_take_part(self):
         assert self.chosen(self.state()) == ("c1", "c2")
@@ -431,7 +431,7 @@ class TestWhoSaysNothing:
 
     def selected(self, state, size=2):
         share = rows([1.0, -1.0, 0.5], [0, 1, 0])
-        return ByContribution(size, Coefficients(LINEAR, share)).fold(state, {}, 0)
+        return ByContribution(Coefficients(LINEAR, share)).fold(replace(state, cohort_size=size), {}, 0)
 
     @pytest.mark.parametrize(("loss", "size"), [(0.0, 0), (float("nan"), 50), (float("inf"), 50)])
     def test_without_rows_or_numbers_a_client_counts_nowhere(self, loss, size):
@@ -523,7 +523,7 @@ def test_what_is_sensitive_stays_out_of_everything(tiny):
 
 def test_a_newcomer_is_represented_by_the_model_that_it_was_measured_with():
     told = {c: {"size": torch.tensor(5), "accuracy": torch.tensor(0.5), "loss_after": torch.tensor(1.0)} for c in "ab"}
-    stage = ByContribution(1, Coefficients(LINEAR, steps=0), start="cold")
+    stage = ByContribution(Coefficients(LINEAR, steps=0), start="cold")
 
     def at(round, model, clients):
         rows = {c: told[c] | {"told": torch.tensor(0 if c == "a" else 6)} for c in clients}
@@ -549,11 +549,6 @@ def test_a_survey_counts_only_while_it_is_newer_than_the_training():
     }
     memory = {"train": Table.of(trained).tree(), "measure": Table.of(survey).tree()}
     state = ServerState(3, {"global": line(0.0)}, roster=("a", "b"), memory=memory)
-    known = ByContribution(1, Coefficients(LINEAR, steps=0), metrics="fresh")._known(state)
+    known = ByContribution(Coefficients(LINEAR, steps=0), metrics="fresh")._known(state)
     assert known["accuracy"].tolist() == pytest.approx([0.9, 0.5])
     assert known["loss"].tolist() == pytest.approx([0.1, 1.0])
-
-
-def test_a_cohort_of_nobody_is_refused():
-    with pytest.raises(UserError, match="cohort is 0; it must be 1 client or more"):
-        ByContribution(0, Coefficients(LINEAR))

@@ -88,25 +88,28 @@ class TestStage:
     def test_rows_and_speed_say_who_is_fastest(self):
         # no loss is known: a place for either group. Without hardware a has least to do; c's 30 rows at 4 a second
         # take less than a's 10 at 1
-        assert Fastest(size=2, rho=0.0).fold(state(), {}, 0).cohort == ("a", "d")
-        assert Fastest(size=2, rho=0.0).fold(state(a=1.0, b=1.0, c=4.0, d=1.0), {}, 0).cohort == ("c", "d")
+        assert Fastest(rho=0.0).fold(replace(state(), cohort_size=2), {}, 0).cohort == ("a", "d")
+        assert Fastest(rho=0.0).fold(replace(state(a=1.0, b=1.0, c=4.0, d=1.0), cohort_size=2), {}, 0).cohort == (
+            "c",
+            "d",
+        )
 
     def test_a_stand_in_for_who_is_away(self):
         here = replace(state(), roster=("b", "c", "d"))
-        assert Fastest(size=2, rho=0.0).fold(here, {}, 0).cohort == ("b", "d")
+        assert Fastest(rho=0.0).fold(replace(here, cohort_size=2), {}, 0).cohort == ("b", "d")
 
     def test_who_has_no_rows_is_not_fast(self):
         before = state()
         told = Table(tuple("abcd"), {"size": torch.tensor([0, 20, 30, 40])}).tree()
         before = replace(before, memory={**before.memory, "represent": told})
-        assert Fastest(size=4).fold(before, {}, 0).cohort == ("b", "c", "d")
+        assert Fastest().fold(replace(before, cohort_size=4), {}, 0).cohort == ("b", "c", "d")
 
     def test_losses_are_kept_until_a_client_trains_again(self):
-        stage = Fastest(size=1, rho=0.0)
+        stage = Fastest(rho=0.0)
 
         def trained(before, **loss):
             sent = Table.of({c: {"loss": torch.tensor(v), "norm": torch.tensor(1.0)} for c, v in loss.items()})
-            return stage.fold(replace(before, memory={**before.memory, "train": sent.tree()}), {}, 0)
+            return stage.fold(replace(before, cohort_size=1, memory={**before.memory, "train": sent.tree()}), {}, 0)
 
         once = trained(state(), a=1.0)
         twice = trained(once, d=2.0)
@@ -121,12 +124,12 @@ class TestStage:
         assert 145 < drawn.count(("d",)) < 170
 
     def test_nobody_before_there_are_groups(self):
-        assert Fastest(size=2).fold(ServerState(0, {}, roster=("a",)), {}, 0).cohort == ()
+        assert Fastest().fold(ServerState(0, {}, roster=("a",), cohort_size=2), {}, 0).cohort == ()
 
     def test_state_unmodified(self):
         before = state()
         kept = dict(before.memory)
-        Fastest(size=2).fold(before, {}, 0)
+        Fastest().fold(replace(before, cohort_size=2), {}, 0)
         assert before.cohort == ()
         assert dict(before.memory) == kept
 

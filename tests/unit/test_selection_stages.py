@@ -32,8 +32,8 @@ def setting(**kw):
     return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort": 3, "batch_size": 8} | kw)
 
 
-def state(round=0, roster=("a", "b", "c", "d"), **memory):
-    return ServerState(round, {"global": {}}, roster=roster, memory=memory)
+def state(round=0, roster=("a", "b", "c", "d"), cohort_size=2, **memory):
+    return ServerState(round, {"global": {}}, roster=roster, cohort_size=cohort_size, memory=memory)
 
 
 def told(**columns):
@@ -200,7 +200,7 @@ def grouped(labels):
 def test_groups_are_formed_once_and_again_for_newcomers():
     calls = []
 
-    def rule(rows, seed):
+    def rule(rows, seed, cohort_size):
         calls.append(len(rows))
         return np.arange(len(rows)) % 2
 
@@ -218,7 +218,7 @@ def test_groups_are_formed_once_and_again_for_newcomers():
 
 
 def test_groups_choose_among_those_who_are_there():
-    stage = FromGroups(one_of_each, size=2)
+    stage = FromGroups(one_of_each)
     here = state(roster=("a", "d"), cluster=grouped([0, 0, 1, 1]))
     assert stage.fold(here, {}, 0).cohort == ("a", "d")
     assert stage.fold(state(), {}, 0).cohort == ()
@@ -226,21 +226,21 @@ def test_groups_choose_among_those_who_are_there():
 
 def test_two_groups_make_a_round_unless_told_otherwise():
     rows = np.eye(4).repeat(3, axis=0)  # 12 clients
-    labels = Repulsive(cohort=4)(rows, 0)
+    labels = Repulsive()(rows, 0, 4)
     assert np.bincount(labels).tolist() == [2] * 6
-    assert np.bincount(Repulsive(cohort=4, groups=3)(rows, 0)).tolist() == [4] * 3
+    assert np.bincount(Repulsive(groups=3)(rows, 0, 4)).tolist() == [4] * 3
 
 
 def test_random_by_size():
     """a holds 98 of 101 rows: alone it is drawn nearly always."""
     sizes = Table(tuple("abcd"), {"size": torch.tensor([98, 1, 1, 1])}).tree()
-    drawn = [Random(1, by="size").fold(state(sizes=sizes), {}, seed).cohort for seed in range(200)]
+    drawn = [Random(by="size").fold(replace(state(sizes=sizes), cohort_size=1), {}, seed).cohort for seed in range(200)]
     assert 185 <= drawn.count(("a",)) < 200
-    assert Random(1, by="size").fold(state(), {}, 0).cohort == ()
+    assert Random(by="size").fold(replace(state(), cohort_size=1), {}, 0).cohort == ()
 
 
 class TestLargestLoss:
-    stage = LargestLoss(LossProbe(None), lambda s, c: {}, size=2, candidates=3)
+    stage = LargestLoss(LossProbe(None), lambda s, c: {}, candidates=3)
 
     def test_asks_as_many_as_told(self):
         sizes = Table(tuple("abcd"), {"size": torch.tensor([1, 1, 1, 1])}).tree()
@@ -253,8 +253,9 @@ class TestLargestLoss:
         assert self.stage.fold(state(), {}, 0).cohort == ()
 
     def test_too_few_candidates(self):
+        options = {"select": {"candidates": 1}}
         with pytest.raises(UserError, match=r"select\.candidates is 1; .*at least the cohort, 2"):
-            LargestLoss(LossProbe(None), lambda s, c: {}, size=2, candidates=1)
+            build("powerd", Setting(load_model("mlp", (4,), 2), rounds=1, cohort=2, options=options))
 
 
 class TestSurvey:
@@ -289,8 +290,8 @@ class TestSurvey:
         assert [r for r in range(12) if self.survey.begins_pair(r)] == [0, 1, 2, 6, 10]
 
     def test_warm_up_is_random_then_correlation_decides(self):
-        stage = Correlated(size=1, survey=self.survey, noise=0.01)
-        cohorts = {stage.fold(state(1), {}, seed).cohort for seed in range(30)}
+        stage = Correlated(survey=self.survey, noise=0.01)
+        cohorts = {stage.fold(state(1, cohort_size=1), {}, seed).cohort for seed in range(30)}
         assert len(cohorts) == 4
         # a, b and c move together; d stands alone and has few rows: one of the three speaks for all
         g = torch.Generator().manual_seed(0)
@@ -303,7 +304,7 @@ class TestSurvey:
             "when": torch.arange(-17, 3).expand(4, 20).clone(),
             "round": torch.full((4,), 3),
         }
-        known = state(3, **{SURVEY: Table(tuple("abcd"), columns).tree()})
+        known = state(3, cohort_size=1, **{SURVEY: Table(tuple("abcd"), columns).tree()})
         first = stage.fold(known, {}, 0)
         assert first.cohort[0] in "abc"
         second = stage.fold(replace(first, round=4), {}, 0)  # no survey is due: the chosen one counts less now
@@ -364,8 +365,8 @@ def test_bad_options(bad, message):
 
 def test_similar_labels_end_in_one_group():
     rows = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.2, 0.8]])
-    assert Similar(cohort=1, groups=2)(rows, 0).tolist() == [0, 1, 0, 1]
-    assert Similar(cohort=2)(rows, 0).tolist() == [0, 1, 0, 1]
+    assert Similar(groups=2)(rows, 0, 1).tolist() == [0, 1, 0, 1]
+    assert Similar()(rows, 0, 2).tolist() == [0, 1, 0, 1]
 
 
 def test_reach_of_momentum():

@@ -162,7 +162,7 @@ class VagueLoss(LossProbe):
 
 
 def vague(s):
-    return averaging(s, "vague", AskOnce(VagueLoss(s.model), one_model_for), Random(size=2))
+    return averaging(s, "vague", AskOnce(VagueLoss(s.model), one_model_for), Random())
 
 
 @pytest.mark.parametrize(("method", "expected"), [(vague, 100.0), ("fedavg", None)])

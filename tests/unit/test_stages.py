@@ -32,41 +32,38 @@ def report(w, n):
 class TestUniform:
     def test_size_distinct_and_from_the_roster(self):
         for seed in range(50):
-            cohort = Random(4).fold(STATE, {}, seed).cohort
+            cohort = Random().fold(replace(STATE, cohort_size=4), {}, seed).cohort
             assert len(set(cohort)) == 4
             assert set(cohort) <= set(ROSTER)
 
     def test_follows_from_the_seed(self):
-        picks = [Random(4).fold(STATE, {}, seed).cohort for seed in (1, 1, 2)]
+        picks = [Random().fold(replace(STATE, cohort_size=4), {}, seed).cohort for seed in (1, 1, 2)]
         assert picks[0] == picks[1] != picks[2]
 
     def test_every_client_equally_often(self):
         # 1000 draws of 3 of 10: 300 each, standard deviation sqrt(1000 * .3 * .7) = 14.5
         often = dict.fromkeys(ROSTER, 0)
         for seed in range(1000):
-            for c in Random(3).fold(STATE, {}, seed).cohort:
+            for c in Random().fold(replace(STATE, cohort_size=3), {}, seed).cohort:
                 often[c] += 1
         assert all(240 < n < 360 for n in often.values())
 
     def test_small_single_and_empty_rosters(self):
-        assert Random(4).fold(replace(STATE, roster=ROSTER[:2]), {}, 0).cohort == ROSTER[:2]
-        assert Random(4).fold(replace(STATE, roster=ROSTER[:1]), {}, 0).cohort == ROSTER[:1]
-        assert Random(4).fold(replace(STATE, roster=()), {}, 0).cohort == ()
+        assert Random().fold(replace(STATE, cohort_size=4, roster=ROSTER[:2]), {}, 0).cohort == ROSTER[:2]
+        assert Random().fold(replace(STATE, cohort_size=4, roster=ROSTER[:1]), {}, 0).cohort == ROSTER[:1]
+        assert Random().fold(replace(STATE, cohort_size=4, roster=()), {}, 0).cohort == ()
 
     def test_input_unmodified(self):
-        Random(4).fold(STATE, {}, 0)
+        Random().fold(replace(STATE, cohort_size=4), {}, 0)
         assert STATE.cohort == ()
         assert STATE.roster == ROSTER
-
-    def test_size_must_be_positive(self):
-        with pytest.raises(UserError, match="cohort is 0"):
-            Random(0)
 
 
 def test_relabelling_clients_relabels_the_selection():
     renamed = {c: f"x{c}" for c in ROSTER}
-    there = replace(STATE, roster=tuple(renamed[c] for c in ROSTER))
-    assert tuple(renamed[c] for c in Random(4).fold(STATE, {}, 7).cohort) == Random(4).fold(there, {}, 7).cohort
+    here = replace(STATE, cohort_size=4)
+    there = replace(here, roster=tuple(renamed[c] for c in ROSTER))
+    assert tuple(renamed[c] for c in Random().fold(here, {}, 7).cohort) == Random().fold(there, {}, 7).cohort
 
 
 def test_pooled_chooses_the_pool():

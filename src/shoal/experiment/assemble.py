@@ -50,8 +50,7 @@ class Bench:
     @property
     def cohort(self) -> int | float | None:
         """Clients per round; None where the method chooses by something else, such as time."""
-        sized = all(hasattr(stage, "size") for stage in self.method.stages if stage.name == "select")
-        return self.job.cohort if sized else None
+        return self.job.cohort if self.method.uses_cohort_size else None
 
 
 def check_names(job: Job, out: Path | None = None) -> None:

@@ -96,7 +96,7 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
     counts = [torch.bincount(bench.federation[c]["train"].y.cpu(), minlength=classes) for c in grouped.clients]
     true = np.stack([(n / n.sum().clamp(min=1)).double().numpy() for n in counts])
     seed = derive_seed(bench.job.seed, int(grouped["round"][0]), stage.name)
-    with_noise, without = grouped["group"].numpy(), stage.rule(true, seed)
+    with_noise, without = grouped["group"].numpy(), stage.rule(true, seed, bench.method.cohort_size)
     if not isinstance(stage.rule, Repulsive):
         return {"ari": float(adjusted_rand_score(without, with_noise))}
     names = ("within", "between")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shoal.errors import imported, look_up
@@ -98,9 +99,9 @@ def is_method(name: str) -> bool:
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
     """The method, with every option of `setting` taken by one of its pieces."""
     make = find(name) if isinstance(name, str) else name
-    method = make(setting)
+    method = replace(make(setting), cohort_size=setting.cohort)
     if setting.edges is not None:
-        method = over_edges(make, setting, setting.edges)
+        method = over_edges(method, setting, setting.edges)
     setting.refuse_unused(method.name)
     return method
 

@@ -6,6 +6,8 @@ a real fleet has no place where the data meet.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
 from shoal.stages.select import Pooled
@@ -13,4 +15,4 @@ from shoal.types import Method
 
 
 def centralised(s: Setting) -> Method:
-    return averaging(s, "centralised", Pooled())
+    return replace(averaging(s, "centralised", Pooled()), uses_cohort_size=False)

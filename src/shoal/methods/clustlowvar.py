@@ -23,4 +23,4 @@ from shoal.types import Method
 
 def clustlowvar(s: Setting) -> Method:
     ask = AskOnce(TellSize(), name=SIZES)
-    return averaging(s, "clustlowvar", ask, Urns(size=s.cohort), remember="update", weighting="uniform")
+    return averaging(s, "clustlowvar", ask, Urns(), remember="update", weighting="uniform")

@@ -31,5 +31,5 @@ def delta(s: Setting) -> Method:
     rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
     ask = AskOnce(GradientProbe(s.model, training.batch_size), one_model_for, name=PROBE)
     shape = {"rate": rate, "epochs": training.epochs, "batch_size": training.batch_size, "momentum": training.momentum}
-    choose = s.make("select", Diverse, size=s.cohort, **shape)
+    choose = s.make("select", Diverse, **shape)
     return averaging(s, "delta", ask, choose, remember="update", weights_from="select")

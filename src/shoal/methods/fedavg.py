@@ -29,7 +29,7 @@ def fedavg(s: Setting) -> Method:
 
 def by_chance(s: Setting) -> tuple[Stage, ...]:
     """Random clients; they are asked for their sizes only where these matter."""
-    select = s.make("select", Random, size=s.cohort)
+    select = s.make("select", Random)
     return (select,) if select.by == "uniform" else (AskOnce(TellSize(), name=SIZES), select)
 
 

@@ -28,4 +28,4 @@ from shoal.types import Method
 
 def fedcor(s: Setting) -> Method:
     survey = s.make(SURVEY, Survey, program=LossProbe(s.model), models_for=one_model_for)
-    return averaging(s, "fedcor", survey, s.make("select", Correlated, size=s.cohort, survey=survey))
+    return averaging(s, "fedcor", survey, s.make("select", Correlated, survey=survey))

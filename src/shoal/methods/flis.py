@@ -38,5 +38,5 @@ def flis(s: Setting) -> Method:
     trial = s.training("represent", LocalTraining, epochs=1, name="represent", rows=trained.rows)
     infer = Infer(trial, one_model_for, s.model)
     group = Group(s.make("cluster", Alike), column="predicted", once=False)
-    method = averaging(s, "flis", share, infer, group, FromGroups(one_of_each, size=s.cohort), remember="model")
+    method = averaging(s, "flis", share, infer, group, FromGroups(one_of_each), remember="model")
     return replace(method, notes=(f"{rows.rows} rows of every client leave it, for the server to try models on",))

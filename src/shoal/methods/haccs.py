@@ -36,5 +36,5 @@ from shoal.types import Method
 def haccs(s: Setting) -> Method:
     ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.classes))
     group = Group(s.make("cluster", Dense), column="labels")
-    choose = s.make("select", Fastest, size=s.cohort)
+    choose = s.make("select", Fastest)
     return averaging(s, "haccs", ask, group, choose, remember="summary")

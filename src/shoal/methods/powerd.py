@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from shoal.client.probe import LossProbe
 from shoal.client.size import TellSize
+from shoal.errors import UserError
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
@@ -26,5 +27,7 @@ from shoal.types import Method
 
 
 def powerd(s: Setting) -> Method:
-    choose = s.make("select", LargestLoss, program=LossProbe(s.model), models_for=one_model_for, size=s.cohort)
+    choose = s.make("select", LargestLoss, program=LossProbe(s.model), models_for=one_model_for)
+    if choose.candidates and choose.candidates < s.cohort:
+        raise UserError(f"select.candidates is {choose.candidates}; it must be 0 or at least the cohort, {s.cohort}")
     return averaging(s, "powerd", AskOnce(TellSize(), name=SIZES), choose)

@@ -33,14 +33,11 @@ class Balanced(ServerOnly):
     share of the cohort as nearly as can be, and is balanced by itself. Of every round it tells how flat the cohort is:
     1/classes where all classes are alike."""
 
-    size: int = field(metadata=FIXED)
     waiting: float = 0.5
     source: str = field(default=TOLD, metadata=FIXED)
     name: str = "select"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UserError(f"cohort is {self.size}; it must be 1 client or more")
         if not 0 <= self.waiting <= 1:
             raise UserError(f"{self.name}.waiting is {self.waiting}; it must be from 0 to 1")
 
@@ -52,8 +49,8 @@ class Balanced(ServerOnly):
         last = Table.load(state, self.name).column("last", known.clients)
         last = np.where(np.isnan(last), -1, last)
         groups, chance = _groups(state, known), derive_seed(seed, NO_GROUP)
-        first = longest_waiting(counts, last, there, self.size, self.waiting, chance)
-        shares = _shares(groups[there], groups[first], self.size)
+        first = longest_waiting(counts, last, there, state.cohort_size, self.waiting, chance)
+        shares = _shares(groups[there], groups[first], state.cohort_size)
         parts = [
             filled_up(counts, first[groups[first] == g], (groups == g) & there, k, chance) for g, k in shares.items()
         ]

@@ -29,7 +29,6 @@ GROUPS = "cluster"  # the stage in which clients are grouped
 class Similar:
     """Clients with similar label distributions together."""
 
-    cohort: int = field(metadata=FIXED)
     groups: int = 0  # 0: as many as clients take part in a round
     centre: Literal["mean", "jeffreys"] = "mean"
     restarts: int = 10
@@ -38,8 +37,8 @@ class Similar:
         _at_least("cluster.groups", self.groups, 0)
         _at_least("cluster.restarts", self.restarts, 1)
 
-    def __call__(self, rows: Floats, seed: int) -> Labels:
-        groups = self.groups or self.cohort
+    def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
+        groups = self.groups or cohort_size
         return SimilarClusters(groups, seed, restarts=self.restarts, centre=self.centre).fit(rows).labels_
 
 
@@ -47,7 +46,6 @@ class Similar:
 class Repulsive:
     """Groups of one size, each as mixed as can be and all alike."""
 
-    cohort: int = field(metadata=FIXED)
     groups: int = 0  # 0: as many as it takes that two of them make a round
     swaps: Literal["closest", "all"] = "closest"
     top: int = 0  # how many groups a search looks at; 0: all
@@ -57,8 +55,8 @@ class Repulsive:
         if self.top < 0 or self.top == 1:
             raise UserError(f"cluster.top is {self.top}; it must be 0 (all groups) or 2 or more")
 
-    def __call__(self, rows: Floats, seed: int) -> Labels:
-        groups = self.groups or max(1, round(2 * len(rows) / self.cohort))
+    def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
+        groups = self.groups or max(1, round(2 * len(rows) / cohort_size))
         return RepulsiveClusters(groups, seed, swaps=self.swaps, top=self.top or None).fit(rows).labels_
 
 
@@ -155,7 +153,7 @@ class Dense:
         if not 0 < self.reach <= 1:
             raise UserError(f"cluster.reach is {self.reach}; it must be above 0 and at most 1")
 
-    def __call__(self, rows: Floats, seed: int) -> Labels:
+    def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:
         from scipy.spatial.distance import pdist, squareform
         from sklearn.cluster import OPTICS
 
@@ -179,7 +177,7 @@ class Group(ServerOnly):
     """Groups once, and again only when a client has become known that was not there before, or clients were asked
     again; or in every round."""
 
-    rule: Callable[[Floats, int], Labels]  # (a row per client, seed) -> group of each
+    rule: Callable[[Floats, int, int], Labels]  # (a row per client, seed, cohort size) -> group of each
     column: str = field(metadata=FIXED)
     source: str = field(default="represent", metadata=FIXED)  # the stage that asked
     once: bool = field(default=True, metadata=FIXED)
@@ -189,7 +187,7 @@ class Group(ServerOnly):
         known, grouped = Table.load(state, self.source), Table.load(state, self.name)
         if not len(known) or (self.once and known.clients == grouped.clients and not _told_since(known, grouped)):
             return state
-        groups = self.rule(known[self.column].double().numpy(), seed)
+        groups = self.rule(known[self.column].double().numpy(), seed, state.cohort_size)
         columns = {
             "group": torch.from_numpy(np.asarray(groups, dtype=np.int64)),
             "round": torch.full((len(known),), state.round),  # in which they were formed

@@ -119,7 +119,7 @@ def _counted(known: Table) -> Table:
 
 @dataclass(frozen=True)
 class ByContribution(ServerOnly):
-    """The `size` clients that contribute most (Eq. 10, Alg. 1). Metrics and models are those with which clients last
+    """The clients that contribute most (Eq. 10, Alg. 1). Metrics and models are those with which clients last
     took part.
 
     With `start="warm"` whoever has not been asked yet is, beside the others: in the first round everybody. Who was
@@ -129,15 +129,10 @@ class ByContribution(ServerOnly):
     last sent.
     """
 
-    size: int = field(metadata=FIXED)
     coefficients: Coefficients
     start: Literal["warm", "cold"] = "warm"
     metrics: Literal["last", "fresh"] = "last"
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UserError(f"cohort is {self.size}; it must be 1 client or more")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         state = self._with_first_models(state)
@@ -153,7 +148,7 @@ class ByContribution(ServerOnly):
         table = contribution.metrics(*(known[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
         a = self.coefficients.learned(table, known["model"], like, state)  # Eq. 11
         again = [silent[state.round % len(silent)]] if silent else []
-        chosen = largest(table @ a, np.ones(len(known), dtype=bool), max(0, self.size - len(again)))
+        chosen = largest(table @ a, np.ones(len(known), dtype=bool), max(0, state.cohort_size - len(again)))
         cohort = tuple(sorted({*known.named(chosen), *new, *again}))
         return replace(state, cohort=cohort, figures={**state.figures, **_figures(self.name, a)})
 

@@ -3,7 +3,7 @@ that brings the edges' models together every so many rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -81,6 +81,7 @@ def views(state: ServerState) -> list[ServerState]:
         return []
     of = dict(zip(known.clients, known["edge"].tolist(), strict=True))
     count = max(of.values()) + 1
+    share = np.bincount(list(of.values()), minlength=count) / len(of)
     models: list[dict[str, Params]] = [{} for _ in range(count)]
     for name, model in state.models.items():
         edge, _, own = name.partition("/")
@@ -102,6 +103,7 @@ def views(state: ServerState) -> list[ServerState]:
             membership=members[k],
             roster=tuple(inside[k]["roster"]),
             cohort=tuple(inside[k]["cohort"]),
+            cohort_size=max(1, int(state.cohort_size * share[k] + 1e-9)),
             memory=state.memory.get(edge_name(k), {}),
             figures={},
         )
@@ -211,37 +213,27 @@ class AtEdges:
     """A stage of a method, played by every edge for its own clients. An edge's cohort is its share of the whole one by
     its number of clients, one client at least."""
 
-    stage: Callable[[int], Stage]  # of a method in which so many clients take part
-    cohort: int  # of all edges together
-
-    @property
-    def inner(self) -> Stage:
-        return self.stage(self.cohort)
+    stage: Stage
 
     @property
     def name(self) -> str:
-        return self.inner.name
+        return self.stage.name
 
     @property
     def purpose(self) -> Purpose:
-        return self.inner.purpose
+        return self.stage.purpose
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
-        return self.inner.programs
-
-    @property
-    def size(self) -> int:
-        """As the stage says; one that does not choose by number has none."""
-        return int(self.inner.size)  # type: ignore[attr-defined]
+        return self.stage.programs
 
     def due(self, round: int) -> bool:
-        return self.inner.due(round)
+        return self.stage.due(round)
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         merged = Plan()
         for k, edge in enumerate(views(state)):
-            plan = self._of(state, k).plan(edge, edge_seed(seed, k))
+            plan = self.stage.plan(edge, edge_seed(seed, k))
             if plan.tasks:
                 tasks, at = {**merged.tasks, **plan.tasks}, {**merged.edges, **dict.fromkeys(plan.tasks, edge_name(k))}
                 merged = Plan(self.programs[0], tasks, plan.reuse, at)
@@ -252,12 +244,8 @@ class AtEdges:
         told: list[dict[ClientId, Report]] = [{} for _ in edges]
         for client, report in reports.items():
             told[of[client]][client] = report
-        after = [self._of(state, k).fold(edge, told[k], edge_seed(seed, k)) for k, edge in enumerate(edges)]
+        after = [self.stage.fold(edge, told[k], edge_seed(seed, k)) for k, edge in enumerate(edges)]
         return together(_heard(state, reports), after) if edges else state
-
-    def _of(self, state: ServerState, edge: int) -> Stage:
-        of = list(self._edge_of(state).values())
-        return self.stage(max(1, int(self.cohort * of.count(edge) / len(of) + 1e-9)))
 
     def _edge_of(self, state: ServerState) -> dict[ClientId, int]:
         known = Table.load(state, EDGES)

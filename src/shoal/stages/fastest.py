@@ -36,7 +36,6 @@ class Fastest(ServerOnly):
     A client's loss is the one of its last training: nobody is asked for it.
     """
 
-    size: int = field(metadata=FIXED)
     rho: float = 0.5  # what speed counts; the rest is what loss counts
     grouped: str = field(default="cluster", metadata=FIXED)
     source: str = field(default="represent", metadata=FIXED)
@@ -55,5 +54,5 @@ class Fastest(ServerOnly):
         size, loss = told.column("size", grouped.clients), seen.column("loss", grouped.clients)
         here = grouped.present(state.roster) & (size > 0)  # who has no rows would always be the fastest
         times = durations(size, speeds(state, grouped.clients))
-        rows = fastest_of_groups(grouped["group"].numpy(), times, loss, here, self.size, seed, self.rho)
+        rows = fastest_of_groups(grouped["group"].numpy(), times, loss, here, state.cohort_size, seed, self.rho)
         return replace(state, cohort=grouped.named(rows), memory={**state.memory, self.name: seen.tree()})

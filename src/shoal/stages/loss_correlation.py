@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from shoal.rng import derive_seed
 from shoal.selectors.loss_correlation import LossCorrelation, pick
 from shoal.selectors.sampling import uniform
 from shoal.stages.base import OneProgram, ServerOnly
-from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
 
 SURVEY = "survey"
 NEVER = -2  # no round is the next one
@@ -87,7 +87,6 @@ class Correlated(ServerOnly):
     """Random clients in the warm-up and wherever a survey will tell what they changed; in between those who, by the
     correlation of all losses, lower them most."""
 
-    size: int = field(metadata=FIXED)
     survey: Survey
     beta: float = 0.9  # how much a client counts after each time it was chosen, until the next survey
     forget: float = 0.95  # how much a change counts for each round that came after it
@@ -105,7 +104,7 @@ class Correlated(ServerOnly):
         surveyed = Table.load(state, SURVEY)
         heard = np.isfinite(surveyed["changes"].numpy()) if len(surveyed) else np.zeros((0, 0))
         if self.survey.begins_pair(state.round) or not heard.any():
-            rows = uniform(np.arange(len(state.roster)), self.size, seed)
+            rows = uniform(np.arange(len(state.roster)), state.cohort_size, seed)
             return replace(state, cohort=tuple(state.roster[i] for i in rows.tolist()))
         trained = Table.load(state, self.name)
         if trained.clients != surveyed.clients or int(surveyed["when"][0, -1]) == state.round - 1:
@@ -114,7 +113,7 @@ class Correlated(ServerOnly):
         covariance = x @ x.T + self.noise**2 * np.eye(len(x))
         sizes = surveyed["size"].double().numpy()
         here = surveyed.present(state.roster)
-        rows = pick(covariance, sizes / max(1.0, sizes.sum()), here, self.size, self.beta**chosen)
+        rows = pick(covariance, sizes / max(1.0, sizes.sum()), here, state.cohort_size, self.beta**chosen)
         chosen[rows] += 1
         kept = Table(trained.clients, {**trained.columns, "chosen": torch.from_numpy(chosen)})
         return replace(state, cohort=surveyed.named(rows), memory={**state.memory, self.name: kept.tree()})

@@ -77,7 +77,7 @@ class Alike:
                 "the threshold from 0 to 1"
             )
 
-    def __call__(self, rows: Floats, seed: int) -> Labels:
+    def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:
         alike = inference_similarity(rows.astype(np.int64))
         if self.groups:
             return similarity_clusters(alike, clusters=self.groups)

@@ -25,7 +25,6 @@ class Diverse(ServerOnly):
     make up for it are left for the training stage. A probe's gradient is replaced by the mean one of the training
     that followed it: the change of the model over the learning rate and what momentum makes of the number of steps."""
 
-    size: int = field(metadata=FIXED)
     rate: Rate
     epochs: int = field(metadata=FIXED)
     batch_size: int = field(metadata=FIXED)
@@ -48,7 +47,7 @@ class Diverse(ServerOnly):
         p = diversity.probabilities(
             known["gradient"].numpy(), known["variance"].double().numpy(), self.alpha1, self.alpha2, sizes
         )
-        rows = diversity.draw(p, known.present(state.roster), self.size, seed)
+        rows = diversity.draw(p, known.present(state.roster), state.cohort_size, seed)
         weights = torch.from_numpy(diversity.importance(p, np.ones(len(p)), rows))  # beside those of the training
         memory = {**state.memory, PROBE: known.tree(), self.name: Table(known.named(rows), {"weight": weights}).tree()}
         return replace(state, cohort=known.named(rows), memory=memory)
@@ -74,7 +73,6 @@ def reach(steps: int, momentum: float) -> float:
 class Urns(ServerOnly):
     """One client from each of as many urns as clients take part; urns hold clients whose last updates point alike."""
 
-    size: int = field(metadata=FIXED)
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -88,7 +86,7 @@ class Urns(ServerOnly):
         unknown = torch.zeros(width)
         clients = told.named(here)
         updates = torch.stack([seen["update"][place[c]] if c in place else unknown for c in clients])
-        r = urns.distributions(told["size"].numpy()[here], updates.numpy(), min(self.size, len(here)))
+        r = urns.distributions(told["size"].numpy()[here], updates.numpy(), min(state.cohort_size, len(here)))
         rows = urns.draw(r, np.arange(len(here)), seed)
         memory = {**state.memory, self.name: seen.tree()}
         return replace(state, cohort=told.named(here[rows]), memory=memory)

@@ -69,6 +69,7 @@ class Draft:
     own: Callable[[ModelsFor], tuple[Stage, ...]] | None = None  # what clients make of what they are served in the end
     coefficients: Coefficients | None = None
     first_models: bool = False  # whether the mean of the first round is kept
+    uses_cohort_size: bool = True
     notes: tuple[str, ...] = ()
     made: dict[str, Any] = field(default_factory=dict)  # what one piece leaves for another, by name
 
@@ -103,6 +104,7 @@ class Draft:
             models_for=self.served,
             predict=self.predict or one_model_predict(self.s.model),
             classes=self.s.model.classes,
+            uses_cohort_size=self.uses_cohort_size,
             route=self.route,
             assign=self.assign,
             adapt=self.adapt,

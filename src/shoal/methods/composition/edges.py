@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 
 from shoal.client.histogram import LabelHistogram
 from shoal.client_table import Table
@@ -20,11 +19,9 @@ ALONE = (Pooled, TrainAlone)  # stages of methods in which there is nothing for 
 TRAIN = "train"
 
 
-def over_edges(make: Callable[[Setting], Method], s: Setting, topology: Topology) -> Method:
-    """The method that `make` builds, played by every edge for its clients. The cloud comes right after the training, so
+def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
+    """The method, played by every edge for its clients. The cloud comes right after the training, so
     that what a method does then, such as to personalise, starts from the cloud's models."""
-    of = cache(lambda cohort: make(replace(s, cohort=cohort)))
-    method = of(s.cohort)
     if any(isinstance(stage, ALONE) for stage in method.stages):
         raise UserError(
             f"edges are of no use to method {method.name}: its clients share no model that edges could average"
@@ -32,8 +29,8 @@ def over_edges(make: Callable[[Setting], Method], s: Setting, topology: Topology
     stages: list[Stage] = [AssignEdges(topology)]
     if topology.asks:
         stages.insert(0, AskOnce(LabelHistogram(s.model.classes, name=WHEREABOUTS), name=WHEREABOUTS))
-    for place, stage in enumerate(method.stages):
-        stages.append(AtEdges(lambda cohort, place=place: of(cohort).stages[place], s.cohort))  # type: ignore[misc]
+    for stage in method.stages:
+        stages.append(AtEdges(stage))
         if stage.name == TRAIN:
             stages.append(Cloud(topology.every, s.rounds))
     told = ("clients tell the server their label distributions, by which edges are formed",) if topology.asks else ()

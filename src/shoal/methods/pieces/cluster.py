@@ -28,12 +28,12 @@ from shoal.types import FIXED, Params, ServerState, Stage
 
 
 def similar(d: Draft) -> None:
-    rule = d.s.make("cluster", Similar, cohort=d.s.cohort)
+    rule = d.s.make("cluster", Similar)
     d.stages["cluster"].append(Group(rule, column="labels", source=told_labels(d)))
 
 
 def repulsive(d: Draft) -> None:
-    rule = d.s.make("cluster", Repulsive, cohort=d.s.cohort)
+    rule = d.s.make("cluster", Repulsive)
     d.stages["cluster"].append(Group(rule, column="labels", source=told_labels(d)))
 
 

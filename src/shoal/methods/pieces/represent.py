@@ -40,7 +40,7 @@ def sparsity(d: Draft) -> None:
     extractor = s.make("represent", Extractor, model=s.model)
     vectors = s.make("represent", Sparsity, adaptation=adaptation)
     ask = s.make("represent", AskOnce, program=vectors, models_for=extractor_for, after=extractor.warmup)
-    warmup = (Random(s.cohort, name="warmup"),) if extractor.warmup else ()
+    warmup = (Random(name="warmup"),) if extractor.warmup else ()
 
     def init(seed: int) -> ServerState:
         s.model.relu(vectors.layer)  # one that is not there is refused before any client is asked

@@ -29,7 +29,7 @@ def random(d: Draft) -> None:
 
 def from_groups(rule: Callable[..., object]) -> Callable[[Draft], None]:
     def lay(d: Draft) -> None:
-        d.stages["select"].append(FromGroups(rule, size=d.s.cohort))  # type: ignore[arg-type]
+        d.stages["select"].append(FromGroups(rule))  # type: ignore[arg-type]
 
     return lay
 
@@ -38,8 +38,8 @@ def by_labels(grouping: type[Similar] | type[Repulsive], rule: Callable[..., obj
     """Groups of its own, by labels: beside whatever the cluster step does."""
 
     def lay(d: Draft) -> None:
-        groups = Group(d.s.make(OWN, grouping, cohort=d.s.cohort), column="labels", source=told_labels(d), name=OWN)
-        d.stages["select"] += [groups, FromGroups(rule, size=d.s.cohort, source=OWN)]  # type: ignore[arg-type]
+        groups = Group(d.s.make(OWN, grouping), column="labels", source=told_labels(d), name=OWN)
+        d.stages["select"] += [groups, FromGroups(rule, source=OWN)]  # type: ignore[arg-type]
 
     return lay
 
@@ -50,10 +50,11 @@ def bandit(d: Draft) -> None:
         probe = LossProbe(d.s.model)
         d.stages["select"].append(AskOnce(probe, expert_for, every=1, after=d.made.get("warmup", 0), name="probe"))
     d.stages["select"].append(choose)
+    d.uses_cohort_size = False  # a time budget says how many take part
 
 
 def contribution(d: Draft) -> None:
-    select = d.s.make("select", ByContribution, size=d.s.cohort, coefficients=coefficients(d))
+    select = d.s.make("select", ByContribution, coefficients=coefficients(d))
     fresh, cold = select.metrics == "fresh", select.start == "cold"
     if fresh or cold:
         reuse, split = d.has("personalise", "update"), d.made["split"]
@@ -64,10 +65,11 @@ def contribution(d: Draft) -> None:
 
 def turns(d: Draft) -> None:
     d.stages["select"].append(d.s.make("select", InTurn))
+    d.uses_cohort_size = False  # a share of every cluster takes part
 
 
 def balanced(d: Draft) -> None:
-    d.stages["select"].append(d.s.make("select", Balanced, size=d.s.cohort, source=told_labels(d)))
+    d.stages["select"].append(d.s.make("select", Balanced, source=told_labels(d)))
 
 
 TOLD = ("its label distribution, once", "nothing", "how often each label occurs with each client")
