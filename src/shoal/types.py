@@ -7,17 +7,69 @@ plus the two functions that say what a client is served: `models_for` and `predi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from shoal.errors import UserError
 
 ClientId = str
 Params = dict[str, Tensor]  # a network's parameters and buffers, by name
 Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is sent, stored or vmapped
 
 FIXED = {"fixed": True}  # metadata of a piece's field that a method decides and a user does not
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of a field that users may set: its meaning, and the values that it takes."""
+
+    help: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def accepts(self, value: Any) -> bool:
+        bounds = ((self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt))
+        return all(bound is None or compare(value, bound) for bound, compare in bounds)
+
+    @property
+    def range(self) -> str:
+        """The accepted numbers in words, such as "0 or more"; empty where every value of the type is accepted."""
+        low = f"{self.ge:g} or more" if self.ge is not None else f"above {self.gt:g}" if self.gt is not None else ""
+        high = f"at most {self.le:g}" if self.le is not None else f"below {self.lt:g}" if self.lt is not None else ""
+        return " and ".join(part for part in (low, high) if part)
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """A dataclass field that users may set with `--set`: default, meaning (a full sentence) and range."""
+    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt)})
+
+
+class HasOptions:
+    """A dataclass whose options are checked against their ranges whenever one is made."""
+
+    group: ClassVar[str] = ""  # the first part of an option's name; "" where it is the instance's `name`
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            declared, value = f.metadata.get("option"), getattr(self, f.name)
+            if declared is not None and not declared.accepts(value):
+                group = self.group or getattr(self, "name", type(self).__name__)
+                raise UserError(f"{group}.{f.name} is {value}; it must be {declared.range}")
+
 
 LABELS = "labels"  # in a client's private tree: its label counts, or what it takes for them
 UNLABELLED = "unlabelled"  # the split of a client that has inputs and no labels

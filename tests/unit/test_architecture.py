@@ -60,7 +60,7 @@ def test_dependencies_point_one_way(path):
         if there and there != here:
             forbidden = FORBIDDEN.get(here, set())
             assert there not in forbidden, f"{here} must not import {there}"
-            assert "*" not in forbidden
+            assert "*" not in forbidden or there == "errors", "types imports nothing else"
 
 
 def test_no_method_stage_program_or_fleet_knows_what_it_costs():

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from shoal.errors import UnknownOption, UserError, did_you_mean
 from shoal.models import Model
 from shoal.stages.edges import Topology
-from shoal.types import Examples
+from shoal.types import Examples, Option
 
 Piece = TypeVar("Piece")
 _SIMPLE = (int, float, bool, str)
@@ -52,13 +52,16 @@ class Setting:
         hints = typing.get_type_hints(piece)
         values = dict(defaults)
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
-            if f.metadata.get("fixed") or f.name in ("name", *fixed) or not _is_simple(hints[f.name]):
+            declared: Option | None = f.metadata.get("option")
+            if f.name in fixed or (declared is None and (f.metadata.get("fixed") or f.name == "name")):
+                continue
+            if declared is None and not _is_simple(hints[f.name]):
                 continue  # part of the composition, not a number to play with
             if f.name in usual:
                 values[f.name] = usual[f.name]
             self.known.setdefault(name, {})[f.name] = values.get(f.name, f.default)
             if f.name in wanted:
-                values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name])
+                values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name], declared)
         return piece(**values)
 
     def training(self, name: str, piece: type[Piece], /, **defaults: Any) -> Piece:
@@ -101,11 +104,13 @@ def _is_simple(hint: Any) -> bool:
     return hint in _SIMPLE or typing.get_origin(hint) is typing.Literal
 
 
-def _typed(path: str, hint: Any, value: Any) -> Any:
+def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:
     try:
         typed = TypeAdapter(hint, config=NUMBERS_ARE_NAMES if hint is str else None).validate_python(value)
         if isinstance(typed, float) and not math.isfinite(typed):
             raise UserError(f"option {path} is {value!r}: input should be a finite number")
+        if declared is not None and not declared.accepts(typed):
+            raise UserError(f"option {path} is {value!r}; it must be {declared.range}")
         return typed
     except ValidationError as error:
         what = error.errors()[0]["msg"]
