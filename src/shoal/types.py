@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.errors import UserError
@@ -253,6 +255,20 @@ Route = Callable[[Mapping[str, Params], Tree, Tensor], Answer]
 Assign = Callable[[ServerState, Tensor], Mapping[str, Params]]
 
 
+class AssignsByRepresentation(Protocol):
+    """Says which clusters a client belongs to, by a representation of it that it computed itself."""
+
+    @property
+    def representation_bounds(self) -> tuple[float, float]:
+        """Between which numbers the entries of a representation lie."""
+
+    def representation_width(self, state: ServerState) -> int | None:
+        """How many numbers a representation has; None while there are no clusters."""
+
+    def cluster_weights(self, state: ServerState, representation: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The weight of each of the sorted models; they sum to 1."""
+
+
 class Part(NamedTuple):
     """Which piece stands at a step of a method, and the stages that it laid."""
 
@@ -274,6 +290,7 @@ class Method:
     route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
     assign: Assign | None = None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
     adapt: ClientProgram | None = None  # what an unseen client may run on inputs without labels before it is served
+    clusters: AssignsByRepresentation | None = None  # None where the method keeps no representations of clusters
     parts: tuple[Part, ...] = ()  # what it is composed of; none where it was written as one
     notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 

@@ -32,7 +32,9 @@ keep = 1
 method = "fedavg"
 [variants."FedAvg + EMA"]
 method = "shoal"
-set.parts = {select = "chance", momentum = 0.0, adjust = "off", prior = false, split = false}
+set.components = {selection = "random", prior_correction = false, experts = false}
+set.server = {momentum = 0.0, lr = 1.0}
+set.train = {adjust = "off"}
 [variants.shoal]
 method = "shoal"
 [lists]

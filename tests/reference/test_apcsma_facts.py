@@ -43,7 +43,7 @@ def warm(played):
 
 def test_to_the_letter_most_clients_are_never_asked(played, warm):
     """Coefficients learn to avoid those who are represented by the first model. A warm start hears everybody."""
-    cold, _ = played(20, select={"start": "cold"}, parts={"update": False})
+    cold, _ = played(20, select={"start": "cold"}, components={"conditional_update": False})
     asked = Table.load(cold.state, "train")
     assert len(asked) < 25  # 7 by chance in each of 20 rounds would be 47 of 50
     assert float(asked["count"].max()) > 15  # some take part in nearly every round

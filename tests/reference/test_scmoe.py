@@ -76,7 +76,7 @@ def test_no_private_number_is_sent(start, tiny):
 
 
 def test_one_cluster_is_fedavg_on_rows_of_low_sensitivity(tiny):
-    one = method("scmoe", cluster={"by": "one"}, gate={"use": False})
+    one = method("scmoe", cluster={"by": "one"}, components={"gate": False})
     fedavg = method("fedavg", train={"rows": "low"})
     a, b = (engine.run(m, VectorFleet(tiny), rounds=3, seed=0) for m in (one, fedavg))
     assert tree.distance(a.state.models["expert-000"], b.state.models["global"]) == 0

@@ -16,10 +16,10 @@ def fashion():
     return shoal.load("fashion-mnist", rows=20_000)
 
 
-def run(method, partition, rounds, seed=0, **parts):
+def run(method, partition, rounds, seed=0, **components):
     fleet = shoal.partition(fashion(), partition, clients=50, seed=seed)
     keys = {"rounds": rounds, "cohort": 10, "epochs": 1, "lr": 0.05, "seed": seed, "model": "mlp", "fleet": "vector"}
-    options = {"parts": parts} if parts else {}
+    options = {"components": components} if components else {}
     return shoal.run(method, fleet, **keys, eval_every=rounds, set=options), fleet
 
 
@@ -54,13 +54,15 @@ def test_four_ways_to_hold_a_camera_are_four_groups():
 
 def test_a_prior_is_worth_more_than_anything_else_under_skew():
     """The same models, round by round: only what is served differs."""
-    (plain, _), (ours, _) = (run("shoal", "dirichlet:0.1", 10, split=False, prior=p) for p in (False, True))
+    (plain, _), (ours, _) = (
+        run("shoal", "dirichlet:0.1", 10, experts=False, prior_correction=p) for p in (False, True)
+    )
     assert ours.accuracy["central"] == plain.accuracy["central"]
     assert ours.accuracy["mean"] > plain.accuracy["mean"] + 0.1
 
 
 def test_balanced_cohorts_are_flatter_than_chance():
-    result, fleet = run("shoal", "dirichlet:0.1", 10, split=False)
+    result, fleet = run("shoal", "dirichlet:0.1", 10, experts=False)
     counts = np.stack([np.bincount(fleet[c]["train"].y.numpy(), minlength=10) for c in fleet])
     rng = np.random.default_rng(0)
     chance = np.mean([concentration(counts[rng.choice(50, 10, replace=False)].sum(0)) for _ in range(200)])

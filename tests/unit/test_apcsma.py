@@ -366,14 +366,14 @@ def test_clients_go_on_from_their_own_models(tiny):
 
 def test_without_kappa_it_is_the_method_without_the_update(tiny):
     whole, _, _ = played(tiny, update={"kappa": 0.0})
-    cosine, _, _ = played(tiny, parts={"update": False})
+    cosine, _, _ = played(tiny, components={"conditional_update": False})
     assert tree.distance(whole.state.models, cosine.state.models) == 0
     assert whole.accuracy == cosine.accuracy
 
 
 def test_by_chance_and_by_rows_it_is_fedavg(tiny):
-    options = {"select": "chance", "aggregate": "size", "update": False}
-    ours, _, _ = played(tiny, parts=options)
+    options = {"selection": "random", "aggregation": "size", "conditional_update": False}
+    ours, _, _ = played(tiny, components=options)
     fedavg = engine.run(build("fedavg", setting()), PlainFleet(tiny), rounds=6, seed=0, central=tiny.central)
     assert tree.distance(ours.state.models, fedavg.state.models) == 0
 
@@ -383,7 +383,7 @@ def test_the_model_that_everybody_was_sent_is_not_sent_again_to_train(tiny):
     pages = [p for p in result.ledger.pages if p.round == 2]
     sent = {p.stage: int(p.bytes_down.max()) for p in pages}
     assert sent["train"] < 0.2 * sent["update"]
-    plain, _, _ = played(tiny, rounds=2, parts={"update": False})
+    plain, _, _ = played(tiny, rounds=2, components={"conditional_update": False})
     assert min(int(p.bytes_down.min()) for p in plain.ledger.pages if p.stage == "train") > 0.9 * sent["update"]
 
 
@@ -398,7 +398,7 @@ def test_the_result_says_on_whose_rows_coefficients_were_learned(tiny):
 
 
 def test_settings_without_effect_are_refused():
-    fedavg = {"parts": {"select": "chance", "aggregate": "size"}}
+    fedavg = {"components": {"selection": "random", "aggregation": "size"}}
     for options in (
         {"share": {"rows": 3}},
         {"train": {"weighting": "uniform"}},

@@ -16,10 +16,10 @@ from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.recipe import load_recipe
 from shoal.methods import METHODS, Setting, build
-from shoal.methods.composition.builder import DEFAULTS, STEPS
 from shoal.methods.composition.compose import parse, written
-from shoal.methods.pieces import PIECES
-from shoal.methods.pieces.cluster import NearVectors
+from shoal.methods.composition.fit import smallest_composition
+from shoal.methods.composition.piece import default_names, pieces
+from shoal.methods.pieces.cluster.dbscan import VectorDbscan
 from shoal.models import load_model
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes/methods").glob("*.toml"))
@@ -116,12 +116,12 @@ def test_what_noise_on_two_things_protects_is_not_made_up():
     method = "represent=sparsity,cluster=dbscan,select=repclust"
     for given in ({"represent": options["represent"]}, {"labels": options["labels"]}):
         build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3, options=given))
-    with pytest.raises(UserError, match="noise on what clients tell in represent and in labels"):
+    with pytest.raises(UserError, match="noise to what they send in represent and in labels"):
         build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3, options=options))
 
 
 def test_what_is_as_usual_need_not_be_said():
-    assert written(DEFAULTS) == "train=sgd"
+    assert written(default_names()) == "train=sgd"
     assert packed(*play(Job(method="train=sgd"))) == packed(*play(Job(method="fedavg")))
 
 
@@ -141,18 +141,24 @@ def built(method):
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ("personalise=gate", "personalise=gate does not go with cluster=none: a gate weighs experts"),
-        ("represent=updates,cluster=mctc,aggregate=secure", "aggregate=secure does not go with represent=updates"),
-        ("select=contribution,aggregate=secure", "looks at single clients"),
+        ("personalise=gate", "personalise=gate needs several experts to weigh, which cluster=none does not provide"),
+        (
+            "represent=updates,cluster=mctc,aggregate=secure",
+            "represent=updates needs updates of individual clients",
+        ),
+        ("select=contribution,aggregate=secure", "select=contribution needs updates of individual clients"),
         ("cluster=aidc", "use represent=sparsity"),
-        ("represent=labels,cluster=aidc", "use represent=sparsity"),
-        ("select=turns", "it is members of clusters who take turns"),
-        ("serve=confidence", "without clusters there is one"),
-        ("represent=updates", "there is nothing else that looks at directions"),
+        ("represent=labels,cluster=aidc", "use represent=sparsity|use cluster="),
+        ("select=turns", "the members of clusters take turns"),
+        ("serve=confidence", "without clusters there is one model only"),
+        ("represent=updates", "no other piece of the method uses directions"),
         ("represent=labels,cluster=similar", "use select=one-of-each or select=whole-groups"),
-        ("represent=updates,cluster=mctc,aggregate=momentum", "a velocity goes on"),
-        ("represent=updates,cluster=mctc,personalise=fine-tune", "several models"),
-        ("represent=sparsity,cluster=aidc,serve=average", "found anew change theirs"),
+        ("represent=updates,cluster=mctc,aggregate=momentum", "a velocity belongs to a model"),
+        ("represent=updates,cluster=mctc,personalise=fine-tune", "fine-tuning starts from one model"),
+        (
+            "represent=sparsity,cluster=aidc,serve=average",
+            "an average over rounds",
+        ),
         ("represent=sparsity,cluster=dbscan,serve=confidence", "ok"),
         ("clustre=aidc", "step 'clustre' of a method is not known; did you mean cluster?"),
         ("cluster=aidx", "cluster 'aidx' is not known; did you mean aidc?"),
@@ -161,9 +167,9 @@ def built(method):
         ("select=balanced,", "is not of the form step=piece"),
         ("serve=average+average", "each piece must be there once"),
         ("serve=average+plain", "and plain alone"),
-        ("represent=labels", "no other piece has a use for label distributions"),
-        ("cluster=shift", "nothing but a gate makes use of"),
-        ("represent=sparsity,cluster=aidc,select=bandit,aggregate=secure", "with secure sums the server sees none"),
+        ("represent=labels", "no other piece of the method uses label distributions"),
+        ("cluster=shift", "use personalise=gate"),
+        ("represent=sparsity,cluster=aidc,select=bandit,aggregate=secure", "which aggregate=secure does not provide"),
     ],
 )
 def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
@@ -181,19 +187,14 @@ def test_density_needs_what_the_first_round_left():
         build("represent=labels,cluster=dbscan,serve=confidence", setting)
 
 
-def pairs():
-    """Every piece once, with the least that it needs."""
-    for step in STEPS:
-        for name, piece in PIECES[step].items():
-            needed = {other: next(iter(allowed)) for other, allowed in piece.needs.items()}
-            needed |= {"select": "balanced"} if name == "labels" else {}
-            for other in list(needed):
-                for more, allowed in PIECES[other][needed[other]].needs.items():
-                    needed.setdefault(more, allowed[0])
-            yield ",".join(f"{k}={v}" for k, v in {**needed, step: name}.items())
+def smallest():
+    """Every piece once, with only those others that it cannot do without."""
+    for step, found in pieces().items():
+        for name in found:
+            yield ",".join(f"{k}={v}" for k, v in smallest_composition(step, name).items())
 
 
-@pytest.mark.parametrize("method", sorted(set(pairs())))
+@pytest.mark.parametrize("method", sorted(set(smallest())))
 def test_every_piece_trains(method):
     result, _ = play(Job(method=method))
     first = built(method).init(4).models
@@ -219,7 +220,7 @@ def test_running_means_are_what_is_served():
 
 def test_dbscan_on_labels_finds_planted_groups():
     rows = np.repeat(np.eye(3), 4, axis=0) + np.random.default_rng(0).uniform(0, 0.01, (12, 3))
-    rule = NearVectors()
+    rule = VectorDbscan()
     labels = rule(rows, 0)
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert rule.join(rows, labels, rows[[5, 0]]).tolist() == [1, 0]

@@ -10,19 +10,23 @@ from shoal import tree
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.methods.composition.model_functions import one_model_for
-from shoal.methods.shoal import Parts
+from shoal.methods.pieces.aggregate.momentum import ServerMomentum
 from shoal.models import load_model
-from shoal.stages.momentum import Momentum, RunningMean, averaged
+from shoal.stages.momentum import ApplyMomentum, RunningMean, averaged
 from shoal.stages.train import Federate, Rate
 from shoal.types import Report, ServerState
 
-PLAIN = {"momentum": 0, "average": 0, "select": "chance", "adjust": "off", "prior": False, "split": False}
+PLAIN = {
+    "components": {"selection": "random", "prior_correction": False, "experts": False},
+    "server": {"momentum": 0, "lr": 1, "average": 0},
+    "train": {"adjust": "off"},
+}
 
 
 def stage(beta, step=1.0):
     model = load_model("linear", (1,), 2)
-    train = Federate(LocalTraining(model), one_model_for, Rate(0.1, 9))
-    return Momentum(train, ("w",), beta, step)
+    momentum = ApplyMomentum(beta, step)
+    return Federate(LocalTraining(model), one_model_for, Rate(0.1, 9), trainable=("w",), updates=(momentum,))
 
 
 def reported(value, count=7):
@@ -52,9 +56,9 @@ class TestMomentum:
         assert found == [3.0, 6.0, 9.5]
         assert float(stage(0.0, 0.5).fold(start(), reported(2.0), 0).models["global"]["w"]) == 1.5
 
-    def test_a_step_must_go_forward(self):
-        with pytest.raises(UserError, match=r"server.step is 0.0; it must be above 0"):
-            stage(0.5, 0.0)
+    def test_a_learning_rate_must_go_forward(self):
+        with pytest.raises(UserError, match=r"server.lr is 0.0; it must be above 0"):
+            ServerMomentum(lr=0.0)
 
     def test_without_it_the_mean_itself(self):
         state = stage(0.0).fold(start(), reported(3.3), 0)
@@ -74,8 +78,8 @@ class TestMomentum:
 
     @pytest.mark.parametrize("beta", [-0.1, 1.0])
     def test_what_is_refused(self, beta):
-        with pytest.raises(UserError, match="from 0 to below 1"):
-            stage(beta)
+        with pytest.raises(UserError, match="it must be 0 or more and below 1"):
+            ServerMomentum(momentum=beta)
 
 
 class TestRunningMean:
@@ -106,24 +110,25 @@ def digits():
     return shoal.partition(shoal.load("digits"), "dirichlet:0.3", clients=8, seed=0)
 
 
-def test_without_all_of_its_parts_it_is_fedavg_bit_for_bit():
+def test_without_all_of_its_components_it_is_fedavg_bit_for_bit():
     keys = {"rounds": 4, "cohort": 3, "epochs": 2, "lr": 0.1, "seed": 1}
-    plain, ours = shoal.run("fedavg", digits(), **keys), shoal.run("shoal", digits(), **keys, set={"parts": PLAIN})
+    plain, ours = shoal.run("fedavg", digits(), **keys), shoal.run("shoal", digits(), **keys, set=PLAIN)
     assert tree.distance(ours.state.models, plain.state.models) == 0
     assert [r.line() for r in ours.records] == [r.line() for r in plain.records]
     assert ours.ledger == plain.ledger
 
 
-@pytest.mark.parametrize("part", [{"momentum": 0.7}, {"average": 0.8}, {"select": "balanced"}, {"adjust": "on"}])
-def test_each_part_makes_a_difference(part):
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [
+        ("server", "momentum", 0.7),
+        ("server", "average", 0.8),
+        ("components", "selection", "balanced"),
+        ("train", "adjust", "on"),
+    ],
+)
+def test_each_component_makes_a_difference(group, key, value):
     keys = {"rounds": 4, "cohort": 3, "epochs": 2, "lr": 0.1, "seed": 1}
     plain = shoal.run("fedavg", digits(), **keys)
-    ours = shoal.run("shoal", digits(), **keys, set={"parts": PLAIN | part})
+    ours = shoal.run("shoal", digits(), **keys, set=PLAIN | {group: PLAIN[group] | {key: value}})
     assert ours.accuracy["central"] != plain.accuracy["central"]
-
-
-def test_a_step_that_would_not_be_taken_is_refused():
-    assert Parts(momentum=0.0).defaults["server"]["step"] == 1.0
-    assert Parts().defaults["server"]["step"] == 2.0
-    with pytest.raises(UserError, match=r"parts.step is 3, but without parts.momentum"):
-        Parts(momentum=0.0, step=3.0)

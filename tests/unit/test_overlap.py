@@ -15,7 +15,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages import overlapping
-from shoal.stages.overlapping import Overlap, Overlapping, direction, experts_for
+from shoal.stages.overlapping import FormOverlappingClusters, Overlap, direction, experts_for
 from shoal.stages.train import Federate, Rate
 from shoal.types import Report, ServerState
 
@@ -23,8 +23,9 @@ MODEL = load_model("linear", (2,), 2)
 
 
 def stage(**kw):
-    train = Federate(ChooseAndTrain(LocalTraining(MODEL)), experts_for, Rate(0.1, 9))
-    return Overlapping(train, Overlap(**{"clusters": 2, "validate": False, "share": 1.0} | kw), MODEL.trainable)
+    clusters = FormOverlappingClusters(Overlap(**{"clusters": 2, "validate": False, "share": 1.0} | kw))
+    program, keys = ChooseAndTrain(LocalTraining(MODEL)), {"trainable": MODEL.trainable, "updates": (clusters,)}
+    return Federate(program, experts_for, Rate(0.1, 9), **keys)
 
 
 def sent(change, rows=1, place=0):
@@ -81,7 +82,8 @@ class TestFold:
 
     def test_an_empty_round(self):
         state = zeros()
-        assert stage().fold(state, {}, 0) is state
+        after = stage().fold(state, {}, 0)
+        assert after.models == state.models and not after.membership and not after.memory
 
     def test_clients_without_rows_are_in_no_cluster(self):
         state = stage().fold(zeros(), {"a": sent(EAST, 2), "b": sent(WEST, 0)}, 0)

@@ -14,7 +14,7 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages.capability_clusters import Semantic, Soft, blend_for, capability
+from shoal.stages.capability_clusters import FormCapabilityClusters, Soft, blend_for, capability
 from shoal.stages.prediction_similarity import SHARE
 from shoal.stages.train import Federate, Rate
 from shoal.types import Report, ServerState
@@ -116,8 +116,8 @@ class TestSoft:
 
 
 def stage(groups=2):
-    train = Federate(LocalTraining(MODEL), blend_for, Rate(0.1, 10))
-    return Semantic(train, Soft(groups=groups), MODEL)
+    clusters = FormCapabilityClusters(Soft(groups=groups), MODEL)
+    return Federate(LocalTraining(MODEL), blend_for, Rate(0.1, 10), updates=(clusters,))
 
 
 def state(groups=2, shared=True):

@@ -11,11 +11,11 @@ from shoal.client.prior import LABELS, PRIOR
 from shoal.client.train import LocalTraining
 from shoal.client_table import Table
 from shoal.methods import Setting, build
-from shoal.methods.shoal import Parts
+from shoal.methods.shoal import Components
 from shoal.models import load_model
 from shoal.stages.global_and_experts import FederateBeside, trained_beside
 from shoal.stages.train import Rate
-from shoal.stages.training_prior import Taught, taught
+from shoal.stages.training_prior import TrackTrainingPrior, taught
 from shoal.types import Report, ServerState, Task
 
 ZERO = {"w": torch.zeros(1)}
@@ -38,7 +38,8 @@ def trained(state, *clients, lam=1.0, **keys):
     sizes = dict(zip(state.roster, Table.load(state, "represent")["size"].tolist(), strict=True))
     one = {"w": torch.ones(1)}
     reports = {c: Report({"model": one, "expert": one}, {}, {"train": sizes[c]}) for c in clients}
-    return Taught(federate, federate, lam).fold(replace(state, cohort=state.roster), reports, 0)
+    federate = replace(federate, updates=(TrackTrainingPrior(lam),))
+    return federate.fold(replace(state, cohort=state.roster), reports, 0)
 
 
 def leans(state):
@@ -81,7 +82,7 @@ class TestTaught:
         assert taught(trained(state_of([[1, 1]]))) == {}, "nobody has taken part"
         bare = replace(state_of([[1, 1]]), memory={})
         federate = FederateBeside(LocalTraining(load_model("linear", (1,), 2)), trained_beside, Rate(0.1, 9))
-        assert Taught(federate, federate, 1.0).fold(bare, {}, 0).memory == {}
+        assert replace(federate, updates=(TrackTrainingPrior(1.0),)).fold(bare, {}, 0).memory == {}
 
 
 def test_each_model_is_corrected_by_what_it_was_taught():
@@ -108,6 +109,6 @@ def test_members_are_served_what_each_model_was_taught():
 
 
 def test_a_prior_needs_what_was_taught_whatever_else_is_left_out():
-    bare = Parts(select="chance", adjust="off", split=False)
-    assert bare.pieces["represent"] == "labels"
-    assert replace(bare, prior=False).pieces["represent"] == "none"
+    bare = Components(selection="random", experts=False)
+    assert bare.pieces(adjusts=False)["represent"] == "labels"
+    assert replace(bare, prior_correction=False).pieces(adjusts=False)["represent"] == "none"

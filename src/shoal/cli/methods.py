@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, app, err, out, print_json, told
+from shoal.cli.base import AsJson, app, err, escaped, out, print_json, told
 from shoal.cli.flags import FLAGS, job_flags, overrides
 from shoal.errors import UserError
 
@@ -53,45 +53,53 @@ def _method_of(recipe: Path) -> str:
 
 
 def _details(step: str) -> None:
-    """Every piece of a step with what it sends and tells."""
+    """Every piece of a step: what it is, what leaves the client, what it needs, and its options."""
     from shoal.errors import look_up
-    from shoal.methods.pieces import PIECES
+    from shoal.methods.composition.piece import pieces as known_pieces
 
-    told_of = {"sends": "each client sends", "keeps": "each client learns", "tells": "the server learns", "says": ""}
-    for name, piece in look_up("step", step, PIECES).items():
-        out.print(f"[bold]{name}[/]  [dim]{piece.source}[/]", highlight=False)
-        for key, label in told_of.items():
-            if (said := getattr(piece, key)) not in ("", "nothing"):
-                out.print(f"  {label or 'to be known'}: {said}", highlight=False, markup=False, soft_wrap=True)
+    labels = {
+        "client_sends": "each client sends",
+        "client_keeps": "each client keeps",
+        "server_learns": "the server learns",
+        "needs": "needs",
+        "provides": "provides",
+        "remark": "remark",
+    }
+    for name, piece in look_up("step", step, known_pieces()).items():
+        facts = piece.facts()
+        default = " (default)" if piece.default else ""
+        out.print(f"[bold]{name}[/]{default}  [dim]{escaped(piece.source)}[/]", highlight=False)
+        out.print(f"  {facts['summary']}", highlight=False, markup=False, soft_wrap=True)
+        for key, label in labels.items():
+            text = "; ".join(facts[key]) if isinstance(facts[key], list) else facts[key]
+            if text not in ("", "nothing"):
+                out.print(f"  {label}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
 def pieces(
-    step: Annotated[str | None, typer.Argument(help="Tell more of the pieces of this step.")] = None,
+    step: Annotated[str | None, typer.Argument(help="Show the pieces of this step in detail.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what can stand at each step of a method that is composed in a recipe."""
+    """List the pieces that can stand at each step of a method."""
     with told(as_json):
         if step is not None and not as_json:
             _details(step)
             return
-        from shoal.methods.pieces import PAPERS, PIECES
+        from shoal.methods.composition.piece import pieces as known_pieces
 
-        known = {step: {name: piece.facts() for name, piece in found.items()} for step, found in PIECES.items()}
+        known = {step: {name: piece.facts() for name, piece in found.items()} for step, found in known_pieces().items()}
         if as_json:
             print_json({"pieces": known})
             return
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("step", "piece", "from", "goes with"):
+        for heading in ("step", "piece", "what it is", "needs"):
             table.add_column(heading, no_wrap=heading in ("step", "piece"), overflow="fold")
         for step, found in known.items():
             for i, (name, facts) in enumerate(found.items()):
-                fits = "; ".join(f"{k}: {', '.join(v)}" for k, v in facts["needs"].items())
-                table.add_row("" if i else step, name, facts["source"], fits)
+                table.add_row("" if i else step, name, facts["summary"], "; ".join(facts["needs"]))
         out.print(table)
-        out.print(
-            f"\nPapers: {', '.join(f'{n} {name}' for n, name in PAPERS.items())}.", highlight=False, soft_wrap=True
-        )
+        out.print("\nThe first piece of a step is its default. `shoal pieces STEP` says more.", highlight=False)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from shoal import engine
 from shoal.cost.ledger import Ledger, Page
 from shoal.cost.timer import Timer
 from shoal.experiment.assemble import Bench, at_work, make_fleet
-from shoal.methods.pieces import PIECES
+from shoal.methods.composition.piece import piece_class
 from shoal.types import Method, Part, Stage
 
 ROUNDS = 3
@@ -92,13 +92,13 @@ def _step(
 ) -> dict[str, Any]:
     said = {"step": part.step, "piece": part.piece}
     if part.step:
-        piece = PIECES[part.step][part.piece]
+        piece = piece_class(part.step, part.piece)
         said |= {
             "source": piece.source,
-            "sends": piece.sends,
-            "keeps": piece.keeps,
-            "server": piece.tells,
-            "says": piece.says,
+            "client_sends": piece.client_sends,
+            "client_keeps": piece.client_keeps,
+            "server_learns": piece.server_learns,
+            "remark": piece.remark,
         }
     else:
         stage = next(s for s in method.stages if s.name == part.piece)

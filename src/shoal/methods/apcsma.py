@@ -11,10 +11,10 @@ in edge computing scenarios, Entropy 26, 2024.
 | coefficients α, β, γ, η (Eq. 11) | `stages.contribution.Coefficients`: `learn.steps`, `learn.lr` |
 | D_share | `share.rows_of`: public (`--public`), clients (`share.rows` of each, as in the paper) or nobody |
 | aggregation F2 (Eq. 12, 13, Alg. 2) | `stages.contribution.FederateByContribution` |
-| cosines of base and head (Eq. 14, 15) | `parts.aggregate=cosine`; the head is the last layer |
+| cosines of base and head (Eq. 14, 15) | `components.aggregation=cosine`; the head is the last layer |
 | conditional update (Eq. 16, Alg. 3), κ | `client.conditional_update`; `update.kappa`, `update.schedule` |
 | terminal, edge, cloud (Fig. 1) | any method has it: `--edges`, each of which then chooses and weighs by itself |
-| F1, F1_F2, F1_F2_cos (Table 1) | `parts.aggregate=size`, `contribution`, `cosine`, all with `parts.update=false` |
+| F1, F1_F2, F1_F2_cos (Table 1) | `components.aggregation`, without `components.conditional_update` |
 
 Every metric is taken over those who are compared, so that each column of metrics, and with coefficients on the simplex
 the contributions too, sum to 1. Coefficients start from 1/4 (1/6) in every round. Selected clients train from their own
@@ -48,29 +48,37 @@ rows; the paper's are of test rows. With `train.rows=low` all of this is of rows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
-from shoal.types import Method
+from shoal.types import HasOptions, Method, option
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components(HasOptions):
     """What of the method is used; the rest is FedAvg."""
 
-    select: Literal["contribution", "chance"] = "contribution"
-    aggregate: Literal["cosine", "contribution", "size"] = "cosine"
-    update: bool = True
+    group: ClassVar[str] = "components"
+    selection: Literal["contribution", "random"] = option(
+        "contribution", "Select the clients with the largest contribution F1, or random clients."
+    )
+    aggregation: Literal["cosine", "contribution", "size"] = option(
+        "cosine",
+        "Weight models by contribution and direction (cosine), by contribution F2 alone, or by their samples (size).",
+    )
+    conditional_update: bool = option(
+        True, "Let every client keep a model of its own and mix the global model into it where its own is worse."
+    )
 
     @property
     def pieces(self) -> dict[str, str]:
         return {
-            "select": "random" if self.select == "chance" else self.select,
-            "aggregate": "mean" if self.aggregate == "size" else self.aggregate,
-            "personalise": "update" if self.update else "none",
+            "select": self.selection,
+            "aggregate": "mean" if self.aggregation == "size" else self.aggregation,
+            "personalise": "update" if self.conditional_update else "none",
         }
 
 
 def apcsma(s: Setting) -> Method:
-    return compose(s, "apcsma", s.make("parts", Parts).pieces)
+    return compose(s, "apcsma", s.make("components", Components).pieces)

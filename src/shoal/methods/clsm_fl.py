@@ -32,7 +32,7 @@ from shoal.methods.composition.model_functions import received_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
 from shoal.rng import derive_seed
-from shoal.stages.capability_clusters import Semantic, Soft, blend_for
+from shoal.stages.capability_clusters import FormCapabilityClusters, Soft, blend_for
 from shoal.stages.prediction_similarity import SHARE
 from shoal.stages.query import AskOnce
 from shoal.stages.train import Federate, Rate
@@ -43,8 +43,9 @@ def clsm_fl(s: Setting) -> Method:
     program = s.training("train", LocalTraining)
     rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True, split=program.split)
     rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
-    train = s.make("train", Federate, program=program, models_for=blend_for, rate=rate)
     rule = s.make("cluster", Soft)
+    clusters = FormCapabilityClusters(rule, s.model)
+    train = s.make("train", Federate, program=program, models_for=blend_for, rate=rate, updates=(clusters,))
 
     def init(seed: int) -> ServerState:
         first = s.model.init(derive_seed(seed, "init"))
@@ -53,9 +54,10 @@ def clsm_fl(s: Setting) -> Method:
     return Method(
         name="clsm-fl",
         init=init,
-        stages=(AskOnce(rows, newcomers=False, name=SHARE), *by_chance(s), Semantic(train, rule, s.model)),
+        stages=(AskOnce(rows, newcomers=False, name=SHARE), *by_chance(s), train),
         models_for=blend_for,
         predict=received_model_predict(s.model),
         classes=s.model.classes,
+        clusters=clusters,
         notes=(f"{rows.rows} labelled rows of every client leave it, for the server to try models on",),
     )

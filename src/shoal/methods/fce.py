@@ -7,7 +7,7 @@ ensembles and cyclic intra cluster client selection (paper 004).
 |---|---|
 | round 1: all clients train w_0 (Alg. 2, 4-6) | `stages.select.InTurn`: everybody who is in no cluster |
 | DBSCAN on last layers (9-10): ε, min_samples | `cluster.reach`, `cluster.smallest`: `clusterers.NeighbourClusters` |
-| w_m, weighed by rows (13-14) | `stages.first_round_clusters.TrainApart`, `stages.train.Federate` |
+| w_m, weighed by rows (13-14) | `stages.first_round_clusters.FormFirstRoundClusters`, `stages.train.Federate` |
 | one client of each cluster in turn (18-21) | `select.take=one`: w_m is that client's model, bit for bit |
 | 70 % of each cluster in turn (Sec. 4, item 4) | `select.take=share`, `select.share`: `selectors.round_robin` |
 | confidence (Alg. 3) | `serve.rule=logit`: `client.confidence.Confidence` |

@@ -57,4 +57,5 @@ def fedgroup(s: Setting) -> Method:
         models_for=expert_for,
         predict=received_model_predict(s.model),
         classes=s.model.classes,
+        clusters=found,
     )

@@ -10,7 +10,7 @@ learning, Information Fusion 2026 (paper 001).
 | g_i, unit length, PCA (Eq. 1-2) | what training changed: `clusterers.directions`; `cluster.share` |
 | MCTC: K, τ (Alg. 1, Eq. 4) | `cluster.clusters`, `cluster.threshold`: `clusterers.overlapping.OverlappingClusters` |
 | validation (Eq. 3) | `cluster.validate`, `cluster.limit` |
-| experts (Eq. 5), weights n_i = rows of D_L | `stages.overlapping.Overlapping`, `stages.train.Federate` |
+| experts (Eq. 5), weights n_i = rows of D_L | `stages.overlapping.FormOverlappingClusters`, `stages.train.Federate` |
 | the most accurate expert goes on | `train.judge`: on validation rows of low sensitivity |
 | private model on D_H | `private`: trained when the fleet is evaluated, never sent |
 | gate: s, prior, E, β, Top-2, p (Alg. 2) | `gate`: `client.gate.Gate`, trained on all of a client's rows |
@@ -31,27 +31,31 @@ that fleets agree. Of more than `gate.shortlist` experts the gate runs only thos
 prediction does not cost as many models as there are clusters (`gate.shortlist=0` runs all, as Alg. 2 does). Who has no
 gate for the experts that it is served, such as a client that never trained, weighs them by their confidence.
 
-Ablations: `cluster.by=kmeans` (without MCTC), `cluster.by=one` (one global expert), `gate.use=false` (the mean of a
-client's experts, without private model and gate), `gate.calibrate=false`, `gate.prior=uniform`, `gate.top`.
+Ablations: `cluster.by=kmeans` (without MCTC), `cluster.by=one` (one global expert), `components.gate=false` (the mean
+of a client's experts, without private model and gate), `gate.calibrate=false`, `gate.prior=uniform`, `gate.top`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
-from shoal.types import Method
+from shoal.types import HasOptions, Method, option
 
 PIECES = {"represent": "updates", "cluster": "mctc", "personalise": "gate"}
 DEFAULTS = {"train": {"rows": "low"}, "private": {"rows": "high"}}
 
 
 @dataclass(frozen=True)
-class Mixing:
-    use: bool = True
+class Components(HasOptions):
+    """What of the method is used."""
+
+    group: ClassVar[str] = "components"
+    gate: bool = option(True, "Train a private model and a gate; else clients predict with the mean of their experts.")
 
 
 def scmoe(s: Setting) -> Method:
-    use = s.make("gate", Mixing).use
-    return compose(s, "scmoe", PIECES if use else PIECES | {"personalise": "none"}, DEFAULTS)
+    gate = s.make("components", Components).gate
+    return compose(s, "scmoe", PIECES if gate else PIECES | {"personalise": "none"}, DEFAULTS)

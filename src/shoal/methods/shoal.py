@@ -7,14 +7,14 @@ The prior's part is Saerens et al. (2002) and logit adjustment (Menon et al., 20
 
 | piece | here | without it |
 |---|---|---|
-| cohorts with flat label counts | `select.waiting`: `stages.balanced.Balanced` | `parts.select=chance` |
-| server momentum β, steps of η × the mean change | `stages.momentum.Momentum` | `parts.momentum=0`, `parts.step=1` |
-| running mean of models, for serving only | `stages.momentum.RunningMean` | `parts.average=0` |
-| loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `parts.adjust=off` |
-| last layer averaged class by class, with that loss | `stages.global_and_experts.FederateBeside` | `parts.head=false` |
-| logits + log (n_c + α) / (n + α C) - log taught | `serve.alpha`: `client.prior.correction` | `parts.prior=false` |
+| cohorts with flat label counts | `select.waiting`: `stages.balanced.Balanced` | `components.selection=random` |
+| server momentum β, steps of η × the mean change | `stages.momentum` | `server.momentum=0`, `server.lr=1` |
+| running mean of models, for serving only | `stages.momentum.RunningMean` | `server.average=0` |
+| loss of logits + log prior, `train.lam` of it equal | `client.prior.AdjustedTraining` | `train.adjust=off` |
+| last layer averaged class by class, with that loss | `stages.global_and_experts.FederateBeside` | `train.head=false` |
+| logits + log (n_c + α) / (n + α C) - log taught | `client.prior.correction` | `components.prior_correction=false` |
 | an unseen client's prior, by EM | `estimate`: `client.prior.EstimatePrior` | without `--assign` |
-| shift probe, experts, gate | `probe`, `gate`: `stages.shift_probe`, `client.expert_mixture` | `parts.split=false` |
+| shift probe, experts, gate | `stages.shift_probe`, `client.expert_mixture` | `components.experts=false` |
 
 Clients tell the server their label distributions (`represent.gamma`: with noise, and its ε) and numbers of rows, and in
 a probe, by class and for either half of their rows, how many there are and the sum of their features in one model, and
@@ -32,76 +32,64 @@ its prior when it has counted, and after its first probe an expert.
 Everybody gets a turn: half of a cohort (`select.waiting`) are those who have waited longest, the others make up for
 what these hold; whoever is there waits N / (cohort / 2) rounds at most, in whatever group.
 
-Deviation from the study behind it: the server goes twice as far (`parts.step`): cohorts whose labels are balanced agree
+Deviation from the study behind it: the server goes twice as far (`server.lr`): cohorts whose labels are balanced agree
 more on where to go, and on Fashion-MNIST, Dir(.1), seed 0, 80 % central took 22 rounds instead of 30, with better
 models in the end on MNIST, CIFAR-10 and Dir(1) as well. (n_c + .1) / (n + 1) is that of ten classes. What a model was
-taught is taken away again (`stages.training_prior.Taught`), of each model by who trained it, for on data that are
-unbalanced as a whole, or where groups hold other classes, a prior would be counted twice; with the adjusted loss what
-is left to take away is an approximation. Its probe cut the directions of updates in two where a silhouette was above
-.05. Here these follow labels more than shift: without any, silhouettes are up to .25, and with labels regressed out
-turned images were found in some runs and inverted ones in none. So the probe compares p(x|y) itself, class by class.
-Its threshold, a tenth of the variance within a class, was fixed on Fashion-MNIST, seed 0, between less than .004
-without shift and 2.4 to 8.3 with one; seeds 1 to 4 and MNIST were run afterwards (docs/results.md).
+taught is taken away again (`stages.training_prior.TrackTrainingPrior`), of each model by who trained it, for on data
+that are unbalanced as a whole, or where groups hold other classes, a prior would be counted twice; with the adjusted
+loss what is left to take away is an approximation. Its probe cut the directions of updates in two where a silhouette
+was above .05. Here these follow labels more than shift: without any, silhouettes are up to .25, and with labels
+regressed out turned images were found in some runs and inverted ones in none. So the probe compares p(x|y) itself,
+class by class. Its threshold, a tenth of the variance within a class, was fixed on Fashion-MNIST, seed 0, between less
+than .004 without shift and 2.4 to 8.3 with one; seeds 1 to 4 and MNIST were run afterwards (docs/results.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from shoal.errors import UserError
 from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
-from shoal.types import Method
+from shoal.types import HasOptions, Method, option
 
 AGAIN = 20  # rounds after which clients look at their data again: they may have changed
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the method is made of, each to be had without."""
+class Components(HasOptions):
+    """What the method is made of; each component can be left out."""
 
-    select: Literal["balanced", "chance"] = "balanced"
-    momentum: float = 0.7
-    step: float = 2.0  # only with momentum: without it the server takes the mean
-    average: float = 0.8
-    adjust: Literal["auto", "on", "off"] = "auto"
-    head: bool = True  # last layers averaged class by class, where the loss is adjusted
-    prior: bool = True
-    split: bool = True
+    group: ClassVar[str] = "components"
+    selection: Literal["balanced", "random"] = option(
+        "balanced", "Select the cohort with the flattest summed label distribution, or random clients."
+    )
+    prior_correction: bool = option(True, "Correct the logits of every client by its class prior.")
+    experts: bool = option(
+        True, "Probe for a conditional shift between clients, and train experts with a gate where there is one."
+    )
 
-    def __post_init__(self) -> None:
-        if not self.momentum and self.step not in (1.0, Parts.step):
-            raise UserError(f"parts.step is {self.step:g}, but without parts.momentum the server takes the mean")
-
-    @property
-    def told(self) -> bool:
-        """Whether anything has a use for label distributions."""
-        return self.select == "balanced" or self.adjust != "off" or self.prior  # which takes away what was taught
-
-    @property
-    def pieces(self) -> dict[str, str]:
-        serve = [name for name, wanted in (("average", self.average), ("prior", self.prior)) if wanted]
+    def pieces(self, adjusts: bool) -> dict[str, str]:
+        uses_label_distributions = self.selection == "balanced" or self.prior_correction or adjusts
         return {
-            "represent": "labels" if self.told else "none",
-            "cluster": "shift" if self.split else "none",
-            "select": "random" if self.select == "chance" else "balanced",
+            "represent": "labels" if uses_label_distributions else "none",
+            "cluster": "shift" if self.experts else "none",
+            "select": self.selection,
             "train": "adjusted",
             "aggregate": "momentum",
-            "personalise": "gate" if self.split else "none",
-            "serve": "+".join(serve) or "plain",
+            "personalise": "gate" if self.experts else "none",
+            "serve": "average+prior" if self.prior_correction else "average",
         }
 
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        return {
-            "represent": {"anew": 0.25, "every": AGAIN},
-            "prior": {"every": AGAIN},
-            "train": {"adjust": self.adjust, "head": self.head},
-            "server": {"momentum": self.momentum, "average": self.average, "step": self.step if self.momentum else 1.0},
-        }
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "represent": {"anew": 0.25, "every": AGAIN},
+    "prior": {"every": AGAIN},
+    "server": {"momentum": 0.7, "lr": 2.0, "average": 0.8},
+}
 
 
 def shoal(s: Setting) -> Method:
-    parts = s.make("parts", Parts)
-    return compose(s, "shoal", parts.pieces, parts.defaults)
+    components = s.make("components", Components)
+    adjusts = s.options.get("train", {}).get("adjust") != "off"
+    return compose(s, "shoal", components.pieces(adjusts), DEFAULTS)

@@ -13,10 +13,10 @@ from rich.text import Text
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 SAID = {
     "what": "what it is",
-    "sends": "each client sends",
-    "keeps": "each client learns",
-    "server": "the server learns",
-    "says": "to be known",
+    "client_sends": "each client sends",
+    "client_keeps": "each client keeps",
+    "server_learns": "the server learns",
+    "remark": "remark",
 }
 
 

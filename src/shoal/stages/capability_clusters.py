@@ -19,7 +19,8 @@ from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.cluster import Floats
 from shoal.stages.prediction_similarity import shared_rows
-from shoal.stages.train import AroundTraining, Federate
+from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.vectors import UNBOUNDED
 from shoal.types import ClientId, Params, Report, ServerState
 
 
@@ -61,9 +62,8 @@ def _matched(before: Floats, centres: Floats) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Semantic(AroundTraining):
-    """Trains as `train` does; before that averages, the models received are clustered by what they can do, and
-    memberships follow from it.
+class FormCapabilityClusters(ServerUpdate):
+    """Clusters the received models by what they can do, before they are averaged. Memberships follow from it.
 
     A client is known by the last model that it sent. While fewer different ones are known than there are clusters,
     memberships stay as they are: at first nobody has any, and all models are the same mean. A model moves only as far
@@ -71,22 +71,42 @@ class Semantic(AroundTraining):
     never 0. Who has no rows belongs nowhere.
     """
 
-    train: Federate
     rule: Soft
     model: Model
+    slot: str = "train"
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        x, y = shared_rows(state, self.model)
-        reports = with_rows(reports)
+    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        (x, y), reports = shared_rows(state, self.model), with_rows(reports)
         if not len(x) or not reports:
-            return self.train.fold(state, reports, seed)
+            return state
         able = {c: {"able": capability(self.model, r.tensors["model"], x, y)} for c, r in reports.items()}
-        state = self._clustered(state, Table.of(able), seed)
-        after = self.train.fold(state, reports, seed)
-        return replace(after, models=_moved(state, after.models, tuple(reports)))
+        return self._clustered(state, Table.of(able), seed)
+
+    def after(
+        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    ) -> ServerState:
+        cohort = tuple(with_rows(reports))
+        if not cohort or not len(shared_rows(before, self.model)[0]):
+            return after
+        return replace(after, models=_moved(before, after.models, cohort))
+
+    @property
+    def representation_bounds(self) -> tuple[float, float]:
+        return UNBOUNDED
+
+    def representation_width(self, state: ServerState) -> int | None:
+        centres = state.memory.get(self.slot, {}).get("centres")
+        return None if centres is None else int(centres.shape[1])
+
+    def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
+        """Fuzzy c-means: a share of each cluster, the larger the nearer its centre."""
+        centres = state.memory[self.slot]["centres"].double().numpy()
+        distances = np.maximum(np.linalg.norm(centres - representation, axis=1), 1e-12)
+        shares = (distances.min() / distances) ** (2 / (self.rule.fuzziness - 1))
+        return np.asarray(shares / shares.sum(), dtype=np.float64)
 
     def _clustered(self, state: ServerState, able: Table, seed: int) -> ServerState:
-        memory = state.memory.get(self.name, {})
+        memory = state.memory.get(self.slot, {})
         known = Table.read(memory.get("known", {})).merged(able)
         kept = {**memory, "known": known.tree()}
         rows = known["able"].double().numpy()
@@ -97,7 +117,7 @@ class Semantic(AroundTraining):
             found = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
         else:
             found = _with_newcomers(state.membership, able.clients)
-        return replace(state, membership=found, memory={**state.memory, self.name: kept})
+        return replace(state, membership=found, memory={**state.memory, self.slot: kept})
 
 
 def _with_newcomers(membership: Mapping[ClientId, Tensor], clients: Sequence[ClientId]) -> dict[ClientId, Tensor]:

@@ -15,9 +15,9 @@ from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
-from shoal.stages.cluster import GROUPS
+from shoal.stages.cluster import GROUPS, Floats
 from shoal.stages.experts import grouped, joined, noted, without_group
-from shoal.stages.vectors import restored, vector
+from shoal.stages.vectors import UNBOUNDED, nearest_direction, restored, vector
 from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
 
 
@@ -56,6 +56,23 @@ class GroupColdStart(OneProgram, EveryRound):
         kept = {"first": vector(first), "directions": directions}
         models = [tree.weighted_mean([trained[clients[i]] for i in inside], [1] * len(inside)) for inside in insides]
         return grouped(replace(state, memory={**state.memory, self.name: kept}), models, clients, labels)
+
+    @property
+    def representation_bounds(self) -> tuple[float, float]:
+        return UNBOUNDED
+
+    def representation_width(self, state: ServerState) -> int | None:
+        directions = self._directions(state)
+        return None if directions is None else int(directions.shape[1])
+
+    def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
+        directions = self._directions(state)
+        assert directions is not None, "the width of a representation was asked for first"
+        return nearest_direction(directions, representation)
+
+    def _directions(self, state: ServerState) -> Tensor | None:
+        directions: Tensor | None = state.memory.get(self.name, {}).get("directions")
+        return directions
 
 
 @dataclass(frozen=True)

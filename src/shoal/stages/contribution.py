@@ -199,9 +199,9 @@ class FederateByContribution(Federate):
     def plan(self, state: ServerState, seed: int) -> Plan:
         return replace(super().plan(state, seed), reuse=self.reuse)
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+    def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         known = Table.load(state, self.name).merged(self._told(state, reports))
-        after = super().fold(state, reports, seed)
+        after = super().aggregate(state, reports)
         if self.by != "size":
             names = enumerate(sorted(state.models))
             weighed = {k: self._weighed(state, i, k, known, reports) or (after.models[k], {}) for i, k in names}

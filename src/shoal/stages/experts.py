@@ -14,6 +14,7 @@ from shoal.client_table import Table
 from shoal.clusterers.validation import as_before
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
+from shoal.stages.vectors import UNBOUNDED
 from shoal.types import FIXED, ClientId, Params, Report, ServerState
 
 IDLE = "idle"  # the slot of clients that trained in the first round and reported that they have no samples
@@ -45,6 +46,7 @@ class Experts(ServerOnly):
     rule: Grouping
     column: str = field(metadata=FIXED)
     source: str = field(default="represent", metadata=FIXED)
+    representation_bounds: tuple[float, float] = UNBOUNDED
     name: str = "cluster"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -66,6 +68,17 @@ class Experts(ServerOnly):
         after = Table(known.clients, columns)
         state = replace(state, memory={**state.memory, self.name: after.tree()})
         return self._told(grouped(state, models, known.clients, labels), before, after)
+
+    def representation_width(self, state: ServerState) -> int | None:
+        known = Table.load(state, self.name)
+        return int(known["rows"].shape[1]) if len(known) else None
+
+    def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
+        """A client joins as late-joining clients do."""
+        known = Table.load(state, self.name)
+        rows = known["rows"].double().numpy()
+        label = int(self.rule.join(rows, known["expert"].numpy(), representation[None])[0])
+        return np.eye(len(state.models))[label]
 
     def _told(self, state: ServerState, before: Table, after: Table) -> ServerState:
         was = before.column("expert", after.clients)

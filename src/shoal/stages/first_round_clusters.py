@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from shoal.clusterers.neighbours import NeighbourClusters, nearest
 from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
-from shoal.stages.train import AroundTraining, Federate
+from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import vector
 from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 
@@ -41,40 +41,46 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class TrainApart(AroundTraining):
-    """Trains as `train` does; what returns from the first round is clustered by its last layers (Alg. 2, 4-15).
+class FormFirstRoundClusters(ServerUpdate):
+    """Clusters what returns from the first round by its last layers (Alg. 2, 4-15).
 
     Whoever comes later trains the first model once, at the rate of the first round, and joins the cluster to whose
     members' last layers its own is nearest; a model that sets out from the first weights is averaged into none. Tells
     how many models were sent to the server (Eq. 4), how many clusters there are, and of the first round how many
-    clients were in no dense group. With `average` the mean of that round (line 8) is kept, for `Describe`.
+    clients were in no dense group.
     """
 
-    train: Federate
     rule: Neighbours
     model: Model
-    average: bool = field(default=False, compare=False)  # kept for those who never train; training does not see it
 
-    def plan(self, state: ServerState, seed: int) -> Plan:
-        plan, first = super().plan(state, seed), self.train.rate.at(0)
+    def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
+        first = train.rate.at(0)
         tasks = {
             c: task if c in state.membership else replace(task, config={**task.config, "lr": first})
             for c, task in plan.tasks.items()
         }
         return replace(plan, tasks=tasks)
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         told, state = with_rows(reports), noted(state, IDLE, reports)
         last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
-        sound = {c for c, row in last.items() if bool(row["last"].isfinite().all())}
+        sound = self._finite(last)
         if not state.membership and told and len(sound) == len(told):  # else the loop sees the divergence
-            state = self._clustered(state, told, Table.of(last))
-        after = self.train.fold(state, reports, seed)
-        newcomers = Table.of({c: last[c] for c in sound if c not in state.membership})
-        if state.membership and len(newcomers):
+            return self._clustered(state, told, Table.of(last))
+        return state
+
+    def after(
+        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    ) -> ServerState:
+        last = {c: self._last(r.tensors["model"]) for c, r in with_rows(reports).items()}
+        newcomers = Table.of({c: row for c, row in self._finite(last).items() if c not in before.membership})
+        if before.membership and len(newcomers):
             after = self._joined(after, newcomers)
-        figures = {f"{self.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
+        figures = {f"{train.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
         return replace(after, figures={**after.figures, **figures})
+
+    def _finite(self, last: Mapping[ClientId, dict[str, Tensor]]) -> dict[ClientId, dict[str, Tensor]]:
+        return {c: row for c, row in last.items() if bool(row["last"].isfinite().all())}
 
     def _last(self, model: Params) -> dict[str, Tensor]:
         return {"last": vector({k: model[k] for k in self.model.head})}
@@ -83,11 +89,6 @@ class TrainApart(AroundTraining):
         found, first = self.rule(told["last"].double().numpy()), next(iter(state.models.values()))
         kept = {**told.columns, **self._risen(told, first)}
         memory = {**state.memory, GROUPS: Table(told.clients, kept).tree()}
-        if self.average:
-            sent, rows = zip(
-                *((r.tensors["model"], r.counts["train"]) for _, r in sorted(reports.items())), strict=True
-            )
-            memory |= {EXTRACTOR: tree.to(tree.weighted_mean(sent, rows), "cpu")}  # line 8
         figures = {**state.figures, f"{GROUPS}.noise": float(found.noise_.sum())}
         models = numbered([first] * (int(found.labels_.max()) + 1))
         return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels_)
@@ -104,6 +105,21 @@ class TrainApart(AroundTraining):
         groups = np.array([int(state.membership[c].argmax()) for c in known.clients], dtype=np.int64)
         labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
         return joined(state, newcomers.clients, labels)
+
+
+@dataclass(frozen=True)
+class KeepFirstMean(ServerUpdate):
+    """Keeps the mean of the models that returned from the round in which clusters were formed (Alg. 2, line 8)."""
+
+    def after(
+        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    ) -> ServerState:
+        if not before.membership or EXTRACTOR in before.memory:
+            return after
+        trained = sorted(with_rows(reports).items())
+        models, sizes = [r.tensors["model"] for _, r in trained], [r.counts["train"] for _, r in trained]
+        mean = tree.to(tree.weighted_mean(models, sizes), "cpu")
+        return replace(after, memory={**after.memory, EXTRACTOR: mean})
 
 
 def trained_by(model: Model) -> ModelsFor:

@@ -39,8 +39,8 @@ def _choice(program: ClientProgram, state: ServerState, seed: int) -> Plan:
 class FederateChoices(Federate):
     """The cohort is sent all models; each becomes the mean of what those made of it who chose it."""
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return super().fold(chosen(state, reports), reports, seed)
+    def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+        return super().aggregate(chosen(state, reports), reports)
 
 
 @dataclass(frozen=True)

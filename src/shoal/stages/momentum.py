@@ -10,43 +10,38 @@ import torch
 from shoal import tree
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
-from shoal.stages.train import AroundTraining, Federate
+from shoal.stages.train import Federate, ServerUpdate
 from shoal.types import ClientId, Params, Report, ServerState
 
 AVERAGE = "average"
 
 
 @dataclass(frozen=True)
-class Momentum(AroundTraining):
-    """v ← β v + η (mean - w), w ← w + v, for each model that somebody trained. What is no parameter, such as batch
-    norm's statistics, is the mean. Without β and with η 1 it is plain averaging, to the byte."""
+class ApplyMomentum(ServerUpdate):
+    """v ← β v + η (mean - w), w ← w + v, for each model that a client trained in this round. What is no parameter, such
+    as batch norm's statistics, is the mean. Without β and with η 1 it is plain averaging, to the byte."""
 
-    train: Federate
-    trainable: tuple[str, ...]
     beta: float = 0.7
-    step: float = 1.0  # η
+    lr: float = 1.0  # η
     slot: str = "momentum"
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise UserError(f"server.momentum is {self.beta}; it must be from 0 to below 1")
-        if self.step <= 0:
-            raise UserError(f"server.step is {self.step}; it must be above 0")
-
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        after = self.train.fold(state, reports, seed)
-        if not self.beta and self.step == 1:
+    def after(
+        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    ) -> ServerState:
+        if not self.beta and self.lr == 1:
             return after
-        velocities = {k: v for k, v in state.memory.get(self.slot, {}).items() if k in after.models}
+        velocities = {k: v for k, v in before.memory.get(self.slot, {}).items() if k in after.models}
         models = dict(after.models)
         for name, mean in after.models.items():
-            before = state.models[name]
-            if mean is not before:  # somebody trained it
-                models[name], velocities[name] = self._moved(before, mean, velocities.get(name))
+            model = before.models[name]
+            if mean is not model:  # a client trained it
+                models[name], velocities[name] = self._moved(model, mean, velocities.get(name), train.trainable)
         return replace(after, models=models, memory={**after.memory, self.slot: velocities})
 
-    def _moved(self, before: Params, mean: Params, velocity: Params | None) -> tuple[Params, Params]:
-        change = {k: self.step * (mean[k] - before[k]) for k in self.trainable}
+    def _moved(
+        self, before: Params, mean: Params, velocity: Params | None, trainable: tuple[str, ...]
+    ) -> tuple[Params, Params]:
+        change = {k: self.lr * (mean[k] - before[k]) for k in trainable}
         if velocity is not None:
             change = {k: torch.add(x, velocity[k], alpha=self.beta) for k, x in change.items()}
         return {k: before[k] + change[k] if k in change else x for k, x in mean.items()}, change

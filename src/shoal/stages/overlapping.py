@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -22,9 +22,9 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
-from shoal.stages.train import AroundTraining, Federate
-from shoal.stages.vectors import vector
-from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState
+from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.vectors import UNBOUNDED, nearest_direction, vector
+from shoal.types import ClientId, Params, Plan, Report, ServerState
 
 Floats = NDArray[np.float64]
 SKETCH = 2**18  # numbers of an update that are kept
@@ -100,39 +100,54 @@ def direction(update: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Overlapping(AroundTraining):
-    """Trains as `train` does; before that averages, clients are clustered by what their training changed.
+class FormOverlappingClusters(ServerUpdate):
+    """Clusters clients by what their training changed, before the clusters' models are averaged.
 
     A client is known by the last update that it sent. A cluster none of whose members took part has the mean of the
     models that they had.
     """
 
-    train: Federate
     rule: Overlap
-    trainable: tuple[str, ...] = field(metadata=FIXED)
+    slot: str = "train"
 
-    def plan(self, state: ServerState, seed: int) -> Plan:
-        return replace(super().plan(state, seed), reuse=True)
+    def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
+        return replace(plan, reuse=True)
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         reports = with_rows(reports)
-        updates = {c: self._update(state, c, r) for c, r in reports.items()}
-        if not all(bool(x.isfinite().all()) for x in updates.values()):
-            return self.train.fold(state, reports, seed)  # where it is seen that training diverged
-        if not updates:
-            return state
+        updates = {c: _update(train, state, c, r) for c, r in reports.items()}
+        if not updates or not all(bool(x.isfinite().all()) for x in updates.values()):
+            return state  # aggregating shows whether training diverged
         told = {c: {"direction": direction(x)} for c, x in updates.items()}
-        known = Table.load(state, self.name).merged(Table.of(told))
-        state = replace(state, memory={**state.memory, self.name: known.tree()})
+        known = Table.load(state, self.slot).merged(Table.of(told))
+        state = replace(state, memory={**state.memory, self.slot: known.tree()})
         again = self.rule.every > 0 and state.round % self.rule.every == 0
         if again or any(c not in state.membership for c in known.clients):
             state = self._clustered(state, known, reports, seed)
-        return self.train.fold(state, reports, seed)
+        return state
 
-    def _update(self, state: ServerState, client: ClientId, report: Report) -> Tensor:
-        sent, got = self.train.models_for(state, client), report.tensors["model"]
-        received = sent[sorted(sent)[int(report.tensors["choice"]["place"])]]
-        return vector({k: received[k] - got[k] for k in self.trainable})
+    @property
+    def representation_bounds(self) -> tuple[float, float]:
+        return UNBOUNDED
+
+    def representation_width(self, state: ServerState) -> int | None:
+        directions = self._mean_directions(state)
+        return None if directions is None else int(directions.shape[1])
+
+    def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
+        directions = self._mean_directions(state)
+        assert directions is not None, "the width of a representation was asked for first"
+        return nearest_direction(directions, representation)
+
+    def _mean_directions(self, state: ServerState) -> Tensor | None:
+        """The direction of each cluster, [clusters, numbers]: the sum of its members' directions."""
+        known = Table.load(state, self.slot)
+        members = [c for c in known.clients if c in state.membership]
+        if not members:
+            return None
+        weights = torch.stack([state.membership[c] for c in members]).double()  # [clients, clusters]
+        rows = known["direction"].double()[[known.clients.index(c) for c in members]]
+        return weights.T @ rows
 
     def _clustered(
         self, state: ServerState, known: Table, reports: Mapping[ClientId, Report], seed: int
@@ -144,8 +159,14 @@ class Overlapping(AroundTraining):
             for k in range(member.shape[1])
         ]
         rows = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
-        told = {f"{self.name}.{k}": v for k, v in figures.items()}
+        told = {f"{self.slot}.{k}": v for k, v in figures.items()}
         return replace(state, models=numbered(models), membership=rows, figures={**state.figures, **told})
+
+
+def _update(train: Federate, state: ServerState, client: ClientId, report: Report) -> Tensor:
+    sent, got = train.models_for(state, client), report.tensors["model"]
+    received = sent[sorted(sent)[int(report.tensors["choice"]["place"])]]
+    return vector({k: received[k] - got[k] for k in train.trainable})
 
 
 def _carried(state: ServerState, known: Table, inside: Floats) -> Params:

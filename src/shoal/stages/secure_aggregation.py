@@ -76,7 +76,7 @@ class FederateSums(Federate):
                 found.setdefault(name, []).append(client)
         return {name: members for name, members in found.items() if len(members) >= self.least}
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+    def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         pending: dict[str, dict[str, torch.Tensor]] = {}
         for name, members in self._sums(state, Table.load(state, self.keys)).items():
             told = [c for c in members if c in reports]

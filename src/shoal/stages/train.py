@@ -26,7 +26,6 @@ from shoal.types import (
     Purpose,
     Report,
     ServerState,
-    Stage,
     Task,
 )
 
@@ -50,6 +49,24 @@ class Rate:
         return learning_rate(self.schedule, self.lr, round, self.rounds, self.decay)
 
 
+class ServerUpdate:
+    """What the server does with a round of training besides aggregating it: any of three moments, none by default."""
+
+    def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
+        """Before clients are asked."""
+        return plan
+
+    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        """When reports have arrived, before they are aggregated: for example to form clusters of what was trained."""
+        return state
+
+    def after(
+        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    ) -> ServerState:
+        """When reports are aggregated; `before` is the state that they were aggregated into."""
+        return after
+
+
 @dataclass(frozen=True)
 class Federate(OneProgram, EveryRound):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
@@ -58,7 +75,7 @@ class Federate(OneProgram, EveryRound):
     of training rows, or times 1 with `weighting="uniform"`; who has no rows does not count. A stage that chose
     clients by chance may have stored weights that make up for it, which go on top: `weights_from` names it.
     `remember` keeps what the cohort sent, for stages of the next round: the change of each client's model, the
-    model, or in summary its loss and the length of its change.
+    model, or in summary its loss and the length of its change. `updates` are applied in their order.
     """
 
     program: ClientProgram
@@ -68,6 +85,8 @@ class Federate(OneProgram, EveryRound):
     weights_from: str = field(default="", metadata=FIXED)
     remember: Literal["nothing", "update", "model", "summary"] = field(default="nothing", metadata=FIXED)
     trainable: tuple[str, ...] = ()  # of which parameters an update is the change
+    updates: tuple[ServerUpdate, ...] = ()
+    observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
 
@@ -77,12 +96,21 @@ class Federate(OneProgram, EveryRound):
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         config = self.config(state)
-        return Plan(
-            self.program,
-            {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.cohort},
-        )
+        tasks = {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.cohort}
+        plan = Plan(self.program, tasks)
+        for update in self.updates:
+            plan = update.adjust_plan(self, state, plan)
+        return plan
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        for update in self.updates:
+            state = update.before(self, state, reports, seed)
+        after = self.aggregate(state, reports)
+        for update in (*self.updates, *self.observers):
+            after = update.after(self, state, after, reports)
+        return after
+
+    def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         reports = with_rows(reports)
         merged = {name: self._merged(state, name, reports) for name in sorted(state.models)}
         return replace(self._remembering(state, reports), models=merged)
@@ -135,24 +163,6 @@ class Federate(OneProgram, EveryRound):
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 
-class AroundTraining(EveryRound):
-    """A step that trains as `train` does and has a word of its own on what returns."""
-
-    train: Stage
-    purpose: ClassVar[Purpose] = "train"
-
-    @property
-    def name(self) -> str:
-        return self.train.name
-
-    @property
-    def programs(self) -> tuple[ClientProgram, ...]:
-        return self.train.programs
-
-    def plan(self, state: ServerState, seed: int) -> Plan:
-        return self.train.plan(state, seed)
-
-
 @dataclass(frozen=True)
 class FederatePart(Federate):
     """Of each model a part is sent and averaged; the rest stays with the clients. Its first weights follow from a seed
@@ -175,8 +185,8 @@ class FederatePlanned(Federate):
 class FederateDirected(Federate):
     """What a round changed in the one model is kept, to be sent beside the model in the next."""
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        after = super().fold(state, reports, seed)
+    def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+        after = super().aggregate(state, reports)
         (before,), (now,) = state.models.values(), after.models.values()
         direction = {k: now[k] - before[k] for k in self.trainable}
         return replace(after, memory={**after.memory, self.name: {"direction": direction}})

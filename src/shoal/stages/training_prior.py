@@ -12,16 +12,16 @@ from shoal.client.prior import mixed_prior
 from shoal.client_table import Table
 from shoal.stages.balanced import TOLD
 from shoal.stages.base import with_rows
-from shoal.stages.train import AroundTraining, Federate
-from shoal.types import ClientId, Params, Report, ServerState, Stage
+from shoal.stages.train import Federate, ServerUpdate
+from shoal.types import ClientId, Params, Report, ServerState
 
 TAUGHT = "taught"
 
 
 @dataclass(frozen=True)
-class Taught(AroundTraining):
-    """Trains as `train` does and counts which classes each model is taught, over all rounds: those of whoever returned
-    something, by what it weighs there. A model that is new starts as another, and has been taught what that one was.
+class TrackTrainingPrior(ServerUpdate):
+    """Counts, for every model, how often each class occurred in the samples that trained it, over all rounds. A client
+    counts by its weight in the model. A new model starts as a copy of another one, and with its counts.
 
     A model's answers lean towards what it saw often, and who knows the frequencies can take this away again. A loss
     that is adjusted by a client's prior, mixed with `lam` of equal classes, has taken most of it away already. What is
@@ -29,14 +29,14 @@ class Taught(AroundTraining):
     steps add up to one model is not linear in their priors.
     """
 
-    train: Stage
-    federate: Federate  # by which clients are weighed
     lam: float  # 1: the loss is not adjusted
     source: str = TOLD
     slot: str = TAUGHT
 
-    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        after, known = self.train.fold(state, reports, seed), Table.load(state, self.source)
+    def after(
+        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    ) -> ServerState:
+        known = Table.load(before, self.source)
         if not len(known):
             return after
         labels, sizes = known["labels"].double(), known["size"].tolist()
@@ -44,12 +44,12 @@ class Taught(AroundTraining):
         # sizes as they were told: with secure sums a report does not say how many rows there are
         heard = {c: replace(r, counts={"train": sizes[place[c]]}) for c, r in with_rows(reports).items() if c in place}
         counts = {}
-        for name in state.models:
-            weights = self.federate.weights(state, name, heard)
+        for name in before.models:
+            weights = train.weights(before, name, heard)
             w, p = torch.tensor(list(weights.values())).double(), labels[[place[c] for c in weights]]
-            before = self._before(state, name, labels.shape[1])
+            counted = self._before(before, name, labels.shape[1])
             new = {"seen": w @ p, "adjusted": w @ mixed_prior(p, self.lam)}
-            counts[name] = {k: before[k] + x for k, x in new.items()}
+            counts[name] = {k: counted[k] + x for k, x in new.items()}
         return replace(after, memory={**after.memory, self.slot: counts})
 
     def _before(self, state: ServerState, name: str, classes: int) -> Params:

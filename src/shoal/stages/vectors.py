@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from shoal.types import Params, Report
+
+UNBOUNDED = (-1e30, 1e30)  # bounds of representations whose entries are any numbers
 
 
 def vector(params: Params) -> Tensor:
@@ -25,3 +30,10 @@ def row(report: Report) -> dict[str, Tensor]:
     found = {k: vector(v) for k, v in report.tensors.items()}
     found |= {k: torch.tensor(total / max(1.0, count)) for k, (total, count) in report.metrics.items()}
     return found | {"size": torch.tensor(report.counts.get("train", 0))}
+
+
+def nearest_direction(directions: Tensor, representation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """All weight to the direction that has the largest cosine with the representation."""
+    unit = F.normalize(torch.from_numpy(representation), dim=0)
+    cosines = F.normalize(directions.double(), dim=1) @ unit
+    return np.eye(len(directions))[int(cosines.argmax())]

@@ -1,119 +1,151 @@
-"""A method while it is put together: what the pieces of its seven steps lay down, and the method they make."""
+"""A method while it is put together: pieces add stages, models and predictions to a `MethodBuilder`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, TypeVar
 
+from shoal.client.gate import Gate
+from shoal.client.sparsity import Sparsity
+from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
+from shoal.methods.composition.capability import Capability
+from shoal.methods.composition.fit import provides, unprovided
+from shoal.methods.composition.model_functions import (
+    one_model_for,
+    one_model_init,
+    one_model_predict,
+    received_model_predict,
+)
+from shoal.methods.composition.piece import STEPS, Piece
 from shoal.methods.composition.setting import Setting
 from shoal.stages.contribution import Coefficients
-from shoal.stages.train import Federate
-from shoal.types import Assign, ClientProgram, Guaranteed, Method, ModelsFor, Part, Predict, Route, ServerState, Stage
+from shoal.stages.experts import expert_for
+from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.vectors import UNBOUNDED
+from shoal.types import (
+    Assign,
+    AssignsByRepresentation,
+    ClientProgram,
+    Guaranteed,
+    Method,
+    ModelsFor,
+    Part,
+    Predict,
+    Route,
+    ServerState,
+    Stage,
+)
 
-STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
-AFTER = ("train", "aggregate", "serve", "personalise")
-"""In which stages follow training: clients make their own of what they are served."""
-DEFAULTS = {
-    "represent": "none",
-    "cluster": "none",
-    "select": "random",
-    "train": "sgd",
-    "aggregate": "mean",
-    "personalise": "none",
-    "serve": "plain",
-}
+AFTER_TRAINING = ("train", "aggregate", "serve", "personalise")
+"""The order of stages after training. Personalisation comes last: it starts from the model that a client is served."""
 
-Models = Literal["one", "groups", "overlapping", "beside"]
-"""Which models there are: one for all; one of each group; one of each cluster, of which a client may be in several; or
-a global one and beside it, once groups are seen, one of each."""
+Value = TypeVar("Value")
 
 
-class Piece(NamedTuple):
-    """What can stand at a step, and what is said of it."""
+@dataclass(frozen=True)
+class Representation:
+    """What clients are compared by: a column of a stage's table."""
 
-    lay: Callable[[Draft], None]
-    source: str  # the paper and where in it
-    sends: str = "nothing"  # what each client sends for it
-    keeps: str = "nothing"  # what each client learns or keeps
-    tells: str = "nothing"  # what the server learns of single clients
-    needs: Mapping[str, tuple[str, ...]] = {}  # step -> pieces, one of which must stand there
-    why: str = ""  # it needs them
-    says: str = ""  # what else should be known
-    single: bool = True  # whether what it uses of training are single clients' updates, not only their sum
-
-    def facts(self) -> dict[str, Any]:
-        return {k: v for k, v in self._asdict().items() if k != "lay"}
+    column: str
+    parts: int = 1  # of equal length, of which the first one describes the client's own model
+    bounds: tuple[float, float] = UNBOUNDED  # of its entries
 
 
 @dataclass
-class Draft:
-    """Pieces are laid step by step; each may look at which pieces stand at other steps, and at what was laid before."""
+class MethodBuilder:
+    """What pieces have added so far. Optional fields are set by the piece that the comment names."""
 
-    s: Setting
-    chosen: Mapping[str, str]  # step -> the name of its piece
+    setting: Setting
+    pieces: Mapping[str, tuple[type[Piece], ...]]  # step -> its piece; only serve may have several
     stages: dict[str, list[Stage]] = field(default_factory=lambda: {step: [] for step in STEPS})
-    models: Models = "one"
-    trains: ModelsFor = one_model_for  # what a client trains
-    serves: ModelsFor | None = None  # what it is served, if that is something else
-    init: Callable[[int], ServerState] | None = None
-    program: ClientProgram | None = None  # what a client runs to train
-    federate: Federate | None = None
-    around: Callable[[Federate], Stage] | None = None  # a word on what returns from training
+    init: Callable[[int], ServerState] | None = None  # one global model, where no piece says otherwise
+    models_to_train: ModelsFor = one_model_for
+    models_to_serve: ModelsFor | None = None  # those that are trained, where no piece says otherwise
+    serve_outsiders: Callable[[ModelsFor], ModelsFor] | None = None  # what a client of no cluster is served instead
+    training: LocalTraining | None = None  # train: how one model is trained
+    program: ClientProgram | None = None  # train: what a client of the cohort runs
+    validation_split: str | None = None  # train: the samples by which a client compares its experts
+    representation: Representation | None = None  # represent
+    sparsity: Sparsity | None = None  # represent
+    first_sparsity_round: int = 0  # represent: the extraction model is trained before
+    aggregation: Federate | None = None  # aggregate: the training stage
+    updates: list[ServerUpdate] = field(default_factory=list)  # what the server does with a round of training, in order
+    observers: list[ServerUpdate] = field(default_factory=list)  # those that only keep something for serving
+    personalisation: list[Callable[[ModelsFor], tuple[Stage, ...]]] = field(default_factory=list)
+    gate: Gate | None = None  # personalise
+    coefficients: Coefficients | None = None  # the first piece that learns them
     predict: Predict | None = None
     route: Route | None = None
     assign: Assign | None = None
+    clusters: AssignsByRepresentation | None = None
     adapt: ClientProgram | None = None
-    own: Callable[[ModelsFor], tuple[Stage, ...]] | None = None  # what clients make of what they are served in the end
-    coefficients: Coefficients | None = None
-    first_models: bool = False  # whether the mean of the first round is kept
     uses_cohort_size: bool = True
     notes: tuple[str, ...] = ()
-    made: dict[str, Any] = field(default_factory=dict)  # what one piece leaves for another, by name
 
-    def has(self, step: str, *names: str) -> bool:
-        return any(name in names for name in self.chosen[step].split("+"))
+    def provides(self, capability: Capability) -> bool:
+        """Whether a piece of the method provides the capability."""
+        return provides(self.pieces, capability)
+
+    def uses(self, capability: Capability) -> bool:
+        """Whether a piece of the method needs the capability, or uses it where it is there."""
+        return any(capability in (*p.needs, *p.uses) for chosen in self.pieces.values() for p in chosen)
+
+    def require(self, piece: Piece, capability: Capability, why: str = "") -> None:
+        """Refuses a method in which no piece provides the capability."""
+        if not self.provides(capability):
+            raise UserError(unprovided(self.pieces, type(piece), capability, why).sentence)
+
+    def refuse(self, piece: Piece, reason: str) -> NoReturn:
+        raise UserError(f"{piece.step} is {piece.name!r}, but {reason}")
+
+    def required(self, value: Value | None, what: str) -> Value:
+        """A field that an earlier piece must have set."""
+        if value is None:
+            raise ValueError(f"no piece of {self.composition()} has set the method's {what}")
+        return value
+
+    def give_clusters_models(self) -> None:
+        """Every cluster has a model of its own, and a client trains and is served that of its cluster."""
+        self.models_to_train = expert_for
+        self.predict = received_model_predict(self.setting.model)
 
     @property
     def served(self) -> ModelsFor:
-        return self.serves or self.trains
+        return self.models_to_serve or self.models_to_train
 
-    @property
-    def measured(self) -> bool:
-        """Whether clients tell how good what they trained is."""
-        contribution = self.has("select", "contribution") or self.has("aggregate", "contribution", "cosine")
-        return contribution or self.has("personalise", "update")
+    def composition(self) -> str:
+        return ",".join(f"{step}={'+'.join(p.name for p in chosen)}" for step, chosen in self.pieces.items())
 
-    def refuse(self, step: str, reason: str) -> NoReturn:
-        raise UserError(f"{step} is {self.chosen[step]!r}, but {reason}")
-
-    def method(self, name: str) -> Method:
-        assert self.federate is not None, "the aggregate step lays it"
-        training = self.around(self.federate) if self.around else self.federate
-        if self.own is not None:
-            self.stages["personalise"] += self.own(self.served)
-        self._check_programs([training, *(stage for laid in self.stages.values() for stage in laid)])
+    def build(self, name: str) -> Method:
+        aggregation = self.required(self.aggregation, "aggregation")
+        training = replace(aggregation, updates=tuple(self.updates), observers=tuple(self.observers))
+        for personalise in self.personalisation:
+            self.stages["personalise"] += personalise(self.served)
+        served = self.serve_outsiders(self.served) if self.serve_outsiders else self.served
+        self._check_programs([training, *(stage for added in self.stages.values() for stage in added)])
         before = [stage for step in STEPS[:3] for stage in self.stages[step]]
-        after = [stage for step in AFTER for stage in self.stages[step]]
+        after = [stage for step in AFTER_TRAINING for stage in self.stages[step]]
+        model = self.setting.model
         return Method(
             name=name,
-            init=self.init or one_model_init(self.s.model),
+            init=self.init or one_model_init(model),
             stages=(*before, training, *after),
-            models_for=self.served,
-            predict=self.predict or one_model_predict(self.s.model),
-            classes=self.s.model.classes,
+            models_for=served,
+            predict=self.predict or one_model_predict(model),
+            classes=model.classes,
             uses_cohort_size=self.uses_cohort_size,
             route=self.route,
             assign=self.assign,
             adapt=self.adapt,
-            parts=tuple(self.parts(training.name)),
+            clusters=self.clusters,
+            parts=tuple(self._parts(training.name)),
             notes=self.notes,
         )
 
     def _check_programs(self, stages: Sequence[Stage]) -> None:
-        """Clients know programs by their names; and what noise protects is told of one of them alone."""
+        """Clients know programs by their names. Guarantees of several programs with noise cannot be added up."""
         known: dict[str, ClientProgram] = {}
         for program in (p for stage in stages for p in stage.programs):
             if known.setdefault(program.name, program) != program:
@@ -121,14 +153,14 @@ class Draft:
         noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1])]
         if len(noisy) > 1:
             raise UserError(
-                f"there is noise on what clients tell in {' and in '.join(noisy)}, and what both protect together is "
-                "not known: it must be on one of them"
+                f"clients add noise to what they send in {' and in '.join(noisy)}, and the privacy guarantee of both "
+                "together is not known: set the noise of all but one of them to 0"
             )
 
-    def parts(self, training: str) -> Iterator[Part]:
-        """Of several pieces at one step the first has its stages."""
+    def _parts(self, training: str) -> Iterator[Part]:
+        """Of several pieces at one step the first one has the stages."""
         for step in STEPS:
-            laid = tuple(stage.name for stage in self.stages[step])
-            first, *others = self.chosen[step].split("+")
-            yield Part(step, first, (training, *laid) if step == "train" else laid)
+            added = tuple(stage.name for stage in self.stages[step])
+            first, *others = (piece.name for piece in self.pieces[step])
+            yield Part(step, first, (training, *added) if step == "train" else added)
             yield from (Part(step, name, ()) for name in others)

@@ -1,46 +1,54 @@
-"""On which rows coefficients are learned, for pieces that choose or weigh clients by what they contribute."""
+"""The samples on which coefficients are learned, for pieces that select or weight clients by their contribution."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shoal.client.probe import ShareRows
-from shoal.methods.composition.builder import Draft
+from shoal.methods.composition.builder import MethodBuilder
 from shoal.stages.contribution import Coefficients
 from shoal.stages.prediction_similarity import SHARE
 from shoal.stages.query import AskOnce
+from shoal.types import HasOptions, option
 
-PUBLIC_ROWS = 50
+PUBLIC_SAMPLES = 50
 
 
 @dataclass(frozen=True)
-class Shared:
-    rows_of: Literal["public", "clients", "nobody"] = "public"
+class SharedSamples(HasOptions):
+    """Where the samples come from."""
+
+    group: ClassVar[str] = "share"
+    rows_of: Literal["public", "clients", "nobody"] = option(
+        "public",
+        "Samples on which the coefficients of contributions are learned: public samples that no client holds, labelled "
+        "samples that clients give away, or none. Without samples all coefficients are equal.",
+    )
 
 
-def coefficients(d: Draft) -> Coefficients:
-    """The same for choosing and for weighing: whoever comes first says where the rows come from."""
-    if d.coefficients is None:
-        d.coefficients = _shared(d)
-    return d.coefficients
+def coefficients(method: MethodBuilder) -> Coefficients:
+    """The same for selecting and for weighting: the first piece that asks decides where samples come from."""
+    if method.coefficients is None:
+        method.coefficients = _learned(method)
+    return method.coefficients
 
 
-def _shared(d: Draft) -> Coefficients:
-    s = d.s
-    of = s.make(SHARE, Shared).rows_of
-    learn = Coefficients(s.model, steps=0) if of == "nobody" else s.make("learn", Coefficients, model=s.model)
-    if of == "clients" and learn.steps:
-        given = {"shape": s.model.input_shape, "labelled": True, "rows": 4, "split": d.made["split"]}
-        give = s.make(SHARE, ShareRows, **given)
-        d.stages["represent"].append(AskOnce(give, newcomers=False, name=SHARE))
-        d.notes += (
+def _learned(method: MethodBuilder) -> Coefficients:
+    setting, model = method.setting, method.setting.model
+    source = setting.make(SHARE, SharedSamples).rows_of
+    learn = Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
+    if source == "clients" and learn.steps:
+        split = method.required(method.training, "training").split
+        give = setting.make(SHARE, ShareRows, shape=model.input_shape, labelled=True, rows=4, split=split)
+        method.stages["represent"].append(AskOnce(give, newcomers=False, name=SHARE))
+        method.notes += (
             f"up to {give.rows} labelled rows of each of the first clients go to the server, to learn coefficients on",
         )
         return learn
-    public = s.want_public(PUBLIC_ROWS) if of == "public" and learn.steps else None
+    public = setting.want_public(PUBLIC_SAMPLES) if source == "public" and learn.steps else None
     if public is None or not len(public.y):
-        d.notes += ("coefficients are equal: no rows were used to learn them",)
+        method.notes += ("coefficients are equal: no rows were used to learn them",)
         return replace(learn, steps=0)
-    d.notes += (f"coefficients are learned on {len(public.y)} public rows",)
+    method.notes += (f"coefficients are learned on {len(public.y)} public rows",)
     return replace(learn, public=public)

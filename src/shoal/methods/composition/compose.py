@@ -1,4 +1,4 @@
-"""A method composed of named pieces, one for each step: `cluster=aidc,select=repclust`, or the table [method] of a
+"""A method composed of named pieces, one for each step: `cluster=CLUSTER,select=SELECT`, or the table [method] of a
 recipe."""
 
 from __future__ import annotations
@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.errors import UserError, did_you_mean, look_up
-from shoal.methods.composition.builder import DEFAULTS, STEPS, Draft, Piece
+from shoal.errors import UserError, did_you_mean
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.fit import chosen_classes, refuse_misfits
+from shoal.methods.composition.piece import STEPS, default_names
 from shoal.methods.composition.setting import Setting
-from shoal.methods.pieces import PIECES
 from shoal.types import Method
 
-ORDER = ("represent", "cluster", "train", "select", "aggregate", "personalise", "serve")
-"""In which pieces are laid: who chooses may have to know on which rows is trained."""
+ORDER = ("represent", "cluster", "train", "personalise", "select", "aggregate", "serve")
+"""In which pieces are added: what a client trains must be known before the server selects and aggregates."""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -33,66 +34,52 @@ def written(steps: Mapping[str, Any]) -> str:
     """As `parse` reads it, in the order of steps, without those that are as usual."""
     if not steps:
         raise UserError(f"method is an empty table; it must name a piece for one step at least: {', '.join(STEPS)}")
+    defaults = default_names()
     for step, name in steps.items():
         if step not in STEPS:
             known = did_you_mean(step, STEPS) or f" (steps: {', '.join(STEPS)})"
             raise UserError(f"step {step!r} of a method is not known{known}")
         if not isinstance(name, str | list) or not name:
             raise UserError(
-                f"{step} is {name!r}; it must be the name of a piece, such as {DEFAULTS[step]!r}; its options go under "
+                f"{step} is {name!r}; it must be the name of a piece, such as {defaults[step]!r}; its options go under "
                 f"[set.{step}]"
             )
         if isinstance(name, list) and len(name) > 1 and step != "serve":
             raise UserError(f"{step} is {name!r}; it must be one piece: only serve may have several")
     names = {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in steps.items()}
-    different = [f"{step}={names[step]}" for step in STEPS if names.get(step, DEFAULTS[step]) != DEFAULTS[step]]
-    return ",".join(different) or f"train={DEFAULTS['train']}"
+    different = [f"{step}={names[step]}" for step in STEPS if names.get(step, defaults[step]) != defaults[step]]
+    return ",".join(different) or f"train={defaults['train']}"
 
 
 def compose(
-    s: Setting, name: str, steps: Mapping[str, str], defaults: Mapping[str, Mapping[str, Any]] | None = None
+    setting: Setting, name: str, steps: Mapping[str, str], defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Method:
     """The method of these pieces; `defaults` are options as the method has them and a user may change them."""
-    return draft(s, steps, defaults).method(name)
-
-
-def draft(s: Setting, steps: Mapping[str, str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> Draft:
-    s.defaults = defaults or {}
-    d = Draft(s, DEFAULTS | dict(steps))
-    chosen = pieces_of(d.chosen)
-    refuse_misfits(d, chosen)
+    setting.defaults = defaults or {}
+    builder = start_builder(setting, steps)
     for step in ORDER:
-        for piece in chosen[step].values():
-            piece.lay(d)
-    return d
+        for piece in builder.pieces[step]:
+            setting.make(piece.group or step, piece).add_to(builder)
+    return builder.build(name)
 
 
-def pieces_of(steps: Mapping[str, str]) -> dict[str, dict[str, Piece]]:
-    """step -> name -> piece; only the last step may have several."""
+def start_builder(setting: Setting, steps: Mapping[str, str]) -> MethodBuilder:
+    """A builder that knows the pieces of every step, which fit each other."""
     written(steps)  # refuses steps that there are not
-    found = {}
-    for step in STEPS:
-        names = steps[step].split("+") if step == "serve" else [steps[step]]
-        if len(set(names)) < len(names) or ("plain" in names and len(names) > 1):
-            raise UserError(f"serve is {steps[step]!r}; each piece must be there once, and plain alone")
-        found[step] = {name: look_up(step, name, PIECES[step]) for name in names}
-    return found
+    steps = default_names() | dict(steps)
+    refuse_several(steps)
+    chosen = chosen_classes(steps)
+    refuse_misfits(chosen)
+    return MethodBuilder(setting, chosen)
 
 
-def refuse_misfits(d: Draft, chosen: Mapping[str, Mapping[str, Piece]]) -> None:
-    for step, pieces in chosen.items():
-        for name, piece in pieces.items():
-            if piece.single and d.has("aggregate", "secure"):
-                raise UserError(
-                    f"aggregate=secure does not go with {step}={name}: that looks at single clients, and with secure "
-                    "sums the server sees none; use aggregate=mean"
-                )
-            for other, allowed in piece.needs.items():
-                if not d.has(other, *allowed):
-                    right = " or ".join(f"{other}={x}" for x in allowed)
-                    raise UserError(
-                        f"{step}={name} does not go with {other}={d.chosen[other]}: {piece.why}; use {right}"
-                    )
+def refuse_several(steps: Mapping[str, str]) -> None:
+    for step, text in steps.items():
+        names = text.split("+")
+        if len(names) > 1 and step != "serve":
+            raise UserError(f"{step} is {text!r}; it must be one piece: only serve may have several")
+        if len(set(names)) < len(names) or (default_names()[step] in names and len(names) > 1):
+            raise UserError(f"{step} is {text!r}; each piece must be there once, and {default_names()[step]} alone")
 
 
 def of_pieces(text: str) -> Callable[[Setting], Method]:
@@ -100,7 +87,7 @@ def of_pieces(text: str) -> Callable[[Setting], Method]:
     steps = parse(text)
     name = written(steps)
 
-    def make(s: Setting) -> Method:
-        return compose(s, name, steps)
+    def make(setting: Setting) -> Method:
+        return compose(setting, name, steps)
 
     return make

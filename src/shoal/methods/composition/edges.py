@@ -39,6 +39,7 @@ def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
         stages=tuple(stages),
         models_for=_models_for(method),
         assign=None,  # the cloud knows no edge's groups
+        clusters=None,
         notes=(*method.notes, *told),
     )
 

@@ -1,32 +1,54 @@
-"""Clients that know how often their classes occur."""
+"""Label distributions at the server, and label counts at the clients, for the pieces that use them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from shoal.client.histogram import LabelHistogram
 from shoal.client.prior import CountLabels
-from shoal.errors import UserError
-from shoal.methods.composition.builder import Draft
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
+from shoal.stages.balanced import TOLD
 from shoal.stages.query import AskOnce
+from shoal.types import HasOptions, option
 
 PRIOR = "prior"
+LABELS = "labels"  # the stage in which label distributions are reported where the representation is another one
 
 
 @dataclass(frozen=True)
-class Serving:
-    alpha: float = 0.1  # rows of each class that a client is taken to have beside its own
+class PriorSmoothing(HasOptions):
+    """How a client's class prior is smoothed."""
 
-    def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise UserError(f"serve.alpha is {self.alpha}; it must be above 0")
-
-
-def alpha(d: Draft) -> float:
-    return d.s.make("serve", Serving).alpha
+    group: ClassVar[str] = "serve"
+    alpha: float = option(
+        0.1, "Pseudocount of the class prior: samples of every class that are added to a client's label counts.", gt=0
+    )
 
 
-def count_labels(d: Draft) -> None:
-    """Each counts for itself; nothing of it is told."""
-    if not any(stage.name == PRIOR for stage in d.stages["represent"]):
-        counting = CountLabels(d.s.model.classes, d.s.model.device)
-        d.stages["represent"].append(d.s.make(PRIOR, AskOnce, program=counting, name=PRIOR))
+def alpha(method: MethodBuilder) -> float:
+    return method.setting.make("serve", PriorSmoothing).alpha
+
+
+def count_labels(method: MethodBuilder) -> None:
+    """Every client counts its labels for itself. Nothing of the counts leaves the client."""
+    if not any(stage.name == PRIOR for stage in method.stages["represent"]):
+        counting = CountLabels(method.setting.model.classes, method.setting.model.device)
+        method.stages["represent"].append(method.setting.make(PRIOR, AskOnce, program=counting, name=PRIOR))
+
+
+def has_label_stage(method: MethodBuilder) -> bool:
+    """Whether clients report label distributions in some stage that was added so far."""
+    return method.provides(LABEL_DISTRIBUTIONS) or any(stage.name == LABELS for stage in method.stages["represent"])
+
+
+def label_stage(method: MethodBuilder) -> str:
+    """The stage in which clients report their label distributions. It is added if there is none yet."""
+    if method.provides(LABEL_DISTRIBUTIONS):
+        return TOLD
+    if not has_label_stage(method):
+        setting, split = method.setting, method.training.split if method.training else "train"
+        program = setting.make(LABELS, LabelHistogram, classes=setting.model.classes, split=split, name=LABELS)
+        method.stages["represent"].append(setting.make(LABELS, AskOnce, program=program, name=LABELS))
+    return LABELS

@@ -1,0 +1,37 @@
+"""The client program of a method: how one model is trained, and which of several models a client trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from shoal.client.model_choice import ChooseAndTrain
+from shoal.client.multi_model import TrainEach
+from shoal.client.train import LocalTraining
+from shoal.client.training_metrics import MeasuredTraining
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import EXPERTS_BESIDE_GLOBAL, OVERLAPPING_CLUSTERS, TRAINING_METRICS
+from shoal.types import HasOptions, option
+
+
+@dataclass(frozen=True)
+class ExpertChoice(HasOptions):
+    """How a client of several clusters chooses the expert that it trains."""
+
+    group: ClassVar[str] = "train"
+    judge: Literal["val", "train"] = option(
+        "val", "Samples on which a client compares the accuracy of its experts: its validation or training samples."
+    )
+
+
+def set_training(method: MethodBuilder, training: type[LocalTraining], **defaults: Any) -> None:
+    """The cohort trains with `training`: one model, the global model and an expert, or the best of several experts."""
+    measured = MeasuredTraining if method.uses(TRAINING_METRICS) else training
+    program = method.setting.training("train", measured, **defaults)
+    method.training = method.program = program
+    if method.provides(EXPERTS_BESIDE_GLOBAL):
+        method.program = TrainEach(program)
+    if method.provides(OVERLAPPING_CLUSTERS):
+        split = method.setting.make("train", ExpertChoice).judge
+        method.validation_split = split if program.rows == "all" else f"{split}/{program.rows}"
+        method.program = ChooseAndTrain(program, "hits", method.validation_split)

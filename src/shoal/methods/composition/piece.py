@@ -1,0 +1,128 @@
+"""A piece: a named choice for one of the seven steps of a method, in one class. Read `methods/pieces/` for examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import walk_packages
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from shoal.errors import UserError, imported, look_up
+from shoal.methods.composition.capability import Capability
+from shoal.types import HasOptions
+
+if TYPE_CHECKING:
+    from shoal.methods.composition.builder import MethodBuilder
+
+STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
+ENTRY_POINTS = "shoal.pieces"
+
+_registered: dict[str, dict[str, type[Piece]]] = {step: {} for step in STEPS}
+
+
+@dataclass(frozen=True)
+class Piece(HasOptions):
+    """A choice for one step. A subclass is a frozen dataclass: its fields made with `option` are what `--set` changes,
+    its class variables say what it needs and what leaves the clients, and `add_to` adds it to a method."""
+
+    step: ClassVar[str] = ""  # set when it is registered, or by where it is used
+    name: ClassVar[str] = ""
+    group: ClassVar[str] = ""  # the first part of its options' names; the step, where a piece says nothing else
+    default: ClassVar[bool] = False  # whether it stands at its step where a method names no piece
+    source: ClassVar[str] = ""  # author and year, and where in the paper
+
+    needs: ClassVar[tuple[Capability, ...]] = ()  # other pieces must provide these
+    provides: ClassVar[tuple[Capability, ...]] = ()
+    uses: ClassVar[tuple[Capability, ...]] = ()  # where they are provided
+    must_be_used: ClassVar[tuple[Capability, ...]] = ()  # of these another piece must need or use one
+    because: ClassVar[str] = ""  # why it needs what it needs, as a sentence
+
+    client_sends: ClassVar[str] = "nothing"
+    client_keeps: ClassVar[str] = "nothing"
+    server_learns: ClassVar[str] = "nothing"  # of individual clients
+    remark: ClassVar[str] = ""  # what else a user should know
+
+    def add_to(self, method: MethodBuilder) -> None:
+        """Adds stages, models and predictions to the method. The default adds nothing."""
+
+    @classmethod
+    def facts(cls) -> dict[str, Any]:
+        """What is known of the piece without building a method."""
+        texts = ("source", "client_sends", "client_keeps", "server_learns", "remark")
+        lists = ("needs", "provides", "uses", "must_be_used")
+        facts: dict[str, Any] = {"summary": summary(cls)} | {key: getattr(cls, key) for key in texts}
+        return facts | {key: [capability.name for capability in getattr(cls, key)] for key in lists}
+
+
+PieceClass = TypeVar("PieceClass", bound=type[Piece])
+
+
+def summary(piece: type[Piece]) -> str:
+    """The first paragraph of the class docstring, in one line."""
+    return " ".join((piece.__doc__ or "").strip().split("\n\n")[0].split())
+
+
+def refuse_reserved_options(piece: type[Piece]) -> None:
+    """An option must not hide what the class says about the piece, such as `needs`."""
+    reserved = {name for base in (Piece, HasOptions) for name in base.__annotations__}
+    for f in fields(piece):
+        if f.name in reserved:
+            raise ValueError(f"option {f.name!r} of {piece.__name__} has a reserved name; choose another one")
+
+
+def register(step: str, name: str) -> Callable[[PieceClass], PieceClass]:
+    """Makes a piece available by name: `@register("cluster", "mine")` above its class."""
+
+    def add(piece: PieceClass) -> PieceClass:
+        if step not in STEPS:
+            raise ValueError(f"step is {step!r}; it must be one of {', '.join(STEPS)}")
+        refuse_reserved_options(piece)
+        piece.step, piece.name, piece.group = step, name, piece.group or step
+        _registered[step][name] = piece
+        return piece
+
+    return add
+
+
+@cache
+def _load_pieces() -> None:
+    """Imports every piece of this package, and those that installed packages offer as entry points `STEP.NAME`."""
+    package = import_module("shoal.methods.pieces")
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
+        step, _, name = entry.name.partition(".")
+        register(step, name)(_checked(entry.name, entry.load()))
+
+
+def pieces() -> Mapping[str, Mapping[str, type[Piece]]]:
+    """Every known piece: step -> name -> class; the default of a step comes first."""
+    _load_pieces()
+    return {
+        step: dict(sorted(found.items(), key=lambda item: not item[1].default)) for step, found in _registered.items()
+    }
+
+
+def piece_class(step: str, name: str) -> type[Piece]:
+    """A piece by its name, or one of the user's own by `package.module:class`."""
+    if ":" not in name:
+        return look_up(step, name, pieces()[step], own="package.module:class")
+    found = _checked(name, imported(step, name))
+    if found.step not in ("", step):
+        raise UserError(f"{step} is {name!r}, but that piece is for the step {found.step!r}")
+    found.step, found.name, found.group = step, found.name or name, found.group or step
+    return found
+
+
+def _checked(name: str, found: Any) -> type[Piece]:
+    if not (isinstance(found, type) and issubclass(found, Piece)):
+        raise UserError(f"piece {name!r} is {found!r}; it must be a subclass of {Piece.__module__}.Piece")
+    return found
+
+
+def default_names() -> dict[str, str]:
+    """The piece of every step that a method has where it names none."""
+    return {step: next(name for name, piece in found.items() if piece.default) for step, found in pieces().items()}

@@ -1,0 +1,26 @@
+"""Weights by contribution, as APCSMA aggregates."""
+
+from __future__ import annotations
+
+from shoal.methods.composition.aggregation import average_by_contribution
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import INDIVIDUAL_UPDATES, ONE_MODEL_PER_CLIENT, TRAINING_METRICS
+from shoal.methods.composition.coefficients import coefficients
+from shoal.methods.composition.piece import Piece, register
+
+
+@register("aggregate", "cosine")
+class CosineWeighted(Piece):
+    """The mean weighted by F2 and by the cosine between each client's model and the global model."""
+
+    source = "APCSMA, Eq. 14-15, Alg. 2"
+    needs = (ONE_MODEL_PER_CLIENT, TRAINING_METRICS)
+    because = "an update is compared with the one model that training started from"
+    provides = (INDIVIDUAL_UPDATES,)
+    client_sends = "accuracy and loss on its own samples after training"
+    server_learns = (
+        "the model that each client trained, how good it is, and its number of samples; it keeps the last ones"
+    )
+
+    def add_to(self, method: MethodBuilder) -> None:
+        average_by_contribution(method, "cosine", coefficients(method))

@@ -1,0 +1,41 @@
+"""Secure aggregation: the server sees only sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shoal.client.secure_aggregation import KEYS, SumTraining, TellKey
+from shoal.methods.composition.aggregation import common
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import ONE_MODEL_PER_CLIENT
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.query import AskOnce
+from shoal.stages.secure_aggregation import FederateSums, Unmask
+from shoal.types import option
+
+
+@register("aggregate", "secure")
+@dataclass(frozen=True)
+class SecureSum(Piece):
+    """The mean, computed from sums: pairwise masks hide the update of every single client."""
+
+    source = "Bonawitz et al. 2017, pairwise masks, without shares of keys"
+    group = "secure"
+    needs = (ONE_MODEL_PER_CLIENT,)
+    because = "the server has no update of an individual client"
+    client_sends = "a public key, once; then what it trained, under masks that cancel in the sum"
+    client_keeps = "a private key, and the public keys of the other clients in its sum"
+    server_learns = "of individual clients only whether they have samples, and the sum of their updates"
+
+    least: int = option(3, "Smallest number of clients with samples in a sum. With fewer, no client trains.", ge=2)
+
+    def add_to(self, method: MethodBuilder) -> None:
+        if method.setting.edges is not None:
+            method.refuse(self, "edges would have to be trusted with single updates: leave --edges out")
+        aggregation = method.setting.make("train", FederateSums, ("least",), **common(method), least=self.least)
+        training = method.required(method.training, "training")
+        method.aggregation = replace(
+            aggregation, program=SumTraining(training, by_size=aggregation.weighting == "size")
+        )
+        method.stages["represent"].append(AskOnce(TellKey(), name=KEYS))
+        method.stages["aggregate"].append(Unmask())

@@ -1,0 +1,1 @@
+"""Which clients belong together."""

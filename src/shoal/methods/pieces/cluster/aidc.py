@@ -1,0 +1,53 @@
+"""Adaptive density-based clusters, as FedEPC forms them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shoal.client.sparsity import Sparsity
+from shoal.client_table import Table
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT, SPARSITY_VECTORS
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.cluster import Adaptive
+from shoal.stages.experts import Experts, expert_for
+from shoal.stages.extract import extractor_for
+from shoal.types import Assign, Params, ServerState
+
+
+@register("cluster", "aidc")
+class AdaptiveClusters(Piece):
+    """Clusters of clients with similar activation sparsity, as many as there are (AIDC)."""
+
+    source = "Tang et al. 2025 (FedEPC), Eq. 3-8, Alg. 2"
+    needs = (SPARSITY_VECTORS,)
+    because = "the two halves tell a difference between clients from a random one"
+    provides = (CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT)
+    server_learns = "which clients are similar"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        rule = method.setting.make("cluster", Adaptive)
+        experts = Experts(rule, column="sparsity", representation_bounds=(0.0, 1.0))
+        method.give_clusters_models()
+        method.stages["cluster"].append(experts)
+        method.clusters = experts
+        method.assign = _assign_by_received_model(rule, experts, method.required(method.sparsity, "sparsity"))
+
+
+def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: Sparsity) -> Assign:
+    """An unseen client has no labels to adapt a model by, so vectors of the received model are compared. They are
+    computed on the client, and nothing leaves it."""
+
+    def assign(state: ServerState, x: Tensor) -> Mapping[str, Params]:
+        known = Table.load(state, experts.name)
+        if not len(known):
+            return expert_for(state, None)
+        with torch.no_grad():
+            vector = sparsity.received(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
+        cluster = rule.like(known["rows"].double().numpy(), known["expert"].numpy(), vector)
+        return {"expert": state.models[sorted(state.models)[cluster]]}
+
+    return assign

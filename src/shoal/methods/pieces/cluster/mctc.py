@@ -1,0 +1,29 @@
+"""Overlapping clusters, as SCMoE-PFL forms them."""
+
+from __future__ import annotations
+
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import EXPERTS, OVERLAPPING_CLUSTERS, UPDATE_DIRECTIONS
+from shoal.methods.composition.model_functions import mean_predict, numbered_init
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.overlapping import FormOverlappingClusters, Overlap, experts_for
+
+
+@register("cluster", "mctc")
+class OverlappingClusters(Piece):
+    """Overlapping clusters of clients whose updates point in similar directions (MCTC)."""
+
+    source = "Li et al. 2026 (SCMoE-PFL), Alg. 1, Eq. 3-5"
+    needs = (UPDATE_DIRECTIONS,)
+    provides = (OVERLAPPING_CLUSTERS, EXPERTS)
+    client_keeps = "the experts of all clusters that it is in"
+    server_learns = "which clients are similar, in every round"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        model = method.setting.model
+        method.init = numbered_init(model)
+        method.models_to_train = experts_for
+        method.predict = mean_predict(model)
+        clusters = FormOverlappingClusters(method.setting.make("cluster", Overlap))
+        method.updates.append(clusters)
+        method.clusters = clusters

@@ -1,0 +1,31 @@
+"""Groups of clients whose labels complement each other, to select from (RepClust)."""
+
+from __future__ import annotations
+
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import (
+    GLOBAL_MODEL,
+    GROUPS_TO_SELECT_FROM,
+    LABEL_DISTRIBUTIONS,
+    ONE_MODEL,
+    ONE_MODEL_PER_CLIENT,
+    PERSISTENT_MODELS,
+)
+from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.cluster import Group, Repulsive
+
+
+@register("cluster", "repulsive")
+class RepulsiveGroups(Piece):
+    """Groups of clients whose labels are as mixed as possible. All clients share one model."""
+
+    source = "Pereira et al. (RepClust), Eq. 3, Alg. 1"
+    provides = (GROUPS_TO_SELECT_FROM, ONE_MODEL, GLOBAL_MODEL, PERSISTENT_MODELS, ONE_MODEL_PER_CLIENT)
+    must_be_used = (GROUPS_TO_SELECT_FROM,)
+    uses = (LABEL_DISTRIBUTIONS,)
+    server_learns = "which clients complement each other's labels"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        rule = method.setting.make("cluster", Repulsive)
+        method.stages["cluster"].append(Group(rule, column="labels", source=label_stage(method)))

@@ -1,0 +1,27 @@
+"""Experts beside a global model, where clients differ in more than their labels."""
+
+from __future__ import annotations
+
+from shoal.client.shift_probe import ClassFeatures
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import EXPERTS, EXPERTS_BESIDE_GLOBAL, GLOBAL_MODEL, PERSISTENT_MODELS
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.global_and_experts import served_beside, trained_beside
+from shoal.stages.shift_probe import ShiftProbe
+
+
+@register("cluster", "shift")
+class ShiftClusters(Piece):
+    """Clusters that are formed only when a probe detects a conditional shift between clients."""
+
+    source = "shoal"
+    provides = (EXPERTS_BESIDE_GLOBAL, EXPERTS, GLOBAL_MODEL, PERSISTENT_MODELS)
+    must_be_used = (EXPERTS_BESIDE_GLOBAL,)
+    client_sends = "sums of the global model's features for each class, in the rounds of the probe"
+    client_keeps = "the experts beside the global model, once there are clusters"
+    server_learns = "these sums and label counts and, once clusters are formed, which client is in which"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        program = method.setting.make("probe", ClassFeatures, model=method.setting.model)
+        method.stages["cluster"].append(method.setting.make("probe", ShiftProbe, program=program))
+        method.models_to_train, method.models_to_serve = trained_beside, served_beside

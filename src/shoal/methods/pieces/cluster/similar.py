@@ -1,0 +1,31 @@
+"""Groups of clients with similar labels, to select from (SimClust)."""
+
+from __future__ import annotations
+
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import (
+    GLOBAL_MODEL,
+    GROUPS_TO_SELECT_FROM,
+    LABEL_DISTRIBUTIONS,
+    ONE_MODEL,
+    ONE_MODEL_PER_CLIENT,
+    PERSISTENT_MODELS,
+)
+from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.cluster import Group, Similar
+
+
+@register("cluster", "similar")
+class SimilarGroups(Piece):
+    """Groups of clients with similar label distributions. All clients share one model."""
+
+    source = "Pereira et al. (SimClust), Sec. III-A"
+    provides = (GROUPS_TO_SELECT_FROM, ONE_MODEL, GLOBAL_MODEL, PERSISTENT_MODELS, ONE_MODEL_PER_CLIENT)
+    must_be_used = (GROUPS_TO_SELECT_FROM,)
+    uses = (LABEL_DISTRIBUTIONS,)
+    server_learns = "which clients have similar labels"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        rule = method.setting.make("cluster", Similar)
+        method.stages["cluster"].append(Group(rule, column="labels", source=label_stage(method)))

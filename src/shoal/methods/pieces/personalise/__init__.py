@@ -1,0 +1,1 @@
+"""What every client makes of the models that it is served."""

@@ -1,0 +1,88 @@
+"""A gate over experts, as SCMoE-PFL personalises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from shoal.client.expert_mixture import WeighModels, corrected_predict
+from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
+from shoal.client.model_choice import Choose
+from shoal.client.personal_models import TrainBoth
+from shoal.client.train import LocalTraining
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import (
+    CLASS_PRIOR,
+    EXPERTS,
+    EXPERTS_BESIDE_GLOBAL,
+    OVERLAPPING_CLUSTERS,
+    PERSONAL_MODEL,
+    SERVED_MODEL_PREDICTIONS,
+)
+from shoal.methods.composition.label_prior import alpha
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.global_and_experts import PersonaliseMembers
+from shoal.stages.overlapping import experts_for
+from shoal.stages.personalise import Personalise
+from shoal.types import HasOptions, option
+
+
+@dataclass(frozen=True)
+class PrivateModel(HasOptions):
+    """When a client's own model is trained."""
+
+    group: ClassVar[str] = "private"
+    start: Literal["warm", "cold"] = option(
+        "warm",
+        "With warm, the private model starts from the client's best expert whenever it is needed. With cold, it starts "
+        "from the first model and is trained in every round in which the client takes part.",
+    )
+
+
+@register("personalise", "gate")
+class ExpertGate(Piece):
+    """A small network on every client weighs its experts and a private model for each input."""
+
+    source = "Li et al. 2026 (SCMoE-PFL), Alg. 2"
+    needs = (EXPERTS,)
+    because = "a gate weighs experts"
+    uses = (EXPERTS_BESIDE_GLOBAL, CLASS_PRIOR)
+    provides = (SERVED_MODEL_PREDICTIONS, PERSONAL_MODEL)
+    client_keeps = "a private model (not beside a global model), and a gate over it and its experts"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        if method.provides(EXPERTS_BESIDE_GLOBAL):
+            self._over_global_and_experts(method)
+        else:
+            self._over_private_and_experts(method)
+
+    def _over_private_and_experts(self, method: MethodBuilder) -> None:
+        setting, overlapping = method.setting, method.provides(OVERLAPPING_CLUSTERS)
+        start = setting.make("private", PrivateModel).start
+        if start == "cold" and not overlapping:
+            method.refuse(self, "private.start is 'cold', which needs overlapping clusters: it must be 'warm'")
+        epochs = 5 if start == "warm" else setting.epochs
+        private = setting.training("private", LocalTraining, epochs=epochs, start="own", name="private")
+        if start == "cold":
+            method.program = TrainBoth(method.required(method.program, "client program"), private)
+        gate = setting.make("gate", Gate)
+        split = method.validation_split
+        choice = Choose(setting.model, "hits", method.required(split, "validation split")) if overlapping else None
+        fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
+        program = TrainGate(fit, private, choice, start)
+        method.stages["personalise"].append(
+            Personalise(program, experts_for, setting.rounds, setting.eval_every, reuse=True)
+        )
+        method.models_to_serve, method.predict = experts_for, gated_predict(setting.model, gate)
+
+    def _over_global_and_experts(self, method: MethodBuilder) -> None:
+        """There is no private model. What is weighed are the models as they are served."""
+        setting, prior = method.setting, method.provides(CLASS_PRIOR)
+        gate = setting.make("gate", Gate, top=0, shortlist=0, calibrate=False)
+        fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
+        program = WeighModels(fit, alpha(method) if prior else 1.0, prior)
+        method.personalisation.append(
+            lambda served: (PersonaliseMembers(program, served, setting.rounds, setting.eval_every),)
+        )
+        method.gate = gate
+        method.predict = corrected_predict(setting.model, gate, 1.0, prior=False)

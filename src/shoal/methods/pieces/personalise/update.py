@@ -1,0 +1,39 @@
+"""The conditional update, as APCSMA personalises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal.client.conditional_update import ConditionalUpdate
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import (
+    INDIVIDUAL_UPDATES,
+    ONE_MODEL,
+    PERSONAL_MODEL,
+    PERSONAL_TRAINING,
+    TRAINING_METRICS,
+)
+from shoal.methods.composition.model_functions import own_model_predict
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.contribution import Update
+
+
+@register("personalise", "update")
+class ConditionalUpdates(Piece):
+    """Every client keeps a model of its own and mixes the global model into it where that one is worse."""
+
+    source = "APCSMA, Eq. 16, Alg. 3"
+    needs = (ONE_MODEL, TRAINING_METRICS, INDIVIDUAL_UPDATES)
+    uses = (PERSONAL_TRAINING,)
+    provides = (PERSONAL_MODEL,)
+    client_keeps = "a model of its own, mixed with the received one where that is worse on its validation samples"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        setting, training = method.setting, method.required(method.training, "training")
+        method.training = method.program = replace(training, start="own", keep=True)
+        program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.rows)
+        stage = setting.make(
+            "update", Update, program=program, models_for=method.models_to_train, rounds=setting.rounds
+        )
+        method.stages["personalise"].append(stage)
+        method.predict = own_model_predict(setting.model, method.predict)

@@ -1,0 +1,1 @@
+"""How the server learns what clients are like."""

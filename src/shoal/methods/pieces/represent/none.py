@@ -1,0 +1,10 @@
+"""No representation of clients."""
+
+from shoal.methods.composition.piece import Piece, register
+
+
+@register("represent", "none")
+class NoRepresentation(Piece):
+    """Clients are not described."""
+
+    default = True

@@ -1,0 +1,43 @@
+"""Activation sparsity, as FedEPC uses it."""
+
+from __future__ import annotations
+
+from shoal.client.sparsity import Sparsity
+from shoal.client.train import LocalTraining
+from shoal.methods.composition.builder import MethodBuilder, Representation
+from shoal.methods.composition.capability import CLIENT_VECTORS, SPARSITY_VECTORS, VECTORS_BEFORE_TRAINING
+from shoal.methods.composition.model_functions import one_model_init
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.extract import Extractor, extractor_for
+from shoal.stages.query import AskOnce
+from shoal.stages.select import Random
+from shoal.types import ServerState
+
+
+@register("represent", "sparsity")
+class ActivationSparsity(Piece):
+    """Every client reports how often each channel of a ReLU layer outputs zero (SPRE)."""
+
+    source = "Tang et al. 2025 (FedEPC), Eq. 1-2, Alg. 1"
+    provides = (SPARSITY_VECTORS, CLIENT_VECTORS, VECTORS_BEFORE_TRAINING)
+    must_be_used = (SPARSITY_VECTORS, CLIENT_VECTORS)
+    client_sends = "how often each channel of a ReLU layer outputs zero over its samples, as four vectors"
+    client_keeps = "the extraction model"
+    server_learns = "these vectors, from which label distributions can be read, and the number of samples"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        setting, model = method.setting, method.setting.model
+        adaptation = setting.training("represent", LocalTraining, epochs=1, name="represent")
+        extractor = setting.make("represent", Extractor, model=model)
+        vectors = setting.make("represent", Sparsity, adaptation=adaptation)
+        query = setting.make("represent", AskOnce, program=vectors, models_for=extractor_for, after=extractor.warmup)
+        warmup = (Random(name="warmup"),) if extractor.warmup else ()
+
+        def init(seed: int) -> ServerState:
+            model.relu(vectors.layer)  # a layer that is not there is refused before any client is asked
+            return one_model_init(model)(seed)
+
+        method.stages["represent"] += [*warmup, extractor, query]
+        method.init = init
+        method.representation = Representation("sparsity", parts=4, bounds=(0.0, 1.0))
+        method.sparsity, method.first_sparsity_round = vectors, extractor.warmup

@@ -1,0 +1,22 @@
+"""The cohort with the flattest label distribution."""
+
+from __future__ import annotations
+
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
+from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.balanced import Balanced
+
+
+@register("select", "balanced")
+class BalancedCohort(Piece):
+    """The clients whose summed label distribution is flattest, after those that have waited longest."""
+
+    source = "shoal"
+    uses = (LABEL_DISTRIBUTIONS,)
+    client_sends = "its label distribution, once"
+    server_learns = "the label distribution of every client"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        method.stages["select"].append(method.setting.make("select", Balanced, source=label_stage(method)))

@@ -1,0 +1,37 @@
+"""A bandit over sets of clients within a time budget, as FedEPC selects them."""
+
+from __future__ import annotations
+
+from shoal.client.probe import LossProbe
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import (
+    CLUSTER_MODELS,
+    INDIVIDUAL_UPDATES,
+    UPDATE_SUMMARIES,
+    VECTORS_BEFORE_TRAINING,
+)
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.bandit import Budgeted
+from shoal.stages.experts import expert_for
+from shoal.stages.query import AskOnce
+
+
+@register("select", "bandit")
+class TimeBudgetBandit(Piece):
+    """A set of clients in every cluster that fits a time budget, chosen by a Gaussian-process bandit (CICS)."""
+
+    source = "Tang et al. 2025 (FedEPC), Eq. 9-12, Alg. 3"
+    needs = (CLUSTER_MODELS, VECTORS_BEFORE_TRAINING, UPDATE_SUMMARIES, INDIVIDUAL_UPDATES)
+    because = "a set is chosen in every cluster before training, by what the last round's training changed"
+    client_sends = "its loss on the model of its cluster, in every round"
+    client_keeps = "the model of its cluster, in every round"
+    server_learns = "losses, durations, and how far each client's model moved"
+    remark = "A time budget (select.share) says how many clients take part, not the cohort size."
+
+    def add_to(self, method: MethodBuilder) -> None:
+        select = method.setting.make("select", Budgeted)
+        if select.asks:
+            probe, after = LossProbe(method.setting.model), method.first_sparsity_round
+            method.stages["select"].append(AskOnce(probe, expert_for, every=1, after=after, name="probe"))
+        method.stages["select"].append(select)
+        method.uses_cohort_size = False

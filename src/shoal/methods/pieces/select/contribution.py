@@ -1,0 +1,33 @@
+"""Clients with the largest contributions, as APCSMA selects them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal.client.training_metrics import Measure
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import INDIVIDUAL_UPDATES, ONE_MODEL, PERSONAL_TRAINING, TRAINING_METRICS
+from shoal.methods.composition.coefficients import coefficients
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.contribution import MEASURE, ByContribution
+from shoal.stages.query import AskOnce
+
+
+@register("select", "contribution")
+class LargestContributions(Piece):
+    """The clients with the largest value of the contribution function F1."""
+
+    source = "APCSMA, Eq. 1-11, Alg. 1"
+    needs = (ONE_MODEL, TRAINING_METRICS, INDIVIDUAL_UPDATES)
+    client_sends = "accuracy and loss on its own samples after training"
+    server_learns = "how good each client's model is and its number of samples; it keeps the last model of every client"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        setting = method.setting
+        select = setting.make("select", ByContribution, coefficients=coefficients(method))
+        fresh, cold = select.metrics == "fresh", select.start == "cold"
+        if fresh or cold:
+            program = Measure(setting.model, method.required(method.training, "training").split)
+            query = AskOnce(program, method.models_to_train, every=int(fresh), after=int(not cold), name=MEASURE)
+            method.stages["select"].append(replace(query, reuse=method.uses(PERSONAL_TRAINING)))
+        method.stages["select"].append(select)

@@ -1,0 +1,28 @@
+"""SimClust's selection beside any clusters: groups by labels that serve for selection only."""
+
+from __future__ import annotations
+
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
+from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.piece import Piece, register
+from shoal.selectors.groups import one_of_each
+from shoal.stages.cluster import Group, Similar
+from shoal.stages.select import FromGroups
+
+GROUPS = "groups"  # the stage that forms groups to select from, where the cluster step forms others
+
+
+@register("select", "simclust")
+class SimClustSelection(Piece):
+    """Clients from groups with similar labels, which are formed for selection only."""
+
+    source = "Pereira et al. (SimClust), Sec. III-A"
+    uses = (LABEL_DISTRIBUTIONS,)
+    client_sends = "its label distribution, once"
+    server_learns = "the label distribution of every client"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        rule = method.setting.make(GROUPS, Similar)
+        groups = Group(rule, column="labels", source=label_stage(method), name=GROUPS)
+        method.stages["select"] += [groups, FromGroups(one_of_each, source=GROUPS)]

@@ -1,0 +1,1 @@
+"""What a client predicts with, also one that never trained."""

@@ -1,0 +1,37 @@
+"""Averages of the models over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import PERSISTENT_MODELS
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.momentum import RunningMean, averaged
+from shoal.types import ClientId, Params, ServerState, option
+
+
+@register("serve", "average")
+@dataclass(frozen=True)
+class ExponentialAverage(Piece):
+    """Clients are served an exponential moving average of the models over rounds (EMA)."""
+
+    source = "shoal"
+    group = "server"
+    needs = (PERSISTENT_MODELS,)
+    because = "an average over rounds is of a model that stays the same one"
+    client_keeps = "the EMA model"
+
+    average: float = option(
+        0.8, "Decay of the moving average of the models that are served. With 0 the newest models are.", ge=0, lt=1
+    )
+
+    def add_to(self, method: MethodBuilder) -> None:
+        method.stages["serve"].insert(0, RunningMean(self.average))
+        served = method.served
+
+        def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+            return served(replace(state, models=averaged(state)), client)
+
+        method.models_to_serve = models_to_serve

@@ -1,0 +1,78 @@
+"""The most confident cluster model, as FedClusterEnsemble serves unseen clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from shoal.client.confidence import Confidence, ensemble_predict, ensemble_route
+from shoal.client.feature_moments import FeatureMoments
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import (
+    CLUSTER_MODELS,
+    FIRST_ROUND_MODELS,
+    LABEL_DISTRIBUTIONS,
+    PERSONAL_MODEL,
+)
+from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.model_functions import one_model_init
+from shoal.methods.composition.piece import Piece, register
+from shoal.stages.feature_moments import LABELS, Describe, served_by
+from shoal.stages.first_round_clusters import KeepFirstMean
+from shoal.types import Params, Predict, ServerState, Tree
+
+
+@register("serve", "confidence")
+class MostConfident(Piece):
+    """A client of no cluster is served all cluster models, and the most confident one predicts."""
+
+    source = "Freitas et al. (FedClusterEnsemble), Alg. 3"
+    needs = (CLUSTER_MODELS,)
+    because = "without clusters there is one model only"
+    uses = (FIRST_ROUND_MODELS, LABEL_DISTRIBUTIONS)
+    client_sends = "nothing; with serve.rule=density, sums of features and of their products over its samples, once"
+    client_keeps = "on an unseen client, the models of all clusters"
+    server_learns = "with serve.mask=told, the label distribution of every client"
+
+    def add_to(self, method: MethodBuilder) -> None:
+        setting = method.setting
+        rule = setting.make("serve", Confidence)
+        dense = rule.rule == "density"
+        if dense or rule.mask == "read":
+            field = "rule is 'density'" if dense else "mask is 'read'"
+            method.require(self, FIRST_ROUND_MODELS, f"serve.{field}")
+        if dense:
+            split = method.required(method.training, "training").split
+            method.stages["serve"].append(Describe(FeatureMoments(setting.model, rule.width, split)))
+            method.observers.append(KeepFirstMean())
+            method.init = _describable(method, rule)
+        labels = label_stage(method) if rule.mask == "told" else LABELS
+        ensemble = ensemble_predict(setting.model, rule)
+        personal = method.predict if method.provides(PERSONAL_MODEL) else None
+        method.serve_outsiders = lambda served: served_by(setting.model, rule, labels)
+        method.route = ensemble_route(setting.model, rule)
+        method.predict = ensemble if personal is None else _personal_or(personal, ensemble)
+
+
+def _describable(method: MethodBuilder, rule: Confidence) -> Callable[[int], ServerState]:
+    """A network whose features cannot describe samples is refused before any client is asked."""
+    model, first = method.setting.model, method.init or one_model_init(method.setting.model)
+
+    def init(seed: int) -> ServerState:
+        state = first(seed)
+        params = next(iter(state.models.values()))
+        model.features(params, torch.zeros(2, *model.input_shape, device=model.device), rule.width)
+        return state
+
+    return init
+
+
+def _personal_or(personal: Predict, others: Predict) -> Predict:
+    """A client that keeps a personal model predicts with it."""
+
+    def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
+        return (personal if "model" in private else others)(models, private, x)
+
+    return predict

@@ -1,0 +1,1 @@
+"""What a client does with the model that it is sent."""

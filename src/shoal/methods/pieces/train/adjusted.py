@@ -1,0 +1,48 @@
+"""SGD with logits adjusted by the client's class prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from shoal.client.prior import AdjustedTraining
+from shoal.client.train import LocalTraining
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
+from shoal.methods.composition.client_training import set_training
+from shoal.methods.composition.label_prior import count_labels
+from shoal.methods.composition.piece import Piece, register
+from shoal.models import Model
+from shoal.types import option
+
+
+@register("train", "adjusted")
+@dataclass(frozen=True)
+class LogitAdjusted(Piece):
+    """SGD whose logits are adjusted by the client's class prior, so that clients with different labels drift less."""
+
+    source = "shoal"
+    uses = (LABEL_DISTRIBUTIONS,)
+    client_sends = "the model that it trained"
+    client_keeps = "the model that it is sent, and its label counts"
+
+    adjust: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether logits are adjusted by the class prior. With auto they are, if clients train for several epochs or "
+        "the model has convolutions: then clients drift apart within a round.",
+    )
+
+    def add_to(self, method: MethodBuilder) -> None:
+        setting = method.setting
+        if self._adjusts(setting.model, setting.training("train", AdjustedTraining).epochs):
+            count_labels(method)
+            set_training(method, AdjustedTraining)
+        else:
+            set_training(method, LocalTraining)
+
+    def _adjusts(self, model: Model, epochs: int) -> bool:
+        if self.adjust == "auto":
+            return epochs > 1 or model.uses(torch.nn.modules.conv._ConvNd)
+        return self.adjust == "on"
