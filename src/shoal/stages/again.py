@@ -9,19 +9,20 @@ from typing import ClassVar
 import torch
 
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.base import OneProgram
 from shoal.table import Table
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, Schedule, ServerState, Task
 
 
 @dataclass(frozen=True)
-class OnceWhenBack(OneProgram, EveryRound):
+class OnceWhenBack(OneProgram):
     """Clients of the cohort who have been in one before run `program`, until one has reported that it is done."""
 
     program: ClientProgram
     models_for: ModelsFor
     name: str
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("returning")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         done = self._done(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.choice import by_size, largest
-from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.base import OneProgram, ServerOnly
 from shoal.table import Table
-from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, Task
 
 Rows = NDArray[np.int64]
 SIZES = "sizes"  # the stage in which clients tell how many rows they hold
@@ -75,7 +75,7 @@ class FromGroups(ServerOnly):
 
 
 @dataclass(frozen=True)
-class LargestLoss(OneProgram, EveryRound):
+class LargestLoss(OneProgram):
     """Power of choice: candidates, likelier the more rows they have, tell their loss; the largest take part."""
 
     program: ClientProgram
@@ -83,6 +83,7 @@ class LargestLoss(OneProgram, EveryRound):
     size: int = field(metadata=FIXED)
     candidates: int = 0  # 0: twice the cohort
     name: str = "select"
+    schedule: ClassVar[Schedule] = Schedule("candidates")
 
     def __post_init__(self) -> None:
         if self.candidates and self.candidates < self.size:

@@ -13,7 +13,7 @@ from shoal import tree
 from shoal.client.sgd import SCHEDULES, learning_rate
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram, with_rows
+from shoal.stages.base import OneProgram, Scheduled, with_rows
 from shoal.stages.represent import vector
 from shoal.table import Table
 from shoal.types import (
@@ -25,6 +25,7 @@ from shoal.types import (
     Plan,
     Purpose,
     Report,
+    Schedule,
     ServerState,
     Stage,
     Task,
@@ -51,7 +52,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Federate(OneProgram, EveryRound):
+class Federate(OneProgram):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
@@ -70,6 +71,7 @@ class Federate(OneProgram, EveryRound):
     trainable: tuple[str, ...] = ()  # of which parameters an update is the change
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def config(self, state: ServerState) -> dict[str, float]:
         """What goes with every task."""
@@ -135,7 +137,7 @@ class Federate(OneProgram, EveryRound):
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 
-class AroundTraining(EveryRound):
+class AroundTraining(Scheduled):
     """A step that trains as `train` does and has a word of its own on what returns."""
 
     train: Stage
@@ -148,6 +150,10 @@ class AroundTraining(EveryRound):
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
         return self.train.programs
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.train.schedule
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return self.train.plan(state, seed)
@@ -183,7 +189,7 @@ class FederateDirected(Federate):
 
 
 @dataclass(frozen=True)
-class TrainAlone(OneProgram, EveryRound):
+class TrainAlone(OneProgram):
     """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
     that init put into this stage's memory, so that all clients start alike without a model being sent."""
 
@@ -191,6 +197,7 @@ class TrainAlone(OneProgram, EveryRound):
     rate: Rate
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         first = float(state.memory[self.name]["first"])

@@ -15,7 +15,7 @@ from shoal.methods.pieces import tuning
 from shoal.methods.pieces.prior import alpha
 from shoal.methods.single import own_model_predict
 from shoal.stages.beside import PersonaliseMembers
-from shoal.stages.contribution import Update
+from shoal.stages.contribution import Kappa, Update
 from shoal.stages.overlap import experts_for
 from shoal.stages.personalise import Personalise
 
@@ -75,7 +75,8 @@ def gate_beside(d: Draft) -> None:
 
 def update(d: Draft) -> None:
     program = d.s.make("update", ConditionalUpdate, model=d.s.model, rows=d.made["training"].rows)
-    d.stages["personalise"].append(d.s.make("update", Update, program=program, models_for=d.trains, rounds=d.s.rounds))
+    kappa = d.s.make("update", Kappa, rounds=d.s.rounds)
+    d.stages["personalise"].append(Update(program, d.trains, kappa))
     d.predict = own_model_predict(d.s.model, d.predict)
 
 
