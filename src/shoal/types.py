@@ -182,7 +182,7 @@ ASKED: Mapping[Asked, str] = {
     "returning": "clients that take part for the second time receive a task",
     "late-joining": "clients that have not reported yet receive a task, such as late-joining clients",
     "retry": "the stage repeats this as long as no client has reported",
-    "members": "the members of clusters receive a task",
+    "members": "the members of clusters receive a task, once there are clusters",
     "new-members": "members of clusters that have not reported yet receive a task",
     "unassigned": "clients outside all clusters receive a task, once there are clusters",
     "edges": "the edge servers and the cloud exchange models",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from quick import quick
 
+from shoal.errors import UserError
+from shoal.explain import kinds_of_rounds
 from shoal.methods import METHODS, Setting, build
+from shoal.methods.fedavg import averaging
 from shoal.models import load_model
 from shoal.stages.base import OneProgram, Scheduled
 from shoal.types import Asked, Rounds, Schedule, evaluated_rounds
@@ -137,3 +142,45 @@ def test_every_stage_says_whom_it_asks_and_is_due_when_it_says(method):
         assert stage.schedule.clients != "unstated", stage.name
         assert (stage.schedule.clients in ("none", "edges")) == (not stage.programs), stage.name
         assert type(stage).due is Scheduled.due, "a stage declares its schedule, and nothing beside it"
+
+
+def words(schedule: Schedule, rounds: int) -> dict[str, tuple[int, ...]]:
+    """The kinds of rounds that explain tells apart, and the rounds that it plays for each, counted from 1."""
+    return {k: tuple(r + 1 for r in kind.played) for k, kind in kinds_of_rounds(schedule, rounds).items()}
+
+
+def test_kinds_of_rounds_by_hand():
+    usual = {"in round 1": (1,), "in a usual later round": (2, 3)}
+    assert words(Schedule("cohort"), 10) == usual
+    assert words(ALL_AGAIN, 20) == usual
+    assert words(ALL_AGAIN, 21) == usual | {"in round 21": (21,)}
+    assert words(ALL_AGAIN, 41) == usual | {"in a round such as 21": (21,)}
+    # nothing is due before the first probe; a usual round is one without a probe, and the first probe stands alone
+    assert words(PROBE, 20) == usual
+    after = {"in round 1": (1,), "in a usual later round": (22,), "in round 21": (21,)}
+    assert words(PROBE, 60) == after | {"in round 41": (41,)}
+    assert words(PROBE, 61) == after | {"in a round such as 41": (41,)}
+    # no round but the first, or only one more
+    assert words(ALL_AGAIN, 1) == {"in round 1": (1,)}
+    assert words(Schedule("cohort"), 2) == {"in round 1": (1,), "in a usual later round": (2,)}
+    # every second round: the others are the usual ones
+    every_second = Schedule("all", evaluated_rounds(10, 2))
+    first = {"in round 1": (1,), "in a usual later round": (3,)}
+    assert words(every_second, 10) == first | {"in round 2": (2,), "in a round such as 4": (4,)}
+
+
+@dataclass(frozen=True)
+class WithoutSchedule:
+    name: str = "mine"
+    programs = ()
+
+    def due(self, round):
+        return True
+
+
+def test_a_stage_without_a_schedule_is_refused():
+    def own(s):
+        return averaging(s, "own", WithoutSchedule())
+
+    with pytest.raises(UserError, match="stage 'mine' of method own has no schedule; it must be a subclass"):
+        build(own, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3))

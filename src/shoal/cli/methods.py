@@ -105,7 +105,7 @@ def explain(
     with told(as_json):
         from shoal.bench import check_names, setup
         from shoal.console import DownloadProgress, RunProgress
-        from shoal.explain import ROUNDS, explained
+        from shoal.explain import explained, rounds_to_play
         from shoal.job import load_recipe, make_job
         from shoal.report.steps import steps_view
 
@@ -117,8 +117,10 @@ def explain(
         found = []
         for job in (first[name] for name in dict.fromkeys(job.method for job in jobs)):
             check_names(job)
-            with DownloadProgress(err) as download, RunProgress(err, f"playing {job.method}", ROUNDS + 1) as progress:
-                found.append(explained(setup(job, download), on_round=progress.on_round))
+            with DownloadProgress(err) as download:
+                bench = setup(job, download)
+            with RunProgress(err, f"playing {job.method}", len(rounds_to_play(bench))) as progress:
+                found.append(explained(bench, on_round=progress.on_round))
         if as_json:
             print_json({"methods": found})
             return

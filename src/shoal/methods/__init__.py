@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.errors import imported, look_up
+from shoal.errors import UserError, imported, look_up
 from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
@@ -43,7 +43,7 @@ from shoal.methods.shoal import shoal
 from shoal.methods.simclust import simclust
 from shoal.models import load_model
 from shoal.stages.edges import Topology
-from shoal.types import Method
+from shoal.types import Method, Schedule
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
     "shoal": shoal,
@@ -99,6 +99,12 @@ def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
     """The method, with every option of `setting` taken by one of its pieces."""
     make = find(name) if isinstance(name, str) else name
     method = make(setting)
+    for stage in method.stages:
+        if not isinstance(getattr(stage, "schedule", None), Schedule):
+            raise UserError(
+                f"stage {stage.name!r} of method {method.name} has no schedule; it must be a subclass of "
+                "shoal.stages.base.Scheduled, or have a shoal.types.Schedule of that name"
+            )
     if setting.edges is not None:
         method = over_edges(make, setting, setting.edges)
     setting.refuse_unused(method.name)

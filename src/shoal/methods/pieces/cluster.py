@@ -160,7 +160,7 @@ PIECES = {
     "shift": Piece(
         shift,
         "shoal's own",
-        sends="how its rows of each class look to the global model: sums of features, in some rounds",
+        sends="how its rows of each class look to the global model: sums of features",
         keeps="once there are groups, their experts beside the global model",
         tells="these sums, the label counts among them; and, once groups are seen, who is in which",
         needs={"personalise": ("gate",)},

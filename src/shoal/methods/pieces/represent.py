@@ -60,14 +60,14 @@ PIECES = {
     "labels": Piece(
         labels,
         "paper 002, Sec. III and Eq. 4",
-        sends="its label distribution, once, with noise if represent.gamma is set",
+        sends="its label distribution, with noise if represent.gamma is set",
         tells="how often each label occurs with each client, and its number of rows",
         single=False,
     ),
     "sparsity": Piece(
         sparsity,
         "paper 000, Eq. 1-2, Alg. 1 (SPRE)",
-        sends="how often each channel of a ReLU is zero over its rows: four vectors, once",
+        sends="how often each channel of a ReLU is zero over its rows: four vectors",
         keeps="the extraction model",
         tells="these vectors, from which label distributions can be read, and its number of rows",
         needs={"cluster": ("aidc", "dbscan")},

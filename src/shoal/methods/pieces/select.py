@@ -71,7 +71,7 @@ def balanced(d: Draft) -> None:
     d.stages["select"].append(d.s.make("select", Balanced, size=d.s.cohort, source=told_labels(d)))
 
 
-TOLD = ("its label distribution, once", "nothing", "how often each label occurs with each client")
+TOLD = ("its label distribution", "nothing", "how often each label occurs with each client")
 PIECES = {
     "random": Piece(random, "McMahan et al. 2017", single=False),
     "one-of-each": Piece(
@@ -93,8 +93,8 @@ PIECES = {
     "bandit": Piece(
         bandit,
         "paper 000, Eq. 9-12, Alg. 3 (CICS)",
-        sends="its loss on its group's model, in every round",
-        keeps="its group's model, in every round",
+        sends="its loss on its group's model",
+        keeps="its group's model",
         tells="losses, times, and how far each client's model moved",
         needs={
             "cluster": ("aidc", "dbscan"),

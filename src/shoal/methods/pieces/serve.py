@@ -104,7 +104,7 @@ PIECES = {
     "confidence": Piece(
         confidence,
         "paper 004, Alg. 3",
-        sends="nothing; with serve.rule=density sums over its rows of features and their products, once",
+        sends="nothing; with serve.rule=density sums over its rows of features and their products",
         keeps="an unseen client: the models of all clusters",
         tells="with serve.mask=told how often each label occurs with each client",
         needs={"cluster": ("aidc", "dbscan")},
