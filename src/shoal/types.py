@@ -107,8 +107,9 @@ class ClientProgram(Protocol):
 class Guaranteed(Protocol):
     """A program that puts noise on its report may say what this protects."""
 
-    def guarantee(self, sizes: Sequence[int]) -> Mapping[str, float]:
-        """Of one report, where clients hold so many training rows; empty without noise."""
+    def guarantee(self, sizes: Sequence[int], tasks: int) -> Mapping[str, float]:
+        """Of all reports of a client together, where clients hold so many training rows and receive so many tasks at
+        most; empty without noise."""
 
 
 @dataclass(frozen=True)

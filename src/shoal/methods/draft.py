@@ -116,7 +116,7 @@ class Draft:
         for program in (p for stage in stages for p in stage.programs):
             if known.setdefault(program.name, program) != program:
                 raise ValueError(f"two programs of the method are called {program.name!r}")
-        noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1])]
+        noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1], 1)]
         if len(noisy) > 1:
             raise UserError(
                 f"there is noise on what clients tell in {' and in '.join(noisy)}, and what both protect together is "
