@@ -189,6 +189,7 @@ ASKED: Mapping[Asked, str] = {
     "edges": "the edge servers and the cloud exchange models",
 }
 ONCE_EACH: frozenset[Asked] = frozenset(("returning", "late-joining", "new-members", "unassigned"))
+"""A client that reports receives one such task at most."""
 
 
 @dataclass(frozen=True)
