@@ -161,8 +161,9 @@ class ClientProgram(Protocol):
 class Guaranteed(Protocol):
     """A program that puts noise on its report may say what this protects."""
 
-    def guarantee(self, sizes: Sequence[int]) -> Mapping[str, float]:
-        """Of one report, where clients hold so many training rows; empty without noise."""
+    def guarantee(self, sizes: Sequence[int], tasks: int) -> Mapping[str, float]:
+        """Of all reports of a client together, where clients hold so many training rows and receive so many tasks at
+        most; empty without noise."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,119 @@ class ServerState:
 
 Purpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train
 
+Asked = Literal[
+    "unstated",
+    "none",
+    "all",
+    "cohort",
+    "candidates",
+    "sample",
+    "returning",
+    "late-joining",
+    "retry",
+    "members",
+    "new-members",
+    "unassigned",
+    "edges",
+]
+"""To which clients a stage sends tasks in a round."""
+
+ASKED: Mapping[Asked, str] = {
+    "unstated": "the clients that the stage names in its plan receive a task",
+    "none": "only the server works",
+    "all": "all clients receive a task",
+    "cohort": "the clients of the cohort receive a task",
+    "candidates": "random candidates for the cohort receive a task",
+    "sample": "some random clients receive a task",
+    "returning": "clients that take part for the second time receive a task",
+    "late-joining": "clients that have not reported yet receive a task, such as late-joining clients",
+    "retry": "the stage repeats this as long as no client has reported",
+    "members": "the members of clusters receive a task, once there are clusters",
+    "new-members": "members of clusters that have not reported yet receive a task",
+    "unassigned": "clients outside all clusters receive a task, once there are clusters",
+    "edges": "the edge servers and the cloud exchange models",
+}
+ONCE_EACH: frozenset[Asked] = frozenset(("returning", "late-joining", "new-members", "unassigned"))
+"""A client that reports receives one such task at most."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds at equal distances, by their index from 0."""
+
+    first: int = 0
+    every: int = 1  # 0: only the first
+    last: int | None = None  # None: to the end of the run
+
+    def __contains__(self, round: int) -> bool:
+        since = round - self.first
+        if since < 0 or (self.last is not None and round > self.last):
+            return False
+        return since == 0 or (self.every > 0 and since % self.every == 0)
+
+    def __str__(self) -> str:
+        """As people count them, from 1."""
+        first, last = self.first + 1, None if self.last is None else self.last + 1
+        if self.every == 0:
+            return f"round {first}"
+        if self.every == 1 and last is not None:
+            return f"rounds {first} to {last}"
+        if self.every == 1:
+            return "every round" if first == 1 else f"round {first} and every round after it"
+        return f"round {first} and every {self.every} rounds after it" + (f" up to round {last}" if last else "")
+
+
+def evaluated_rounds(rounds: int, every: int) -> tuple[Rounds, ...]:
+    """Every so many rounds, and the last of the run (0: it has no end)."""
+    last = (Rounds(rounds - 1, 0),) if rounds % every else ()
+    return last if 0 < rounds < every else (Rounds(every - 1, every), *last)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """To which clients a stage sends tasks, and in which rounds.
+
+    In the other rounds after the first of `rounds` it sends them to `others`; before that one it is not due.
+    """
+
+    clients: Asked = "unstated"
+    rounds: tuple[Rounds, ...] = (Rounds(),)  # any of them; none: never
+    others: Asked = "none"
+
+    def asks(self, round: int) -> Asked:
+        """Which clients receive a task in the round with this index."""
+        if any(round in rounds for rounds in self.rounds):
+            return self.clients
+        return self.others if any(rounds.first < round for rounds in self.rounds) else "none"
+
+    def due(self, round: int) -> bool:
+        return any(round in rounds for rounds in self.rounds) or self.asks(round) != "none"
+
+    def most_tasks(self, rounds: int) -> int:
+        """How many tasks one client may receive in a run of so many rounds if it always reports."""
+        asked = [self.asks(round) for round in range(rounds)]
+        own = min(1, len(asked)) if self.clients in ONCE_EACH else asked.count(self.clients)
+        repeated = self.others not in (*ONCE_EACH, "retry", "none", self.clients)
+        return 0 if self.clients == "none" else own + (asked.count(self.others) if repeated else 0)
+
+    def __str__(self) -> str:
+        if not self.rounds:
+            return "The stage is never due."
+        *most, last = map(str, self.rounds)
+        said = f"In {', '.join(most)}{', and ' if most else ''}{last}, {ASKED[self.clients]}."
+        if self.others == "none" or any(r.every == 1 and r.last is None for r in self.rounds):
+            return said
+        first = min(r.first for r in self.rounds)
+        return f"{said} In other rounds{f' after round {first + 1}' if first else ''}, {ASKED[self.others]}."
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON; rounds are counted from 1."""
+        rounds = [
+            {"first": r.first + 1, "every": r.every} | ({} if r.last is None else {"last": r.last + 1})
+            for r in self.rounds
+        ]
+        return {"clients": self.clients, "rounds": rounds, "others": self.others, "sentence": str(self)}
+
 
 class Stage(Protocol):
     """The server's side of one step of a round."""
@@ -224,7 +338,12 @@ class Stage(Protocol):
     def programs(self) -> tuple[ClientProgram, ...]:
         """Every program that `plan` may ask clients to run: a real client must know them beforehand."""
 
-    def due(self, round: int) -> bool: ...
+    @property
+    def schedule(self) -> Schedule:
+        """To which clients `plan` sends tasks, and in which rounds: what `explain` and the privacy statement say."""
+
+    def due(self, round: int) -> bool:
+        """As the schedule says: `stages.base.Scheduled`."""
 
     def plan(self, state: ServerState, seed: int) -> Plan: ...
 

@@ -342,24 +342,47 @@ def test_explain_tells_what_is_sent_and_what_it_costs():
     steps = {s["step"]: s for s in told["steps"]}
     assert list(steps) == ["represent", "cluster", "select", "train", "aggregate", "personalise", "serve"]
     (ask,) = steps["represent"]["stages"]
-    assert ask["in round 1"]["clients"] == told["clients"]
-    assert ask["in round 1"]["bytes_up"] > 0
-    assert ask["in a later round"]["clients"] == 0
+    assert ask["schedule"]["clients"] == "all"
+    assert ask["schedule"]["rounds"] == [{"first": 1, "every": 0}]
+    assert ask["schedule"]["others"] == "late-joining"
+    assert ask["costs"]["in round 1"]["clients"] == told["clients"]
+    assert ask["costs"]["in round 1"]["bytes_up"] > 0
+    assert ask["costs"]["in a usual later round"]["clients"] == 0
     (train,) = steps["train"]["stages"]
-    assert train["in a later round"]["bytes_up"] >= train["in a later round"]["clients"] * 4 * told["parameters"]
-    assert train["in a later round"]["joules"] > 0
+    cost = train["costs"]["in a usual later round"]
+    assert cost["bytes_up"] >= cost["clients"] * 4 * told["parameters"]
+    assert cost["joules"] > 0
     assert "Eq. 4" in steps["represent"]["source"]
-    text = shoal("explain", "ditto", *QUICK).stdout
-    assert "clients" in text
+    text = " ".join(shoal("explain", "ditto", *QUICK).stdout.split())
+    assert "In every round, the clients of the cohort receive a task." in text
     assert "train" in text
     assert not Path("runs").exists(), "nothing is kept"
 
 
-def test_what_is_not_due_yet_is_played_for_its_cost():
-    (told,) = as_json("explain", "fedavg-ft", *QUICK, "--rounds", "20", "--eval-every", "10")["methods"]
+def test_explain_plays_rounds_that_are_far_away():
+    (told,) = as_json("explain", "fedavg-ft", *QUICK, "--rounds", "25", "--eval-every", "10")["methods"]
     (tune,) = next(s for s in told["steps"] if s["step"] == "personalise")["stages"]
-    assert tune["due"] == "round 10, 20"
-    assert tune["when it is due"]["clients"] == told["clients"]
+    assert tune["schedule"]["rounds"] == [{"first": 10, "every": 10}, {"first": 25, "every": 0}]
+    asked = {words: cost["clients"] for words, cost in tune["costs"].items()}
+    everybody = told["clients"]
+    assert asked == {
+        "in round 1": 0,
+        "in a usual later round": 0,
+        "in round 10": everybody,
+        "in a round such as 20": everybody,
+    }
+
+
+def test_explain_tells_what_edges_do():
+    (told,) = as_json("explain", "simclust", *QUICK, "--rounds", "6", "--edges", "2", "--cloud-every", "2")["methods"]
+    edges, cloud, *steps = told["steps"]
+    assert "Who comes gets an edge" in edges["what"]
+    assert cloud["stages"][0]["costs"]["in a round such as 4"]["clients"] == 2
+    assert steps[0]["step"] == "represent"
+    (plain,) = as_json("explain", "fedavg", *QUICK, "--edges", "2")["methods"]
+    select = next(s for s in plain["steps"] if s["piece"] == "select")
+    assert "distinct clients" in select["what"], "of the stage, not of what plays it at every edge"
+    assert "2 edge servers" in shoal("explain", "fedavg", *QUICK, "--edges", "2", "--cloud-every", "1").stdout
 
 
 def test_pieces_are_listed_with_what_they_go_with():

@@ -19,7 +19,7 @@ from shoal.methods import Setting, build
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
 from shoal.selectors.contribution import metrics
-from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Update
+from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Kappa, Update
 from shoal.stages.train import Rate
 from shoal.stages.vectors import vector
 from shoal.types import Examples, Report, ServerState, Task
@@ -96,7 +96,9 @@ class TestConditionalUpdate:
             assert tree.distance(private["model"], line(slope)) < 1e-6
 
     def test_kappa_follows_its_schedule(self):
-        stage = Update(ConditionalUpdate(LINEAR), one_model_for, rounds=10, kappa=0.4, schedule="cosine", decay=0.5)
+        stage = Update(
+            ConditionalUpdate(LINEAR), one_model_for, Kappa(rounds=10, kappa=0.4, schedule="cosine", decay=0.5)
+        )
         state = ServerState(0, {"global": line(0.0)}, roster=("a", "b"))
         assert [t.config["kappa"] for t in stage.plan(state, 0).tasks.values()] == [0.4, 0.4]
         half = stage.plan(replace(state, round=5), 0)

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from dp_accounting.pld import privacy_loss_distribution
+from federations import tiny_federation
 from scipy.stats import norm
 from torch.func import vmap
 
@@ -18,7 +20,13 @@ from shoal.client.gaussian_mechanism import (
     noisy_distribution,
     record_sensitivity,
 )
+from shoal.client.histogram import LabelHistogram
 from shoal.errors import UserError
+from shoal.experiment.assemble import arrange
+from shoal.experiment.job import Job
+from shoal.experiment.result import promised
+from shoal.fleet.plain import PlainFleet
+from shoal.types import Examples, Plan, Task
 
 
 def test_noise_is_gamma_over_the_classes():
@@ -111,3 +119,73 @@ def test_guarantee_is_that_of_the_smallest_client():
     assert guarantee(0.0, 10, [490])["record_epsilon"] == math.inf
     with pytest.raises(UserError, match="sizes is empty"):
         guarantee(1.0, 10, [])
+
+
+def test_several_releases_are_one_that_moves_further():
+    # four releases of deviation 0.1, each moved by sqrt(2) / 24: in L2 all of them move by 2 sqrt(2) / 24
+    found, one = guarantee(1.0, 10, [24], releases=4), guarantee(1.0, 10, [24])
+    assert found["releases"] == 4
+    assert found["record_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2) / 24))
+    assert found["local_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2)))
+    assert found["record_epsilon_of_one_release"] == one["record_epsilon"]
+    assert found["local_epsilon_of_one_release"] == one["local_epsilon"]
+    assert one["releases"] == 1
+    assert "record_epsilon_of_one_release" not in one
+    five = guarantee(1.0, 10, [490], releases=5)
+    assert five["record_epsilon"] == pytest.approx(0.21, abs=0.005), "docs/privacy.md"
+    with pytest.raises(UserError, match="releases is 0"):
+        guarantee(1.0, 10, [24], releases=0)
+
+
+@pytest.mark.parametrize(("mu", "releases"), [(0.3, 5), (1.0, 3)])
+def test_releases_compose_as_dp_accounting_has_it(mu, releases):
+    mechanism = privacy_loss_distribution.from_gaussian_mechanism(
+        1.0, sensitivity=mu, value_discretization_interval=1e-4
+    )
+    composed = mechanism.self_compose(releases).get_epsilon_for_delta(1e-5)
+    assert epsilon(1.0, mu * math.sqrt(releases)) == pytest.approx(composed, rel=1e-3)
+
+
+def test_each_task_may_lead_to_a_release_unless_the_first_one_stands():
+    once, anew = LabelHistogram(10, gamma=1.0), LabelHistogram(10, gamma=1.0, anew=0.25)
+    assert once.guarantee([24], tasks=5) == guarantee(1.0, 10, [24])
+    assert anew.guarantee([24], tasks=5) == guarantee(1.0, 10, [24], releases=5)
+    assert anew.guarantee([24], tasks=0) == anew.guarantee([24])
+    assert LabelHistogram(10, anew=0.25).guarantee([24], tasks=5) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "rounds", "releases"),
+    [
+        ("shoal", {}, 20, 1),
+        ("shoal", {}, 21, 2),  # labels are told in round 1 and every 20 rounds after it
+        ("shoal", {}, 100, 5),
+        ("shoal", {"every": 0}, 100, 1),
+        ("shoal", {"anew": 1.0}, 100, 1),
+        ("simclust", {"every": 10, "anew": 0.5}, 100, 10),
+        ("simclust", {}, 100, 1),
+    ],
+)
+def test_a_run_states_as_many_releases_as_its_schedule_has(method, options, rounds, releases):
+    job = Job(method=method, model="mlp", rounds=rounds, cohort=2, set={"represent": {"gamma": 1.0, **options}})
+    stated = promised(arrange(job, method, tiny_federation(5, (6,))))
+    assert stated["releases"] == releases
+    assert stated["record_epsilon"] == pytest.approx(guarantee(1.0, 4, [9], releases=releases)["record_epsilon"])
+
+
+def test_a_release_stands_until_enough_labels_have_changed():
+    """What is counted as a release is one: new noise, in the round in which the labels are others."""
+    program = LabelHistogram(2, gamma=0.5, anew=0.25)
+    fleet = PlainFleet({"a": {"train": rows([0] * 8)}})
+
+    def told(labels, seed):
+        fleet.data = {"a": {"train": rows(labels)}}
+        return fleet.execute(Plan(program, {"a": Task(seed=seed)}))["a"].tensors["labels"]["p"]
+
+    first = told([0] * 8, 1)
+    assert torch.equal(told([0] * 6 + [1] * 2, 2), first)  # 2 of 8 have changed: no more than a quarter
+    assert not torch.equal(told([0] * 5 + [1] * 3, 3), first)
+
+
+def rows(labels):
+    return Examples(torch.zeros(len(labels), 1), torch.tensor(labels))

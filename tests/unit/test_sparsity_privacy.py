@@ -102,6 +102,10 @@ class TestGuarantee:
         assert found["record_epsilon_without_adaptation"] == pytest.approx(epsilon(1.0, 2.0))
         assert found["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(12)))
 
+    def test_however_often_it_is_asked_a_client_releases_once(self):
+        assert program(noise=0.1).guarantee([20], tasks=9) == program(noise=0.1).guarantee([20])
+        assert program(noise=0.1).guarantee([20])["releases"] == 1
+
     def test_more_noise_and_more_rows_protect_better(self):
         by_noise = [program(noise=n).guarantee([20])["record_epsilon"] for n in (0.05, 0.1, 0.2)]
         by_rows = [program(noise=0.1).guarantee([n])["record_epsilon"] for n in (10, 20, 200)]
@@ -157,8 +161,8 @@ class TestRelease:
 
 @dataclass(frozen=True)
 class VagueLoss(LossProbe):
-    def guarantee(self, sizes):
-        return {"record_epsilon": 100.0 / min(sizes)}
+    def guarantee(self, sizes, tasks):
+        return {"record_epsilon": 100.0 * tasks / min(sizes)}
 
 
 def vague(s):

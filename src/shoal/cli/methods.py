@@ -113,7 +113,7 @@ def explain(
     with told(as_json):
         from shoal.cli.progress import DownloadProgress, RunProgress
         from shoal.experiment.assemble import check_names, setup
-        from shoal.experiment.explain import ROUNDS, explained
+        from shoal.experiment.explain import explained, rounds_to_play
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
         from shoal.report.method_explanation import steps_view
@@ -126,8 +126,10 @@ def explain(
         found = []
         for job in (first[name] for name in dict.fromkeys(job.method for job in jobs)):
             check_names(job)
-            with DownloadProgress(err) as download, RunProgress(err, f"playing {job.method}", ROUNDS + 1) as progress:
-                found.append(explained(setup(job, download), on_round=progress.on_round))
+            with DownloadProgress(err) as download:
+                bench = setup(job, download)
+            with RunProgress(err, f"playing {job.method}", len(rounds_to_play(bench))) as progress:
+                found.append(explained(bench, on_round=progress.on_round))
         if as_json:
             print_json({"methods": found})
             return

@@ -14,10 +14,14 @@ App. C. The exact curve of the Gaussian mechanism is that of Balle and Wang, ICM
 Deviation: Eq. 4 leaves entries below 0, and a sum other than 1; here they are cut at 0 and the rest is scaled to
 1, on the client. What is done to a noisy release cannot weaken its guarantee.
 
-Deviation: the paper names no δ, no neighbours and no ε. Two are computed here, for one release: one record of the
-client replaced by another (the client's size is taken to be public), and one distribution replaced by any other,
-which is local privacy. The first is cheap, the second is not: γ = 1 gives 490 records ε = 0.09 each, and the
-distribution itself, which App. C means to hide, ε = 159. Sending again adds up and is not counted.
+Deviation: the paper names no δ, no neighbours and no ε. Two are computed here: one record of the client replaced by
+another (the client's size is taken to be public), and one distribution replaced by any other, which is local privacy.
+The first is cheap, the second is not: γ = 1 gives 490 records ε = 0.09 each, and the distribution itself, which App. C
+means to hide, ε = 159.
+
+Several releases, each with new noise of the same deviation, are one release of all their numbers: in L2 a record moves
+them √(releases) times as far as one of them, so the same curve gives what they protect together. This covers the
+numbers, not the rounds in which a client decides to release again.
 """
 
 from __future__ import annotations
@@ -89,21 +93,33 @@ def epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> float:
     return float(common.inverse_monotone_function(mechanism.get_delta_for_epsilon, delta, search))
 
 
-def guarantee(gamma: float, classes: int, sizes: Sequence[int], delta: float = DELTA) -> dict[str, float]:
-    """What one noisy release of every client gives: for a record of the smallest client, and for a whole client."""
+def guarantee(
+    gamma: float, classes: int, sizes: Sequence[int], delta: float = DELTA, releases: int = 1
+) -> dict[str, float]:
+    """What the noisy releases of every client give: for a record of the smallest client, and for a whole client."""
     if not sizes:
         raise UserError("sizes is empty; a guarantee needs the records of 1 client or more")
     sigma = label_noise(gamma, classes)
-    return stated(sigma, min(sizes), record_sensitivity(min(sizes)), local_sensitivity(), delta)
+    return stated(sigma, min(sizes), record_sensitivity(min(sizes)), local_sensitivity(), delta, releases)
 
 
-def stated(sigma: float, smallest: int, record: float, local: float, delta: float = DELTA) -> dict[str, float]:
+def stated(
+    sigma: float, smallest: int, record: float, local: float, delta: float = DELTA, releases: int = 1
+) -> dict[str, float]:
     """What Gaussian noise of deviation `sigma` gives to what moves so far (L2) when one of the rows of a client with
-    the `smallest` number of them is replaced, and when all are."""
-    return {
+    the `smallest` number of them is replaced, and when all are; in so many releases together."""
+    if releases < 1:
+        raise UserError(f"releases is {releases}; a guarantee needs 1 release or more")
+    together = math.sqrt(releases)
+    stated = {
         "sigma": sigma,
         "delta": delta,
         "smallest_client": smallest,
-        "record_epsilon": epsilon(sigma, record, delta),
-        "local_epsilon": epsilon(sigma, local, delta),
+        "releases": releases,
+        "record_epsilon": epsilon(sigma, together * record, delta),
+        "local_epsilon": epsilon(sigma, together * local, delta),
     }
+    if releases == 1:
+        return stated
+    one = {"record": epsilon(sigma, record, delta), "local": epsilon(sigma, local, delta)}
+    return stated | {f"{of}_epsilon_of_one_release": x for of, x in one.items()}

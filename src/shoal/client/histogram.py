@@ -20,7 +20,8 @@ class LabelHistogram:
     """The label distribution p_j. `gamma` sets Gaussian noise of deviation gamma / classes on every entry (paper
     002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1. What was released once is kept and
     released again when asked again: fresh noise each time could be averaged away. Only when more than a share `anew` of
-    the labels are others than then (1: never) is there a new release, which adds to what is known of the client."""
+    the labels are others than then (1: never) is there a new release, which adds to what is known of the client; that
+    there is one tells that so many labels have changed, and no noise hides this."""
 
     classes: int = field(metadata=FIXED)
     gamma: float = 0.0
@@ -61,5 +62,7 @@ class LabelHistogram:
         """Whether what was released still tells of these labels."""
         return RELEASED in kept and float((p - kept[EXACT]).abs().sum() / 2) <= self.anew
 
-    def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
-        return guarantee(self.gamma, self.classes, sizes) if self.gamma else {}
+    def guarantee(self, sizes: Sequence[int], tasks: int = 1) -> dict[str, float]:
+        """With `anew` every task may find other labels and lead to a new release."""
+        releases = max(1, tasks) if self.anew < 1 else 1
+        return guarantee(self.gamma, self.classes, sizes, releases=releases) if self.gamma else {}

@@ -105,8 +105,9 @@ class Sparsity:
         adapted = noisy[0] if self.adaptation.epochs else received
         return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
 
-    def guarantee(self, sizes: Sequence[int]) -> dict[str, float]:
-        """With adaptation any row may change the adapted vector in any way, for all that can be proved."""
+    def guarantee(self, sizes: Sequence[int], tasks: int = 1) -> dict[str, float]:
+        """With adaptation any row may change the adapted vector in any way, for all that can be proved. However many
+        tasks there are, a client releases its vectors once."""
         if not self.noise:
             return {}
         smallest, vectors = min(sizes), 3 if self.adaptation.epochs else 2

@@ -1,11 +1,12 @@
-"""What a method does, step by step: who sends and learns what, where it is from, and what a round of it costs.
+"""What a method does, step by step: who sends and learns what, where it is from, when, and what a round of it costs.
 
-Words come from the pieces; bytes and joules from rounds that are really played on the job's data.
+Words come from the pieces, rounds from the schedules of the stages; bytes and joules from rounds that are really played
+on the job's data: the first three, and those of other kinds that a schedule has later in the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,82 +15,104 @@ from shoal.cost.ledger import Ledger, Page
 from shoal.cost.timer import Timer
 from shoal.experiment.assemble import Bench, at_work, make_fleet
 from shoal.methods.composition.piece import piece_class
-from shoal.types import Method, Part, Stage
+from shoal.types import Asked, Method, Part, Schedule, Stage
 
-ROUNDS = 3
-FIRST, LATER, DUE = "in round 1", "in a later round", "when it is due"
+IN_A_ROW = 3  # rounds
+FIRST, USUAL = "in round 1", "in a usual later round"
 
 
 @dataclass(frozen=True)
-class DueNow:
-    """A stage out of its turn, so that its cost is known although its round is far away."""
+class Kind:
+    """Rounds in which a stage asks the same clients; `played` are those, by index, that are played to see their
+    costs."""
 
-    stage: Stage
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stage, name)
-
-    def due(self, round: int) -> bool:
-        return True
+    asked: Asked
+    played: tuple[int, ...]
 
 
-def explained(
-    bench: Bench, rounds: int = ROUNDS, on_round: Callable[[engine.Record], None] | None = None
-) -> dict[str, Any]:
-    method, ledger = bench.method, Ledger(replace(bench.costs, battery_joules=None, budget_joules=None))
-    seldom = [s.name for s in method.stages if not any(s.due(r) for r in range(rounds))]
-    fleet, state = make_fleet(bench), method.init(bench.job.seed)
-    with at_work(fleet):
-        for turn in range(rounds + bool(seldom)):
-            played = method if turn < rounds else _all_due(method)
-            state, record, _ = engine.play_round(played, fleet, state, bench.job.seed, ledger, Timer())
-            if on_round is not None:
-                on_round(record)
-    costs = {s.name: _costs(s.name, s.name in seldom, ledger.pages, rounds) for s in method.stages}
-    schedule = {s.name: [r + 1 for r in range(bench.job.rounds) if s.due(r)] for s in method.stages}
+def kinds_of_rounds(schedule: Schedule, rounds: int) -> dict[str, Kind]:
+    """By the words for them. A usual later round is none of those in which the schedule asks more clients. The first
+    round of a kind stands alone, as round 1 does: clients may keep what they are sent in it."""
+    later: dict[Asked, list[int]] = {}
+    for round in range(1, rounds):
+        later.setdefault(schedule.asks(round), []).append(round)
+    first = schedule.asks(0)
+    kinds = {FIRST: Kind(first, (0,))}
+    usual = next((asked for asked in (schedule.others, "none", schedule.clients) if asked in later), None)
+    if usual is not None:
+        early = tuple(round for round in later[usual] if round < IN_A_ROW)
+        kinds[USUAL] = Kind(usual, early or (later[usual][0],))
+    for asked, members in later.items():
+        if asked in (usual, "none"):
+            continue
+        parts = (members,) if asked == first else (members[:1], members[1:])
+        for part in filter(None, parts):
+            words = "in round" if len(part) == 1 else "in a round such as"
+            kinds[f"{words} {part[0] + 1}"] = Kind(asked, (part[0],))
+    return kinds
+
+
+def rounds_to_play(bench: Bench) -> list[int]:
+    """By index: the first ones, and some of every other kind."""
+    rounds = bench.job.rounds
+    kinds = [kind for stage in bench.method.stages for kind in kinds_of_rounds(stage.schedule, rounds).values()]
+    return sorted({*range(min(IN_A_ROW, rounds)), *(round for kind in kinds for round in kind.played)})
+
+
+def explained(bench: Bench, on_round: Callable[[engine.Record], None] | None = None) -> dict[str, Any]:
+    method, pages = bench.method, _played(bench, on_round)
+    stages = {stage.name: _stage(stage, pages, bench.job.rounds) for stage in method.stages}
     return {
         "method": method.name,
         "clients": len(bench.federation),
         "parameters": bench.model.parameters,
-        "steps": [_step(part, method, costs, schedule, bench.job.rounds) for part in parts_of(method)],
+        "rounds": bench.job.rounds,
+        "steps": [_step(part, method, stages) for part in parts_of(method)],
         "notes": list(method.notes),
     }
 
 
-def _all_due(method: Method) -> Method:
-    return replace(method, stages=tuple(DueNow(stage) for stage in method.stages))
+def _played(bench: Bench, on_round: Callable[[engine.Record], None] | None) -> Sequence[Page]:
+    """Rounds in between are left out: what clients send depends on the round, and hardly on what was trained before."""
+    ledger = Ledger(replace(bench.costs, battery_joules=None, budget_joules=None))
+    fleet, state = make_fleet(bench), bench.method.init(bench.job.seed)
+    with at_work(fleet):
+        for count, round in enumerate(rounds_to_play(bench), start=1):
+            state = replace(state, round=round)
+            state, record, _ = engine.play_round(bench.method, fleet, state, bench.job.seed, ledger, Timer())
+            if on_round is not None:
+                on_round(replace(record, round=count))  # a bar counts the rounds that are played
+    return ledger.pages
 
 
 def parts_of(method: Method) -> Sequence[Part]:
-    """Of a method that is not composed of named pieces, its stages."""
-    return method.parts or [Part("", s.name, (s.name,)) for s in method.stages]
+    """Of a method that is not composed of named pieces, its stages; before pieces, stages that are of none, such as
+    those of edges."""
+    laid = {name for part in method.parts for name in part.stages}
+    return [*(Part("", s.name, (s.name,)) for s in method.stages if s.name not in laid), *method.parts]
 
 
-def _costs(stage: str, seldom: bool, pages: Sequence[Page], rounds: int) -> dict[str, dict[str, float]]:
-    """Of all clients together; a stage that is seldom due was played once, after the others."""
-    if seldom:
-        return {DUE: _total([p for p in pages if p.stage == stage and p.round == rounds + 1], 1)}
-    first = [p for p in pages if p.stage == stage and p.round == 1]
-    later = [p for p in pages if p.stage == stage and 1 < p.round <= rounds]
-    return {FIRST: _total(first, 1), LATER: _total(later, max(1, rounds - 1))}
+def _stage(stage: Stage, pages: Sequence[Page], rounds: int) -> dict[str, Any]:
+    kinds, own = kinds_of_rounds(stage.schedule, rounds), [p for p in pages if p.stage == stage.name]
+    costs = {words: _costs(kind, own) for words, kind in kinds.items()}
+    return {"stage": stage.name, "schedule": stage.schedule.facts(), "costs": costs}
 
 
-def _total(pages: Sequence[Page], rounds: int) -> dict[str, float]:
+def _costs(kind: Kind, pages: Sequence[Page]) -> dict[str, Any]:
+    """Of all clients together, in one round."""
+    played = [p for p in pages if p.round - 1 in kind.played]
+    count = len(kind.played)
     return {
-        "clients": sum(len(p.clients) for p in pages) / rounds,
-        "bytes_down": sum(float(p.bytes_down.sum()) for p in pages) / rounds,
-        "bytes_up": sum(float(p.bytes_up.sum()) for p in pages) / rounds,
-        "joules": sum(float(p.joules.sum()) for p in pages) / rounds,
+        "asked": kind.asked,
+        "rounds": [round + 1 for round in kind.played],
+        "clients": sum(len(p.clients) for p in played) / count,
+        "bytes_down": sum(float(p.bytes_down.sum()) for p in played) / count,
+        "bytes_up": sum(float(p.bytes_up.sum()) for p in played) / count,
+        "joules": sum(float(p.joules.sum()) for p in played) / count,
     }
 
 
-def _step(
-    part: Part,
-    method: Method,
-    costs: dict[str, dict[str, dict[str, float]]],
-    schedule: dict[str, list[int]],
-    rounds: int,
-) -> dict[str, Any]:
+def _step(part: Part, method: Method, stages: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     said = {"step": part.step, "piece": part.piece}
     if part.step:
         piece = piece_class(part.step, part.piece)
@@ -102,16 +125,6 @@ def _step(
         }
     else:
         stage = next(s for s in method.stages if s.name == part.piece)
-        inside = getattr(stage, "stage", stage)
+        inside = getattr(stage, "inner", stage)  # of a stage that every edge plays
         said["what"] = (type(inside).__doc__ or "").split("\n\n")[0].replace("\n   ", "").strip()
-    stages = [{"stage": s, "due": _when(schedule[s], rounds), **costs[s]} for s in part.stages]
-    return said | {"stages": stages}
-
-
-def _when(due: Sequence[int], rounds: int) -> str:
-    if len(due) == rounds:
-        return "every round"
-    if not due:
-        return "never"
-    shown = ", ".join(map(str, due[:3]))
-    return f"round {shown}" if len(due) <= 3 else f"rounds {shown}, ... ({len(due)} of {rounds})"
+    return said | {"stages": [stages[name] for name in part.stages]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
@@ -56,12 +57,15 @@ def _answer_ms(method: Method, state: ServerState, x: Tensor, client: ClientId, 
 
 
 def promised(bench: Bench) -> dict[str, Any]:
-    """What noise protects, as the program that adds it says, and what it is on if that is known. A method has one such
-    program at most: guarantees are not added up."""
-    sizes = bench.federation.sizes("train").tolist()
+    """What noise protects in the whole run, as the program that adds it says of the tasks that a client may receive by
+    the schedules, and what it is on if that is known. A method has one such program at most: guarantees of several are
+    not added up."""
+    sizes, tasks = bench.federation.sizes("train").tolist(), Counter[str]()
+    for stage in bench.method.stages:
+        tasks.update({program.name: stage.schedule.most_tasks(bench.job.rounds) for program in stage.programs})
     found: dict[str, Any] = {}
-    for program in bench.method.programs.values():
-        if isinstance(program, Guaranteed) and (promise := program.guarantee(sizes)):
+    for name, program in bench.method.programs.items():
+        if isinstance(program, Guaranteed) and (promise := program.guarantee(sizes, tasks[name])):
             found |= promise
             found |= {"noise_on": NOISE_ON[type(program)]} if type(program) in NOISE_ON else {}
     return found

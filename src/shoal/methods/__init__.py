@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.errors import imported, look_up
+from shoal.errors import UserError, imported, look_up
 from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
@@ -44,7 +44,7 @@ from shoal.methods.shoal import shoal
 from shoal.methods.simclust import simclust
 from shoal.models import load_model
 from shoal.stages.edges import Topology
-from shoal.types import Method
+from shoal.types import Method, Schedule
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
     "shoal": shoal,
@@ -100,6 +100,12 @@ def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
     """The method, with every option of `setting` taken by one of its pieces."""
     make = find(name) if isinstance(name, str) else name
     method = replace(make(setting), cohort_size=setting.cohort)
+    for stage in method.stages:
+        if not isinstance(getattr(stage, "schedule", None), Schedule):
+            raise UserError(
+                f"stage {stage.name!r} of method {method.name} has no schedule; it must be a subclass of "
+                "shoal.stages.base.Scheduled, or have a shoal.types.Schedule of that name"
+            )
     if setting.edges is not None:
         method = over_edges(method, setting, setting.edges)
     setting.refuse_unused(method.name)

@@ -29,7 +29,7 @@ def steps_view(facts: Mapping[str, Any]) -> RenderableType:
             title.append(f"   {step['source']}", style="dim")
         blocks += [title, Padding(_body(step), (0, 0, 0, 2))]
     blocks += [Text(f"\nnote: {note}") for note in facts["notes"]]
-    blocks.append(Text("\nBytes are counted, joules modelled, both of all clients together.", style="dim"))
+    blocks.append(Text("\nBytes are counted, joules modelled: of all clients together, in one round.", style="dim"))
     return Group(*blocks)
 
 
@@ -40,25 +40,21 @@ def _body(step: Mapping[str, Any]) -> Table:
     for key, label in SAID.items():
         if step.get(key, "nothing") not in ("nothing", ""):
             table.add_row(label, step[key])
-    asking = [stage for stage in step["stages"] if any(cost["clients"] for cost in _costs(stage).values())]
+    asking = [stage for stage in step["stages"] if stage["schedule"]["clients"] != "none"]
     for stage in asking:
-        named = [stage["stage"]] if len(asking) > 1 or stage["stage"] not in (step["step"], step["piece"]) else []
-        often = [] if stage["due"] == "every round" else [stage["due"]]
-        told = f" ({', '.join(named + often)})" if named or often else ""
-        for when, cost in _costs(stage).items():
-            table.add_row(when + told, _cost(cost))
+        named = len(asking) > 1 or stage["stage"] not in (step["step"], step["piece"])
+        table.add_row(f"when ({stage['stage']})" if named else "when", stage["schedule"]["sentence"])
+        for when, cost in stage["costs"].items():
+            table.add_row(when, _cost(cost))
     return table
 
 
-def _costs(stage: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    return {when: cost for when, cost in stage.items() if isinstance(cost, Mapping)}
-
-
-def _cost(cost: Mapping[str, float]) -> str:
+def _cost(cost: Mapping[str, Any]) -> str:
     if not cost["clients"]:
-        return "nobody is asked"
-    asked = f"{cost['clients']:.3g} clients"
-    return f"{asked}, {_bytes(cost['bytes_down'])} down, {_bytes(cost['bytes_up'])} up, {cost['joules']:.3g} J"
+        return "no client receives a task"
+    who = "edge servers" if cost["asked"] == "edges" else "clients"
+    sent = f"{_bytes(cost['bytes_down'])} down, {_bytes(cost['bytes_up'])} up"
+    return f"{cost['clients']:.3g} {who}, {sent}, {cost['joules']:.3g} J"
 
 
 def _bytes(count: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from shoal.clusterers.agglomerative import GreedyClusters
 from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.base import OneProgram, ServerOnly
 from shoal.stages.cluster import Labels
 from shoal.stages.experts import grouped, noted, without_group
 from shoal.stages.model_choice import chosen
-from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, Params, Plan, Report, Schedule, ServerState, Task
 
 TRAIN = "train"
 
@@ -89,12 +90,13 @@ def _measured(known: Table, sent: Table) -> Table:
 
 
 @dataclass(frozen=True)
-class JoinBest(OneProgram, EveryRound):
+class JoinBest(OneProgram):
     """Whoever is in no group chooses among the models of groups, and joins that group. Groups part with one model:
     those that still have the same as another are not offered, and nobody is asked while that leaves no choice."""
 
     program: ClientProgram
     name: str = "join"
+    schedule: ClassVar[Schedule] = Schedule("unassigned")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         asked = without_group(state, self.name)

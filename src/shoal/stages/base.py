@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
-from shoal.types import ClientId, ClientProgram, Plan, Purpose, Report, ServerState
+from shoal.types import ClientId, ClientProgram, Plan, Purpose, Report, Schedule, ServerState, evaluated_rounds
 
 
 def with_rows(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
@@ -13,39 +12,52 @@ def with_rows(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
     return {c: r for c, r in reports.items() if r.counts["train"] > 0}
 
 
-class EveryRound:
-    purpose: ClassVar[Purpose] = "pre"
+class Scheduled:
+    """A stage that is due in the rounds of its schedule."""
+
+    @property
+    def purpose(self) -> Purpose:
+        return "pre"
+
+    @property
+    def schedule(self) -> Schedule:
+        """In every round, whichever clients `plan` names."""
+        return Schedule()
 
     def due(self, round: int) -> bool:
-        return True
+        return self.schedule.due(round)
 
 
-class ServerOnly(EveryRound):
+class ServerOnly(Scheduled):
     """A step without client work."""
 
     programs: tuple[ClientProgram, ...] = ()
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("none")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return Plan()
 
 
-class OneProgram:
+class OneProgram(Scheduled):
     """A step whose clients all run the same program."""
 
     program: ClientProgram
-    purpose: ClassVar[Purpose] = "pre"
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
         return (self.program,)
 
 
-class WhenEvaluated:
+class WhenEvaluated(Scheduled):
     """Due in the rounds that are evaluated by plan. A run that a budget ends in between is measured with what there is
     then."""
 
     rounds: int
     every: int
 
-    def due(self, round: int) -> bool:
-        return round + 1 == self.rounds or (round + 1) % self.every == 0
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("all", evaluated_rounds(self.rounds, self.every))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,15 +15,15 @@ from shoal import tree
 from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
+from shoal.stages.base import OneProgram, ServerOnly, with_rows
 from shoal.stages.cluster import GROUPS, Floats
 from shoal.stages.experts import grouped, joined, noted, without_group
 from shoal.stages.vectors import UNBOUNDED, nearest_direction, restored, vector
-from shoal.types import ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, Params, Plan, Report, Rounds, Schedule, ServerState, Task
 
 
 @dataclass(frozen=True)
-class GroupColdStart(OneProgram, EveryRound):
+class GroupColdStart(OneProgram):
     """Once: some clients, by chance, train the first model a little, and are grouped by where that took them. Each
     group's model is the mean of its members'. Kept are the first model and the directions of the groups, for those who
     come later. Who has no rows goes nowhere, and is in no group."""
@@ -32,6 +33,7 @@ class GroupColdStart(OneProgram, EveryRound):
     groups: int = 3
     alpha: int = 20  # clients that are asked, for each group
     name: str = GROUPS
+    schedule: ClassVar[Schedule] = Schedule("sample", (Rounds(0, 0),), "retry")
 
     def __post_init__(self) -> None:
         for key in ("groups", "alpha"):
@@ -76,13 +78,14 @@ class GroupColdStart(OneProgram, EveryRound):
 
 
 @dataclass(frozen=True)
-class ClientColdStart(OneProgram, EveryRound):
+class ClientColdStart(OneProgram):
     """Whoever is in no group trains the first model a little and joins the group that went the most similar way."""
 
     program: ClientProgram
     trainable: tuple[str, ...]
     source: str = GROUPS
     name: str = "join"
+    schedule: ClassVar[Schedule] = Schedule("unassigned")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         if self.source not in state.memory:

@@ -22,7 +22,7 @@ from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.selectors import contribution
 from shoal.selectors.sampling import Floats, largest
-from shoal.stages.base import EveryRound, OneProgram, ServerOnly, with_rows
+from shoal.stages.base import OneProgram, ServerOnly, with_rows
 from shoal.stages.prediction_similarity import shared_rows
 from shoal.stages.train import Federate
 from shoal.stages.vectors import restored, vector
@@ -36,6 +36,7 @@ from shoal.types import (
     Plan,
     Purpose,
     Report,
+    Schedule,
     ServerState,
     Task,
 )
@@ -268,18 +269,13 @@ class FederateByContribution(Federate):
 
 
 @dataclass(frozen=True)
-class Update(OneProgram, EveryRound):
-    """Everybody, not only the cohort, is sent the new model and makes of it what `program` does, with a `kappa` that is
-    the same for all and may change from round to round."""
+class Kappa:
+    """The κ of a round, sent with the task."""
 
-    program: ClientProgram
-    models_for: ModelsFor
     rounds: int = field(metadata=FIXED)
     kappa: float = 0.2
     schedule: str = "constant"
     decay: float = 0.1
-    name: str = "update"
-    purpose: ClassVar[Purpose] = "train"
 
     def __post_init__(self) -> None:
         for key in ("kappa", "decay"):
@@ -288,13 +284,26 @@ class Update(OneProgram, EveryRound):
         if self.schedule not in SCHEDULES:
             raise UserError(f"update.schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
 
+    def at(self, round: int) -> float:
+        return learning_rate(self.schedule, self.kappa, round, self.rounds, self.decay)
+
+
+@dataclass(frozen=True)
+class Update(OneProgram):
+    """Everybody, not only the cohort, is sent the new model and makes of it what `program` does, with a `kappa` that is
+    the same for all and may change from round to round."""
+
+    program: ClientProgram
+    models_for: ModelsFor
+    kappa: Kappa
+    name: str = "update"
+    purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("all")
+
     def plan(self, state: ServerState, seed: int) -> Plan:
-        config = {"kappa": self._kappa(state)}
+        config = {"kappa": self.kappa.at(state.round)}
         tasks = {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.roster}
         return Plan(self.program, tasks, reuse=True)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return replace(state, figures={**state.figures, f"{self.name}.kappa": self._kappa(state)})
-
-    def _kappa(self, state: ServerState) -> float:
-        return learning_rate(self.schedule, self.kappa, state.round, self.rounds, self.decay)
+        return replace(state, figures={**state.figures, f"{self.name}.kappa": self.kappa.at(state.round)})

@@ -18,8 +18,21 @@ from shoal.clusterers.repulsive import RepulsiveClusters
 from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import ServerOnly
-from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Relay, Report, ServerState, Stage, Task
+from shoal.stages.base import Scheduled, ServerOnly
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    Params,
+    Plan,
+    Purpose,
+    Relay,
+    Report,
+    Schedule,
+    ServerState,
+    Stage,
+    Task,
+    evaluated_rounds,
+)
 
 EDGES, CLOUD, WHEREABOUTS = "edges", "cloud", "whereabouts"
 Labels = NDArray[np.int64]
@@ -209,7 +222,7 @@ def _opened(state: ServerState, first: ServerState) -> ServerState:
 
 
 @dataclass(frozen=True)
-class AtEdges:
+class AtEdges(Scheduled):
     """A stage of a method, played by every edge for its own clients. An edge's cohort is its share of the whole one by
     its number of clients, one client at least."""
 
@@ -227,8 +240,9 @@ class AtEdges:
     def programs(self) -> tuple[ClientProgram, ...]:
         return self.stage.programs
 
-    def due(self, round: int) -> bool:
-        return self.stage.due(round)
+    @property
+    def schedule(self) -> Schedule:
+        return self.stage.schedule
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         merged = Plan()
@@ -276,8 +290,9 @@ class Cloud(ServerOnly):
     name: str = CLOUD
     purpose: ClassVar[Purpose] = "train"
 
-    def due(self, round: int) -> bool:
-        return (round + 1) % self.every == 0 or round + 1 == self.rounds
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("edges", evaluated_rounds(self.rounds, self.every))
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         edges, known = views(state), Table.load(state, EDGES)

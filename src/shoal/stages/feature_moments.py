@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,20 +13,21 @@ from shoal.client.confidence import EXTRACTOR, ROUTER, Confidence, discriminant
 from shoal.client_table import Table
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.base import OneProgram
 from shoal.stages.first_round_clusters import GROUPS
-from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, ServerState, Task, Tree
+from shoal.types import ClientId, ClientProgram, ModelsFor, Params, Plan, Report, Schedule, ServerState, Task, Tree
 
 DESCRIBED, LABELS = "describe", "labels"
 
 
 @dataclass(frozen=True)
-class Describe(OneProgram, EveryRound):
+class Describe(OneProgram):
     """Members of clusters tell once where their rows lie among the features of the first round's mean; what they tell
     is added up, cluster by cluster."""
 
     program: ClientProgram
     name: str = DESCRIBED
+    schedule: ClassVar[Schedule] = Schedule("new-members")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         told = set(self._told(state))

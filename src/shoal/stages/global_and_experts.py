@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from shoal.rng import derive_seed
 from shoal.stages.balanced import TOLD
 from shoal.stages.personalise import Personalise
 from shoal.stages.train import Federate
-from shoal.types import FIXED, ClientId, Params, Plan, Report, ServerState, Task
+from shoal.types import FIXED, ClientId, Params, Plan, Report, Schedule, ServerState, Task
 
 GLOBAL, EXPERT = "global", "expert"
 
@@ -79,6 +79,10 @@ def _by_row(heads: Tensor, weights: Tensor, total: Tensor, mean: Tensor) -> Tens
 @dataclass(frozen=True)
 class PersonaliseMembers(Personalise):
     """Only members of groups have something to weigh: without groups nobody is asked."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return replace(super().schedule, clients="members")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         members = [c for c in state.roster if c in state.membership]

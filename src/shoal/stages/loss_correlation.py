@@ -14,7 +14,7 @@ from shoal.rng import derive_seed
 from shoal.selectors.loss_correlation import LossCorrelation, pick
 from shoal.selectors.sampling import uniform
 from shoal.stages.base import OneProgram, ServerOnly
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Rounds, Schedule, ServerState, Task
 
 SURVEY = "survey"
 NEVER = -2  # no round is the next one
@@ -38,9 +38,13 @@ class Survey(OneProgram):
             if getattr(self, key) < least:
                 raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
 
-    def due(self, round: int) -> bool:
-        past = round - self.warmup
-        return past <= 0 or past % self.every in (0, self.every - 1)
+    @property
+    def schedule(self) -> Schedule:
+        if self.every <= 2:  # pairs follow each other without a gap
+            return Schedule("all")
+        next_pair = self.warmup + self.every - 1
+        pairs = Rounds(next_pair, self.every), Rounds(next_pair + 1, self.every)
+        return Schedule("all", (Rounds(0, 1, last=self.warmup), *pairs))
 
     def begins_pair(self, round: int) -> bool:
         """Whether what this round's training changes will be known."""

@@ -15,7 +15,7 @@ from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated, with_rows
 from shoal.stages.experts import joined, numbered
 from shoal.stages.train import Federate
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task, Tree
+from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, Rounds, Schedule, ServerState, Task, Tree
 
 
 def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
@@ -88,9 +88,11 @@ class Starts(OneProgram):
         """Rounds of each start."""
         return max(1, self.rounds // (2 * self.starts))
 
-    def due(self, round: int) -> bool:
+    @property
+    def schedule(self) -> Schedule:
         """At the beginning of a round, so that a round is evaluated with what was trained in it."""
-        return self.starts > 1 and 0 < round <= self.starts * self.trial and round % self.trial == 0
+        ends = Rounds(self.trial, self.trial, last=self.starts * self.trial)
+        return Schedule("all", (ends,) if self.starts > 1 else ())
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return _choice(self.program, state, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ from shoal.clusterers.prediction_similarity import inference_similarity, similar
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.base import OneProgram
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.vectors import restored
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Rounds, Schedule, ServerState, Task
 
 SHARE, TRAIN = "share", "train"
 
@@ -36,13 +37,14 @@ def shared_rows(state: ServerState, model: Model) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Infer(OneProgram, EveryRound):
+class Infer(OneProgram):
     """What each client's newest model predicts on the shared rows. Who has not trained yet is asked to, for this."""
 
     program: ClientProgram
     models_for: ModelsFor
     model: Model
     name: str = "represent"
+    schedule: ClassVar[Schedule] = Schedule("all", (Rounds(0, 0),), "late-joining")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         known = set(Table.load(state, self.name).clients)

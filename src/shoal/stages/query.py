@@ -10,13 +10,13 @@ import torch
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.base import OneProgram
 from shoal.stages.vectors import row
-from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, Rounds, Schedule, ServerState, Task
 
 
 @dataclass(frozen=True)
-class AskOnce(OneProgram, EveryRound):
+class AskOnce(OneProgram):
     """Everyone who has not answered yet is asked; answers are kept, with the round they are of ("told"). Newcomers are
     asked when they come, or never. With `every` all are asked anew every so many rounds, and nobody before round
     `after`."""
@@ -33,12 +33,18 @@ class AskOnce(OneProgram, EveryRound):
         if self.every < 0:
             raise UserError(f"{self.name}.every is {self.every}; it must be 0 (never again) or more rounds")
 
+    @property
+    def schedule(self) -> Schedule:
+        if not self.newcomers:
+            return Schedule("all", (Rounds(self.after, 0),), "retry")
+        return Schedule("all", (Rounds(self.after, self.every),), "late-joining")
+
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known = set(Table.load(state, self.name).clients)
-        if state.round < self.after or (known and not self.newcomers):
+        known, now = set(Table.load(state, self.name).clients), self.schedule.asks(state.round)
+        if now == "none" or (known and not self.newcomers):
             return Plan()
-        anew = self.every > 0 and state.round > self.after and (state.round - self.after) % self.every == 0
-        asked = [c for c in state.roster if anew or c not in known]
+        again = now == "all" and state.round > self.after
+        asked = [c for c in state.roster if again or c not in known]
         models = {c: self.models_for(state, c) if self.models_for else {} for c in asked}
         return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked}, self.reuse)
 

@@ -10,18 +10,19 @@ import torch
 
 from shoal.client_table import Table
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
+from shoal.stages.base import OneProgram
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, Schedule, ServerState, Task
 
 
 @dataclass(frozen=True)
-class OnceWhenBack(OneProgram, EveryRound):
+class OnceWhenBack(OneProgram):
     """Clients of the cohort who have been in one before run `program`, until one has reported that it is done."""
 
     program: ClientProgram
     models_for: ModelsFor
     name: str
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("returning")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         done = self._done(state)

@@ -14,10 +14,10 @@ from shoal.client.secure_aggregation import KEY, KEYS, ONE, SILENT, SUM, TAIL, R
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram
+from shoal.stages.base import OneProgram
 from shoal.stages.train import Federate
 from shoal.stages.vectors import restored
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, ServerState, Task
+from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, Schedule, ServerState, Task
 
 log = logging.getLogger(__name__)
 PENDING = "sums"
@@ -90,7 +90,7 @@ class FederateSums(Federate):
 
 
 @dataclass(frozen=True)
-class Unmask(OneProgram, EveryRound):
+class Unmask(OneProgram):
     """Takes away everybody's own masks, and those that are left in a sum because somebody did not answer, and makes the
     sum the model's mean. If one of those who are in it is silent now, it cannot be read and the model stays as it
     is."""
@@ -99,6 +99,7 @@ class Unmask(OneProgram, EveryRound):
     keys: str = field(default=KEYS, metadata=FIXED)
     name: str = "unmask"
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         known = Table.load(state, self.keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.round_robin import in_turn, share_of
 from shoal.selectors.sampling import by_size, largest
-from shoal.stages.base import EveryRound, OneProgram, ServerOnly
+from shoal.stages.base import OneProgram, ServerOnly
 from shoal.stages.experts import IDLE, without_group
-from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, Task
+from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, Task
 
 Rows = NDArray[np.int64]
 SIZES = "sizes"  # the stage in which clients tell how many rows they hold
@@ -71,13 +71,14 @@ class FromGroups(ServerOnly):
 
 
 @dataclass(frozen=True)
-class LargestLoss(OneProgram, EveryRound):
+class LargestLoss(OneProgram):
     """Power of choice: candidates, likelier the more rows they have, tell their loss; the largest take part."""
 
     program: ClientProgram
     models_for: ModelsFor
     candidates: int = 0  # 0: twice the cohort
     name: str = "select"
+    schedule: ClassVar[Schedule] = Schedule("candidates")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         known = Table.load(state, SIZES)

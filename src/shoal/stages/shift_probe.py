@@ -17,7 +17,7 @@ from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.experts import joined, noted, numbered, without_group
 from shoal.stages.global_and_experts import GLOBAL
 from shoal.stages.vectors import restored, row, vector
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, ServerState, Task
+from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, Rounds, Schedule, ServerState, Task
 
 PROBE, IDLE = "probe", "probe-idle"
 COLUMNS = ("count", "sum", "square")
@@ -56,16 +56,16 @@ class ShiftProbe(OneProgram):
         if not -1 <= self.agreement < 1:
             raise UserError(f"{self.name}.agreement is {self.agreement}; it must be from -1 to below 1")
 
-    def due(self, round: int) -> bool:
-        return round >= self.at
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("all", (Rounds(self.at, self.every),), "unassigned")
 
-    def _everybody(self, round: int) -> bool:
-        since = round - self.at
-        return since == 0 or (self.every > 0 and since % self.every == 0)
+    def _asks_all(self, round: int) -> bool:
+        return self.schedule.asks(round) == "all"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         newcomers = without_group(state, IDLE) if state.membership else []
-        asked = state.roster if self._everybody(state.round) else newcomers
+        asked = state.roster if self._asks_all(state.round) else newcomers
         model = {GLOBAL: self._model(state)} if asked else {}
         return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in asked}, reuse=True)
 
@@ -86,7 +86,7 @@ class ShiftProbe(OneProgram):
         here = known.where(known.present(state.roster))
         labels, parents, figures = self._placed(before, here, was), dict[int, int](), dict[str, float]()
         experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
-        if self._everybody(state.round):
+        if self._asks_all(state.round):
             limits = (self.threshold, self.smallest, self.most, seed, max(1, len(experts)), self.agreement)
             labels, effect, agreement, parents = divided(_read(here), labels, *limits)
             figures = {"effect": effect, "agreement": agreement}

@@ -14,7 +14,7 @@ from shoal.client.sgd import SCHEDULES, learning_rate
 from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.stages.base import EveryRound, OneProgram, with_rows
+from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.vectors import vector
 from shoal.types import (
     FIXED,
@@ -25,6 +25,7 @@ from shoal.types import (
     Plan,
     Purpose,
     Report,
+    Schedule,
     ServerState,
     Task,
 )
@@ -68,7 +69,7 @@ class ServerUpdate:
 
 
 @dataclass(frozen=True)
-class Federate(OneProgram, EveryRound):
+class Federate(OneProgram):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
@@ -89,6 +90,7 @@ class Federate(OneProgram, EveryRound):
     observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def config(self, state: ServerState) -> dict[str, float]:
         """What goes with every task."""
@@ -193,7 +195,7 @@ class FederateDirected(Federate):
 
 
 @dataclass(frozen=True)
-class TrainAlone(OneProgram, EveryRound):
+class TrainAlone(OneProgram):
     """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
     that init put into this stage's memory, so that all clients start alike without a model being sent."""
 
@@ -201,6 +203,7 @@ class TrainAlone(OneProgram, EveryRound):
     rate: Rate
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
+    schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         first = float(state.memory[self.name]["first"])

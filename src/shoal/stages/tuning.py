@@ -11,8 +11,8 @@ import torch
 from shoal.client.train import LocalTraining
 from shoal.client.tuning import TryTuning, most_hits
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, WhenEvaluated
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
+from shoal.stages.base import OneProgram, Scheduled, WhenEvaluated
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, Schedule, ServerState, Task
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Tune(OneProgram, WhenEvaluated):
 
 
 @dataclass(frozen=True)
-class PersonaliseTuned:
+class PersonaliseTuned(Scheduled):
     """Every client fine-tunes as was chosen and keeps the result; while nothing is chosen, nobody does."""
 
     tune: Tune
@@ -54,8 +54,9 @@ class PersonaliseTuned:
         passes = self.tune.program.passes
         return tuple(replace(self.training, epochs=n, name=f"{self.name}-{n}") for n in passes)
 
-    def due(self, round: int) -> bool:
-        return self.tune.due(round)
+    @property
+    def schedule(self) -> Schedule:
+        return self.tune.schedule
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         if self.tune.name not in state.memory:

@@ -21,7 +21,7 @@ from shoal.stages.global_and_experts import GLOBAL, PersonaliseMembers
 from shoal.stages.momentum import averaged
 from shoal.stages.shift_probe import ShiftProbe
 from shoal.stages.training_prior import taught
-from shoal.types import ClientId, Method, Params, Report, ServerState
+from shoal.types import ClientId, Method, Params, Report, Rounds, Schedule, ServerState
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Told(ServerOnly):
     at: int
     name: str = "probe"
 
-    def due(self, round: int) -> bool:
-        return round == self.at and bool(self.groups)
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("none", (Rounds(self.at, 0),) if self.groups else ())
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         clients = [c for c in state.roster if c in self.groups]

@@ -150,7 +150,7 @@ class MethodBuilder:
         for program in (p for stage in stages for p in stage.programs):
             if known.setdefault(program.name, program) != program:
                 raise ValueError(f"two programs of the method are called {program.name!r}")
-        noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1])]
+        noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1], 1)]
         if len(noisy) > 1:
             raise UserError(
                 f"clients add noise to what they send in {' and in '.join(noisy)}, and the privacy guarantee of both "

@@ -17,7 +17,7 @@ class OverlappingClusters(Piece):
     needs = (UPDATE_DIRECTIONS,)
     provides = (OVERLAPPING_CLUSTERS, EXPERTS)
     client_keeps = "the experts of all clusters that it is in"
-    server_learns = "which clients are similar, in every round"
+    server_learns = "which clients are similar"
 
     def add_to(self, method: MethodBuilder) -> None:
         model = method.setting.model

@@ -17,7 +17,7 @@ class ShiftClusters(Piece):
     source = "shoal"
     provides = (EXPERTS_BESIDE_GLOBAL, EXPERTS, GLOBAL_MODEL, PERSISTENT_MODELS)
     must_be_used = (EXPERTS_BESIDE_GLOBAL,)
-    client_sends = "sums of the global model's features for each class, in the rounds of the probe"
+    client_sends = "sums of the global model's features for each class"
     client_keeps = "the experts beside the global model, once there are clusters"
     server_learns = "these sums and label counts and, once clusters are formed, which client is in which"
 

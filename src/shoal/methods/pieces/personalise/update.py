@@ -15,7 +15,7 @@ from shoal.methods.composition.capability import (
 )
 from shoal.methods.composition.model_functions import own_model_predict
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.contribution import Update
+from shoal.stages.contribution import Kappa, Update
 
 
 @register("personalise", "update")
@@ -32,8 +32,6 @@ class ConditionalUpdates(Piece):
         setting, training = method.setting, method.required(method.training, "training")
         method.training = method.program = replace(training, start="own", keep=True)
         program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.rows)
-        stage = setting.make(
-            "update", Update, program=program, models_for=method.models_to_train, rounds=setting.rounds
-        )
-        method.stages["personalise"].append(stage)
+        kappa = setting.make("update", Kappa, rounds=setting.rounds)
+        method.stages["personalise"].append(Update(program, method.models_to_train, kappa))
         method.predict = own_model_predict(setting.model, method.predict)

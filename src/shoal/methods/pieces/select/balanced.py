@@ -15,7 +15,7 @@ class BalancedCohort(Piece):
 
     source = "shoal"
     uses = (LABEL_DISTRIBUTIONS,)
-    client_sends = "its label distribution, once"
+    client_sends = "its label distribution"
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:

@@ -19,7 +19,7 @@ class RepClustSelection(Piece):
 
     source = "Pereira et al. (RepClust), Sec. III-B, Alg. 1"
     uses = (LABEL_DISTRIBUTIONS,)
-    client_sends = "its label distribution, once"
+    client_sends = "its label distribution"
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:

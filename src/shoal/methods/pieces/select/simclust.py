@@ -19,7 +19,7 @@ class SimClustSelection(Piece):
 
     source = "Pereira et al. (SimClust), Sec. III-A"
     uses = (LABEL_DISTRIBUTIONS,)
-    client_sends = "its label distribution, once"
+    client_sends = "its label distribution"
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:

@@ -32,7 +32,7 @@ class MostConfident(Piece):
     needs = (CLUSTER_MODELS,)
     because = "without clusters there is one model only"
     uses = (FIRST_ROUND_MODELS, LABEL_DISTRIBUTIONS)
-    client_sends = "nothing; with serve.rule=density, sums of features and of their products over its samples, once"
+    client_sends = "nothing; with serve.rule=density, sums of features and of their products over its samples"
     client_keeps = "on an unseen client, the models of all clusters"
     server_learns = "with serve.mask=told, the label distribution of every client"
 
