@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from shoal.client_table import Table
 from shoal.errors import UserError
-from shoal.selectors.balanced import concentration, flattest
+from shoal.selectors.balanced import concentration, filled_up, longest_waiting
 from shoal.stages.balanced import Balanced
 from shoal.types import ServerState
+
+
+def flattest(counts, last, available, k, share, seed):
+    first = longest_waiting(counts, last, available, k, share, seed)
+    return filled_up(counts, first, available, k, seed)
 
 
 def chosen(counts, k, last=None, share=0.0, seed=0, there=None):

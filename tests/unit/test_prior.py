@@ -1,4 +1,4 @@
-"""Priors: counted, estimated without labels, counted into the loss and into what is served; all numbers by hand."""
+"""Priors: counted, without labels, counted into the loss and into what is served; all numbers by hand."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from shoal.client.prior import (
     CountLabels,
     EstimatePrior,
     correction,
-    estimated,
+    expected,
     likelier,
     mixed_prior,
     smoothed_prior,
@@ -86,6 +86,14 @@ class TestAdjustedLoss:
     def test_what_is_refused(self, lam):
         with pytest.raises(UserError, match="above 0 and at most 1"):
             AdjustedTraining(MODEL, lam=lam)
+
+
+def estimated(log_likelihood, prior, alpha, iterations):
+    """Expected class counts after so many rounds of EM from a prior."""
+    for _ in range(iterations):
+        counts = expected(prior.log(), log_likelihood, torch.ones(len(log_likelihood)))
+        prior = smoothed_prior(counts, alpha)
+    return counts
 
 
 class TestEstimate:

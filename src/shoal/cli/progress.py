@@ -110,7 +110,6 @@ class DownloadProgress:
     """Called by the downloader with (file, bytes so far, bytes in all or None)."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -245,26 +245,6 @@ def gated_predict(model: Model, gate: Gate) -> Predict:
     return predict
 
 
-def routed_predict(model: Model, gate: Gate, models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
-    """The same prediction, with every model run for those rows only for which its prior allows it to count. Which these
-    are depends on the rows, so clients cannot be stacked: for serving."""
-    experts = [models[k] for k in sorted(models)]
-    if not fits(private, experts) or not bool(same(model, private, experts)):
-        return gated_predict(model, gate)(models, private, x)
-    every, scores = (private["model"], *experts), gate.scores(private["gate"], x)
-    run = gate.run(scores)
-    if bool(run.all()):
-        logits = torch.stack([model.predict(m, x) for m in every], dim=1)
-        return gate.mixed(gate.log_weights(scores, logits), logits)
-    place, row = run.T.nonzero(as_tuple=True)  # by model, and within a model by row
-    ends = run.sum(0).cumsum(0).tolist()
-    parts = [row[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    said = torch.cat([model.predict(m, _rows(x, rows)) for m, rows in zip(every, parts, strict=True) if len(rows)])
-    logits = x.new_zeros(len(x) * len(every), model.classes).index_copy_(0, row * len(every) + place, said)
-    logits = logits.view(len(x), len(every), model.classes)
-    return gate.mixed(gate.log_weights(scores, logits), logits)
-
-
 def _rows(x: Tensor, rows: Tensor) -> Tensor:
     return x if len(rows) == len(x) else x.index_select(0, rows)
 

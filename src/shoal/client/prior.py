@@ -97,15 +97,6 @@ def expected(log_prior: Tensor, log_told: Tensor, w: Tensor) -> Tensor:
     return (torch.softmax(log_told + log_prior, dim=-1) * w[:, None]).sum(0)
 
 
-def estimated(log_told: Tensor, first: Tensor, alpha: float, iterations: int) -> Tensor:
-    """Expected counts of classes after so many rounds of EM from the prior `first`, [classes]."""
-    w, prior = torch.ones(len(log_told)), first
-    for _ in range(iterations):
-        counts = expected(prior.log(), log_told, w)
-        prior = smoothed_prior(counts, alpha)
-    return counts
-
-
 def likelier(log_prior: Tensor, log_before: Tensor, log_told: Tensor, w: Tensor) -> Tensor:
     """By how much inputs are likelier with one prior than with another: the mean log ratio over rows."""
     gain = torch.logsumexp(log_told + log_prior, dim=-1) - torch.logsumexp(log_told + log_before, dim=-1)

@@ -101,9 +101,6 @@ class Wifi:
         room_bits = symbols * self.bits_per_symbol - SERVICE_BITS - TAIL_BITS
         return min(max(room_bits // (PAYLOAD_BITS + HEADER_BITS + DELIMITER_BITS), 1), MAX_MPDUS)
 
-    def exchanges(self, bits: int) -> int:
-        return _ceil(_ceil(bits, PAYLOAD_BITS), self.mpdus_per_ppdu)
-
     def airtime_s(self, bits: int) -> float:
         """From the first RTS to the last empty slot; nothing to send takes no time."""
         whole, rest = divmod(_ceil(bits, PAYLOAD_BITS), self.mpdus_per_ppdu)

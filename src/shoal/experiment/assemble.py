@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from shoal.cost.carbon import Carbon
 from shoal.cost.costs import Costs
@@ -26,10 +25,12 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, cores
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, rehearsed
+from shoal.methods.composition.setting import setting_of, topology
 from shoal.models import Model, check_model, load_model
-from shoal.stages.edges import Topology, parse_edges
+from shoal.models.model import stacks_well
+from shoal.stages.edges import Topology
 from shoal.store.run_directory import RunStore
-from shoal.types import ClientId, Examples, Fleet, Method, Tree
+from shoal.types import ClientId, Fleet, Method, Tree
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +70,6 @@ def check_names(job: Job, out: Path | None = None) -> None:
         _flower()
     if out is not None:
         RunStore.check_free(out)
-
-
-def topology(job: Job, places: Mapping[ClientId, str] | None = None) -> Topology | None:
-    """The edges that the job asks for; a method may want some where it asks for none."""
-    asked, places = "place" if job.edge_column is not None else job.edges, places or {}
-    if asked is None:
-        return None
-    return Topology(*parse_edges(asked, places), every=job.cloud_every or Topology.every, places=places)
 
 
 def _refuse_cloud_without_edges(job: Job, edges: Topology | None) -> None:
@@ -168,29 +161,6 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     return Bench(job, federation, model, built, costs)
 
 
-def setting_of(
-    job: Job,
-    model: Model,
-    cohort: int,
-    public: Examples | None = None,
-    places: Mapping[ClientId, str] | None = None,
-) -> Setting:
-    return Setting(
-        model=model,
-        rounds=job.rounds,
-        cohort=cohort,
-        epochs=job.epochs,
-        batch_size=job.batch_size,
-        lr=job.lr,
-        momentum=job.momentum,
-        eval_every=job.eval_every,
-        options=job.set,
-        public=public,
-        edges=topology(job, places),
-        cloud_every=job.cloud_every,
-    )
-
-
 def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
     if edges is None:
         return
@@ -241,11 +211,6 @@ def choose_fleet(asked: str, model: Model, workers: int) -> str:
     if workers > 1 and on_cpu:
         return "pool"
     return "vector" if stacks_well(model) else "plain"
-
-
-def stacks_well(model: Model) -> bool:
-    """Dense layers gain from stacked clients; stacked convolutions become grouped ones, slow on a CPU."""
-    return model.batchable and not model.uses(nn.modules.conv._ConvNd)
 
 
 def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = None) -> Fleet:

@@ -13,10 +13,11 @@ from typing import Any
 from shoal import engine
 from shoal.engine import Evaluation, UnseenClient
 from shoal.errors import UserError
-from shoal.experiment.assemble import Bench, at_work, make_fleet, setting_of, setup
+from shoal.experiment.assemble import Bench, at_work, make_fleet, setup
 from shoal.experiment.job import make_job
 from shoal.experiment.run import check_data
 from shoal.methods import build, find
+from shoal.methods.composition.setting import setting_of
 from shoal.store.run_directory import RunStore
 from shoal.types import ServerState
 

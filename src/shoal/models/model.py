@@ -222,3 +222,8 @@ def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: st
         )
     make = partial(factory, tuple(input_shape), classes) if needed else factory
     return Model(name, make, tuple(input_shape), classes, device)
+
+
+def stacks_well(model: Model) -> bool:
+    """Dense layers gain from stacked clients; stacked convolutions become grouped ones, slow on a CPU."""
+    return model.batchable and not model.uses(nn.modules.conv._ConvNd)

@@ -29,13 +29,6 @@ def concentration(counts: ArrayLike) -> Floats:
     return np.divide(squares, np.square(total), out=np.ones_like(total), where=total > 0)
 
 
-def flattest(counts: ArrayLike, last: ArrayLike, available: ArrayLike, k: int, share: float, seed: int) -> Indices:
-    """k clients of those available, by their label `counts` [clients, classes] and the round in which each took part
-    `last` (the lower, the longer it has waited). `share` of the cohort, one client at least, is who has waited longest.
-    Who has no rows is taken only where nobody else is left."""
-    return filled_up(counts, longest_waiting(counts, last, available, k, share, seed), available, k, seed)
-
-
 def longest_waiting(
     counts: ArrayLike, last: ArrayLike, available: ArrayLike, k: int, share: float, seed: int
 ) -> Indices:

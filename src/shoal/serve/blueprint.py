@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from shoal.errors import UserError
-from shoal.experiment.assemble import setting_of
 from shoal.experiment.job import Job, make_job
 from shoal.methods import build
+from shoal.methods.composition.setting import setting_of
 from shoal.models import Model, load_model
 from shoal.serve.inputs import Inputs
 from shoal.store.reader import read_run

@@ -12,8 +12,8 @@ from torch import Tensor
 from shoal import tree
 from shoal.codec import pack
 from shoal.errors import UserError
-from shoal.experiment.assemble import stacks_well
 from shoal.fleet.plain import run_one
+from shoal.models.model import stacks_well
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.predictions import Answered, Lot, answered, etag_of, worded
 from shoal.types import LABELS, UNLABELLED, ClientId, Examples, Params, ServerState, Task, Tree

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import UserError
+from shoal.store import FORMAT
 
-FORMAT = 2
 NEEDED = {
     "config.json": ("method", "rounds", "seed"),
     "about.json": (),

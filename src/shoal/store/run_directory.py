@@ -25,12 +25,12 @@ from shoal.cost.ledger import Page
 from shoal.engine import Clock, Evaluation, Record
 from shoal.errors import UserError
 from shoal.metrics import Score
+from shoal.store import FORMAT
 from shoal.store.atomic_files import append_line, read_lines, rewrite_lines, write_json
 from shoal.store.checkpoint import KEEP, Checkpoints
 from shoal.store.private import PrivateStore
 from shoal.types import ServerState
 
-FORMAT = 2
 PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 LINES = ("rounds.jsonl", "clients.jsonl", "ledger.jsonl", "timing.jsonl")
 

@@ -12,14 +12,14 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.errors import UnknownOption, UserError, did_you_mean
 from shoal.models import Model
-from shoal.stages.edges import Topology
-from shoal.types import Examples, Option
+from shoal.stages.edges import Topology, parse_edges
+from shoal.types import ClientId, Examples, Option
 
 Piece = TypeVar("Piece")
 _SIMPLE = (int, float, bool, str)
@@ -115,3 +115,49 @@ def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:
     except ValidationError as error:
         what = error.errors()[0]["msg"]
         raise UserError(f"option {path} is {value!r}: {what[0].lower()}{what[1:]}") from error
+
+
+class TrainingJob(Protocol):
+    """What a method is built from, of everything that a job says."""
+
+    rounds: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    eval_every: int
+    set: dict[str, dict[str, Any]]
+    edges: str | None
+    edge_column: str | None
+    cloud_every: int | None
+
+
+def topology(job: TrainingJob, places: Mapping[ClientId, str] | None = None) -> Topology | None:
+    """The edges that the job asks for; a method may want some where it asks for none."""
+    asked, places = "place" if job.edge_column is not None else job.edges, places or {}
+    if asked is None:
+        return None
+    return Topology(*parse_edges(asked, places), every=job.cloud_every or Topology.every, places=places)
+
+
+def setting_of(
+    job: TrainingJob,
+    model: Model,
+    cohort: int,
+    public: Examples | None = None,
+    places: Mapping[ClientId, str] | None = None,
+) -> Setting:
+    return Setting(
+        model=model,
+        rounds=job.rounds,
+        cohort=cohort,
+        epochs=job.epochs,
+        batch_size=job.batch_size,
+        lr=job.lr,
+        momentum=job.momentum,
+        eval_every=job.eval_every,
+        options=job.set,
+        public=public,
+        edges=topology(job, places),
+        cloud_every=job.cloud_every,
+    )
