@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal import codec, model_cache
-from shoal.fleet.flower import loop_fleet
+from shoal.deploy.loopback import loop_fleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.types import Plan, Report, ServerState, Task

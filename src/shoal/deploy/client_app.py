@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from shoal.client.evaluate import Evaluate
 from shoal.codec import MissingModel
-from shoal.deploy.messages import LOST, read_task, report_record
+from shoal.fleet.messages import LOST, read_task, report_record
 from shoal.fleet.plain import run_one
 from shoal.fleet.tracing import Recorder
 from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Tree

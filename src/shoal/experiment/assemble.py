@@ -233,7 +233,7 @@ def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = No
 
 def _flower() -> Callable[..., Fleet]:
     try:
-        from shoal.fleet.flower import loop_fleet
+        from shoal.deploy.loopback import loop_fleet
     except ImportError as error:
         raise UserError(
             f"fleet 'flower' needs the extra of that name: pip install -c constraints.txt -e '.[flower]' ({error})"

@@ -1,22 +1,17 @@
-"""Flower as a fleet: a `Fleet` over Flower's Grid, and a Grid without a network."""
+"""Flower as a fleet: a `Fleet` over Flower's Grid. `shoal.deploy` has what runs on the clients."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Message
 
-from shoal.deploy.client_app import client_app
-from shoal.deploy.messages import LOST, read_report, task_record
 from shoal.errors import UserError
-from shoal.types import POOL, ClientData, ClientId, Method, Plan, Report, Task, Tree
+from shoal.fleet.messages import LOST, read_report, task_record
+from shoal.types import POOL, ClientId, Plan, Report, Task
 
 log = logging.getLogger(__name__)
 
@@ -65,33 +60,3 @@ class FlowerFleet:
             else:
                 replies[client] = read_report(reply.content)
         return replies, lost
-
-
-class LoopGrid:
-    """A Grid in this process. Every message passes through Flower's own wire format, both ways."""
-
-    def __init__(self, app: ClientApp, client_on: Mapping[int, ClientId]) -> None:
-        self.app, self.client_on = app, client_on
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        for message in messages:
-            node = message.metadata.dst_node_id
-            config: dict[str, bool | float | int | str] = {"client-id": self.client_on[node]}
-            context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
-            yield _over_the_wire(self.app(_over_the_wire(message), context))
-
-
-def _over_the_wire(message: Message) -> Message:
-    proto = ProtoMessage()
-    proto.ParseFromString(message_to_proto(message).SerializeToString())
-    return message_from_proto(proto)
-
-
-def loop_fleet(
-    method: Method, data: Mapping[ClientId, ClientData], private: MutableMapping[ClientId, Tree] | None = None
-) -> FlowerFleet:
-    """The whole of Flower's message path without a network: `--fleet flower`."""
-    node_of = {c: 1000 + i for i, c in enumerate([POOL, *sorted(data)])}
-    app = client_app(method, data.__getitem__, {} if private is None else private)
-    return FlowerFleet(LoopGrid(app, {n: c for c, n in node_of.items()}), node_of)

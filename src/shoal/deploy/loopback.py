@@ -1,0 +1,45 @@
+"""Flower without a network: a Grid in this process, through which every message takes Flower's own wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.supercore.task_identity import TaskIdentity
+
+from shoal.deploy.client_app import client_app
+from shoal.fleet.flower import FlowerFleet
+from shoal.types import POOL, ClientData, ClientId, Method, Tree
+
+
+class LoopGrid:
+    """A Grid in this process. Every message passes through Flower's own wire format, both ways."""
+
+    def __init__(self, app: ClientApp, client_on: Mapping[int, ClientId]) -> None:
+        self.app, self.client_on = app, client_on
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        for message in messages:
+            node = message.metadata.dst_node_id
+            config: dict[str, bool | float | int | str] = {"client-id": self.client_on[node]}
+            context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+            yield _over_the_wire(self.app(_over_the_wire(message), context))
+
+
+def _over_the_wire(message: Message) -> Message:
+    proto = ProtoMessage()
+    proto.ParseFromString(message_to_proto(message).SerializeToString())
+    return message_from_proto(proto)
+
+
+def loop_fleet(
+    method: Method, data: Mapping[ClientId, ClientData], private: MutableMapping[ClientId, Tree] | None = None
+) -> FlowerFleet:
+    """The whole of Flower's message path without a network: `--fleet flower`."""
+    node_of = {c: 1000 + i for i, c in enumerate([POOL, *sorted(data)])}
+    app = client_app(method, data.__getitem__, {} if private is None else private)
+    return FlowerFleet(LoopGrid(app, {n: c for c, n in node_of.items()}), node_of)
