@@ -22,7 +22,7 @@ from shoal.methods.composition.piece import default_names, pieces
 from shoal.methods.pieces.cluster.dbscan import VectorDbscan
 from shoal.models import load_model
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes/methods").glob("*.toml"))
+RECIPES = sorted((Path(__file__).parents[4] / "recipes/methods").glob("*.toml"))
 OF_PAPERS = {"fedepc", "scmoe", "simclust", "repclust", "apcsma", "fce"}
 EVERY_PAPER = (
     "represent=sparsity,cluster=aidc,select=repclust,train=proximal,aggregate=contribution,personalise=gate,"

@@ -248,7 +248,7 @@ def test_wrong_mixes(spec, sentence):
 
 
 def test_the_page_of_devices_has_these_figures():
-    page = (Path(__file__).parents[2] / "docs/devices.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/devices.md").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
     tables = {row[0].removesuffix(" (default)").strip("`"): row[1:] for row in rows if len(row) >= 5}
     for p in PROFILES.values():

@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal import tree
 from shoal.client.adam import Adam
-from shoal.client.gate import FitGate, Gate, TrainGate, confident, gated_predict, routed_predict
+from shoal.client.gate import FitGate, Gate, TrainGate, confident, gated_predict
 from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
@@ -218,20 +218,6 @@ class TestPrediction:
         _, private = run_one(program(gate=gate), Task(models, {}, 5), tiny["c5"], {})
         return models, private, gate
 
-    @pytest.mark.parametrize("kw", [{}, {"calibrate": False}, {"shortlist": 0}, {"top": 0}, {"top": 1}, {"top": 3}])
-    def test_routed_is_the_same(self, tiny, kw):
-        models, private, gate = self.trained(tiny, 6, **kw)
-        x = tiny.central.x
-        dense = gated_predict(MODEL, gate)(models, private, x)
-        assert torch.allclose(routed_predict(MODEL, gate, models, private, x), dense, atol=1e-5)
-
-    def test_routed_runs_no_more_than_it_must(self, tiny, monkeypatch):
-        models, private, gate = self.trained(tiny, 6)
-        seen, predict = [], type(MODEL).predict
-        monkeypatch.setattr(type(MODEL), "predict", lambda s, p, x: seen.append(len(x)) or predict(s, p, x))
-        routed_predict(MODEL, gate, models, private, tiny.central.x)
-        assert sum(seen) == 4 * len(tiny.central.y)  # the own model and three experts of each row, not six
-
     def test_without_a_gate_confidence_decides(self, tiny):
         models, x = experts(3), tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in models.values()], 1)
@@ -245,8 +231,7 @@ class TestPrediction:
         other = dict(zip(models, reversed(models.values()), strict=True))
         x = tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in (private["model"], *other.values())], 1)
-        for found in (gated_predict(MODEL, gate)(other, private, x), routed_predict(MODEL, gate, other, private, x)):
-            assert torch.allclose(found, confident(logits))
+        assert torch.allclose(gated_predict(MODEL, gate)(other, private, x), confident(logits))
 
     def test_a_gate_for_other_experts_is_not_used(self, tiny):
         models, private, gate = self.trained(tiny, 3)
@@ -254,7 +239,6 @@ class TestPrediction:
         x = tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in (private["model"], *two.values())], 1)
         assert torch.allclose(gated_predict(MODEL, gate)(two, private, x), confident(logits))
-        assert torch.allclose(routed_predict(MODEL, gate, two, private, x), confident(logits))
 
 
 def test_inputs_are_computed_once_and_follow_the_rows(tiny):
