@@ -10,12 +10,13 @@ from shoal.report.figures import (
     partition_heatmap,
 )
 from shoal.report.joules import at_budget, parse_accuracy, parse_counted, to_accuracy
-from shoal.report.page import write_page, write_partition_page, write_sheets
+from shoal.report.page import PAGE, write_page, write_partition_page, write_sheets
 from shoal.report.paper import beside_paper, check_paper, read_paper
 from shoal.report.summary import summarise, summarise_seeds
 from shoal.report.terminal import compare_table, evaluation_view, paper_view, partition_view, result_table, sheet_view
 
 __all__ = [
+    "PAGE",
     "Answers",
     "Questions",
     "accuracy_over_bytes",
