@@ -145,6 +145,8 @@ def test_every_file_of_a_run_is_explained(finished_run):
 @pytest.mark.parametrize(("command", "sentence"), REFUSALS, ids=[command for command, _ in REFUSALS])
 def test_errors_are_quoted_right(command, sentence, finished_run):
     Path("my.csv").write_text("y,site,a,b\n" + "".join(f"{i % 2},s{i % 4},{i},{i * i}\n" for i in range(40)))
+    Path("latin.csv").write_text("y,größe\n0,1\n", encoding="latin-1")
+    Path("notes.html").write_text("my notes")
     Path("runs").mkdir()
     Path("runs/mine").symlink_to(finished_run)
     result = shoal(shlex.split(command)[1:])

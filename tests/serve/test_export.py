@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -33,7 +34,7 @@ def logits(run, images, cluster=None):
 @pytest.mark.parametrize("format", ["onnx", "torchscript", "safetensors"])
 def test_a_file_answers_as_the_model_does(format, method, cluster, runs, images, tmp_path):
     run = runs(method)
-    made = export(run, format, tmp_path / "model.bin", cluster)
+    made = export(run, format, tmp_path / f"model{exporting.FORMATS[format].output.ending}", cluster)
     assert made.difference < 1e-5
     assert made.round == 2
     assert made.bytes == made.path.stat().st_size
@@ -49,7 +50,9 @@ def test_a_file_answers_as_the_model_does(format, method, cluster, runs, images,
         assert json.loads(facts["shoal.classes"]) == list("0123456789")
         assert "shoal.columns" not in facts
     elif format == "torchscript":
-        found = torch.jit.load(made.path)(torch.from_numpy(raw))
+        extra = {"shoal.json": ""}
+        found = torch.jit.load(made.path, _extra_files=extra)(torch.from_numpy(raw))
+        assert json.loads(extra["shoal.json"]) == {"classes": list("0123456789"), "round": 2}
     else:
         models, facts = unpack(made.path.read_bytes())
         version = newest(run)
@@ -70,9 +73,9 @@ def test_a_file_with_other_answers_is_not_written(runs, tmp_path, monkeypatch):
     def other(version, name, module):
         return exporting.Written(b"x", lambda x: module(x) + 1)
 
-    monkeypatch.setitem(exporting.FORMATS, "safetensors", other)
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", replace(exporting.FORMATS["safetensors"], write=other))
     with pytest.raises(UserError, match="answers that differ by 1 from"):
-        export(runs("ifca"), "safetensors", tmp_path / "model")
+        export(runs("ifca"), "safetensors", tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,7 +97,7 @@ def test_the_command(runs, tmp_path):
     for words, sentence in (
         (("--format", "onyx"), "format 'onyx' is not known; did you mean onnx?"),
         (("--cluster", "9"), "cluster is '9'; it must be 0 to"),
-        (("--out", str(tmp_path / "no" / "x")), "there is no folder"),
+        (("--out", str(tmp_path / "no" / "x.onnx")), "there is no folder"),
     ):
         refused = shoal(*words)
         assert refused.exit_code == 2
@@ -103,21 +106,21 @@ def test_the_command(runs, tmp_path):
 
 def test_there_must_be_clusters_and_a_round(runs, tmp_path):
     with pytest.raises(UserError, match="method fedavg has no clusters"):
-        export(runs("fedavg"), "safetensors", tmp_path / "x", "0")
+        export(runs("fedavg"), "safetensors", tmp_path / "x.safetensors", "0")
     with pytest.raises(UserError, match="is not a run directory"):
         export(tmp_path, "safetensors")
 
 
 def said(run, tmp_path, *words):
     return CliRunner().invoke(
-        app, ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "x"), *words]
+        app, ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "x.safetensors"), *words]
     )
 
 
 def test_what_a_file_is_worth_is_said_where_it_is_known(runs, tmp_path):
     run = runs("ifca")
     central = read_run(run).rounds[-1]["accuracy"]["central"]
-    assert export(run, "safetensors", tmp_path / "x").accuracy == central
+    assert export(run, "safetensors", tmp_path / "x.safetensors").accuracy == central
     line = f"accuracy of the exported model on the central test set: {central:.1%}"
     assert said(run, tmp_path).stderr.strip() == line
     assert said(run, tmp_path, "--cluster", "0").stderr == ""  # nobody evaluated that model alone

@@ -28,7 +28,16 @@ err = Console(stderr=True)
 going_on: list[Path] = []  # the run, for the word of farewell
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write; a free name under runs/ by default.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder of the run, which must be new or empty, or folder of a recipe's runs. Default: a free name under "
+        "runs/, or the recipe's name there.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file that shoal did not write.")]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, data_app, err, out, print_json, told
+from shoal.cli.base import AsJson, Force, data_app, err, out, print_json, told
 from shoal.cli.flags import OF_DATA, job_flags, overrides
 
 
@@ -54,7 +54,10 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], a
 def data_show(
     flags: dict[str, Any],
     data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page.")] = None,
+    out_path: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page: a file that ends in .html.")
+    ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
@@ -62,11 +65,14 @@ def data_show(
         from shoal.cli.progress import DownloadProgress
         from shoal.experiment.assemble import describe, federation_of
         from shoal.experiment.job import make_job
-        from shoal.report import partition_view, write_partition_page
+        from shoal.report import PAGE, partition_view, write_partition_page
+        from shoal.store.outputs import check_output
 
+        if out_path is not None:
+            check_output(out_path, PAGE, force)
         with DownloadProgress(err) as progress:
             facts = describe(federation_of(make_job(overrides(flags | {"data": data})), progress))
-        page = write_partition_page(facts, out_path) if out_path else None
+        page = write_partition_page(facts, out_path, force) if out_path else None
         if as_json:
             print_json(facts | {"page": str(page) if page else None})
             return

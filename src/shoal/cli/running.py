@@ -101,28 +101,34 @@ def write_page_of(
     return write_page([read_run(p, need_rounds=True, **(reading or {})) for p in paths], page, title, **more)
 
 
-def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
+def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> None:
     """All jobs of a recipe, each in its own run directory; what is finished is not run again."""
     from shoal.experiment.assemble import check_names
     from shoal.experiment.run import check_same
     from shoal.methods import METHODS
-    from shoal.report import paper_view, summarise
+    from shoal.report import PAGE, paper_view, summarise
     from shoal.reproduce.paper_table import beside_paper, check_paper
+    from shoal.store.outputs import check_output
     from shoal.store.reader import planned, read_run
 
+    page = folder / "report.html"
+    check_output(page, PAGE, force)
     places = [folder / label for label in recipe.jobs]
     if recipe.paper is not None:
         plans = [planned(p, job.model_dump()) for p, job in zip(places, recipe.jobs.values(), strict=True)]
         check_paper(recipe.paper, plans, METHODS)
     with pointing_to_only(len({job.method for job in recipe.jobs.values()})):
-        for job in recipe.jobs.values():
-            check_names(job)  # better now than after hours
+        for place, job in zip(places, recipe.jobs.values(), strict=True):  # better now than after hours
+            begun = (place / "config.json").exists()
+            check_names(job, None if begun else place)
+            if begun:
+                check_same(place, job)
     for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
         title = f"[{i + 1}/{len(places)}] {label}"
         if (place / "result.json").exists():
             check_same(place, job)
             err.print(f"{escaped(title)} is finished", highlight=False)
-        elif place.exists():
+        elif (place / "config.json").exists():
             check_same(place, job)
             resumed(place, title)
         else:
@@ -131,7 +137,7 @@ def run_grid(recipe: Any, folder: Path, as_json: bool) -> None:
     paper = beside_paper(records, recipe.paper) if recipe.paper is not None else None
     reading: dict[str, Any] = {"judged": paper.judged, "counted": paper.counted} if paper is not None else {}
     records = [read_run(p, **reading) for p in places]
-    page = write_page_of(places, folder / "report.html", recipe.title, paper=paper, reading=reading)
+    write_page_of(places, page, recipe.title, paper=paper, reading=reading, force=force)
     if as_json:
         beside = {"paper": paper.json()} if paper is not None else {}
         print_json({"title": recipe.title, "runs": summarise(records), **beside, "report": str(page)})

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, Out, app, err, out, print_json, repeatable, told
+from shoal.cli.base import AsJson, Force, Out, app, err, out, print_json, repeatable, told
 from shoal.cli.flags import FLAGS, job_flags, overrides
 from shoal.cli.running import (
     announce,
@@ -32,6 +32,7 @@ def run(
     what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="`shoal methods` lists the methods.")],
     flags: dict[str, Any],
     out_path: Out = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a method, or every job of a recipe, and keep it in a run directory."""
@@ -44,7 +45,7 @@ def run(
             if recipe.single is None:
                 folder = out_path or Path("runs") / Path(what).stem
                 with repeatable(f"shoal run {what} --out {folder}"):
-                    run_grid(recipe, folder, as_json)
+                    run_grid(recipe, folder, as_json, force)
                 return
             job = recipe.single
         else:
@@ -61,19 +62,25 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")], as_json: AsJson = False
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, from its last complete round."""
     with told(as_json):
-        from shoal.store.reader import runs_in
+        from shoal.report import PAGE
+        from shoal.store.outputs import check_output
+        from shoal.store.reader import read_run, runs_in
 
         if found := runs_in(run_dir):
             raise UserError(
                 f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE.toml "
                 f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
             )
+        read_run(run_dir)  # first: what is no run has no page either
+        check_output(run_dir / "report.html", PAGE, force)
         result = resumed(run_dir)
-        page = write_page_of([run_dir], run_dir / "report.html")
+        page = write_page_of([run_dir], run_dir / "report.html", force=force)
         if as_json:
             print_json(result | {"report": str(page)})
         else:
@@ -173,7 +180,11 @@ def compare(
     joules: Annotated[
         str, typer.Option(help="Whose joules count: all, or clients without the server's, which are measured.")
     ] = "all",
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="The page; a free name by default.")] = None,
+    out_path: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File of the page, which ends in .html. Default: a free name under runs/."),
+    ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
@@ -181,9 +192,12 @@ def compare(
         from shoal.experiment.assemble import check_names
         from shoal.experiment.job import make_job
         from shoal.methods import METHODS, is_method
-        from shoal.report import Questions, parse_accuracy, parse_counted
+        from shoal.report import PAGE, Questions, parse_accuracy, parse_counted
+        from shoal.store.outputs import check_output
         from shoal.store.reader import read_run
 
+        if out_path is not None:
+            check_output(out_path, PAGE, force)  # better now than after hours
         questions = Questions.parse(to_accuracy, at_budget, of, held)
         reading = {
             "judged": parse_accuracy("--accuracy", accuracy),
@@ -207,7 +221,8 @@ def compare(
             places.append(place_of(jobs[name]) if name in jobs else Path(name))
             if name in jobs:
                 played(jobs[name], places[-1])
-        page = write_page_of(places, out_path or free("compare", ".html"), questions=questions, reading=reading)
+        page = out_path or free("compare", ".html")
+        write_page_of(places, page, questions=questions, reading=reading, force=force)
         finish_comparison(places, page, as_json, questions, **reading)
 
 
@@ -241,13 +256,19 @@ def profile(
 @app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of them (a grid).")],
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the first RUN.")] = None,
+    out_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="File of the page, which ends in .html. Default: report.html in the first RUN."
+        ),
+    ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page for one or more runs."""
     with told(as_json):
         first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
-        page = write_page_of([Path(r) for r in expanded(runs)], out_path or first / "report.html")
+        page = write_page_of([Path(r) for r in expanded(runs)], out_path or first / "report.html", force=force)
         if as_json:
             print_json({"report": str(page)})
         else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.base import AsJson, app, err, out, print_json, told
+from shoal.cli.base import AsJson, Force, app, err, out, print_json, told
 from shoal.errors import UserError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
@@ -91,8 +91,15 @@ def export(
         ),
     ] = None,
     out_path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; default: in the run directory.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File of the model, which ends in .onnx, .pt (torchscript) or .safetensors, as the format says. "
+            "Default: served.ENDING, or the cluster's name, in the run directory.",
+        ),
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's model for other programs, and check that the file gives the same answers."""
@@ -101,7 +108,7 @@ def export(
 
         from shoal.serve.export import export as write
 
-        made = write(run_dir, format, out_path, cluster)
+        made = write(run_dir, format, out_path, cluster, force)
         notes = list(made.notes)
         if made.accuracy is not None:
             notes.append(f"accuracy of the exported model on the central test set: {made.accuracy:.1%}")

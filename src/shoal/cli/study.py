@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.base import AsJson, app, err, out, print_json, repeatable, told
+from shoal.cli.base import AsJson, Force, app, err, out, print_json, repeatable, told
 
 
 @app.command()
@@ -15,18 +15,21 @@ def study(
     path: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="What is run, and the claims it is to judge.")],
     budget: Annotated[str, typer.Option(help="One of the study's budgets.")] = "quick",
     out_path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where runs and tables are kept (default: runs/NAME-BUDGET).")
+        Path | None, typer.Option("--out", "-o", help="Folder of the runs and tables. Default: runs/NAME-BUDGET.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per core).")] = None,
     report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; tables of what is there.")] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Play every run of a study that is not finished, and judge its claims. Stop it and go on at will."""
     with told(as_json):
         from shoal.study.plan import load_study
+        from shoal.study.tables import check_files
 
         plan, folder = load_study(path), out_path or Path("runs") / f"{path.stem}-{budget}"
         entries = plan.entries(budget)
+        check_files(folder, force)  # better now than after hours
         if not report_only:
             with repeatable(f"shoal study {path} --budget {budget} --out {folder}"):
                 _play_study(entries, folder, plan.inputs, workers)
@@ -35,7 +38,7 @@ def study(
         from shoal.study.tables import Report, write
 
         report = Report(Runs(plan, entries, folder), budget)
-        files = write(report, folder)
+        files = write(report, folder, force)
         if as_json:
             print_json(report.json() | {"files": [str(f) for f in files]})
             return

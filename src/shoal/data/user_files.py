@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +15,11 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from shoal.data.dataset import Dataset, Options, validate
 from shoal.data.prepare import Preparation, as_classes, channel_moments, encode, held_out
+from shoal.data.text import listed, one_line, open_utf8, refuse_other_text, separator, shortened
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Examples
@@ -53,6 +53,16 @@ class _Raw:
 
 
 def read(path: Path, options: Options) -> Dataset:
+    """Reads a file or folder of the user's own; what is not right with it is said in one line."""
+    try:
+        return _read(path, options)
+    except UserError as error:
+        raise UserError(one_line(str(error))) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _read(path: Path, options: Options) -> Dataset:
     if not path.exists():
         raise UserError(f"data {str(path)!r} does not exist")
     if path.is_dir():
@@ -207,26 +217,18 @@ _X, _Y = ("x", "X", "images"), ("y", "Y", "labels")
 
 
 def _read_npz(path: Path, options: Options) -> _Raw:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise UserError(f"{path}: truncated or not an .npz file: {error}") from error
-    except ValueError as error:
-        raise UserError(
-            f"{path}: {error}: arrays of Python objects are refused, so save numbers or fixed-length text"
-        ) from error
+    arrays = _load_arrays(path)
     x, y = _first_of(path, arrays, _X), _first_of(path, arrays, _Y)
     has_test = any(f"{name}_test" in arrays for name in _X + _Y)
     client = options.client_column or "client"
     if options.client_column and client not in arrays:
-        raise UserError(f"{path}: there is no client array {client!r}; it holds {', '.join(arrays)}")
+        raise UserError(f"{path}: there is no client array {client!r}; it holds {listed(arrays)}")
     flags = options.sensitive_column
     if flags and flags not in arrays:
-        raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {', '.join(arrays)}")
+        raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {listed(arrays)}")
     edges = options.edge_column
     if edges and edges not in arrays:
-        raise UserError(f"{path}: there is no edge array {edges!r}; it holds {', '.join(arrays)}")
+        raise UserError(f"{path}: there is no edge array {edges!r}; it holds {listed(arrays)}")
     names = arrays.get("classes")
     return _Raw(
         x=_channels_first(path, x),
@@ -240,11 +242,31 @@ def _read_npz(path: Path, options: Options) -> _Raw:
     )
 
 
+def _load_arrays(path: Path) -> dict[str, Array]:
+    with path.open("rb") as stream:
+        if stream.read(6) == b"\x93NUMPY":
+            raise UserError(f"{path}: holds a single array (.npy), but must be an .npz file with x and y")
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: truncated or not an .npz file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except MemoryError as error:
+        raise UserError(f"{path}: its arrays do not fit into memory: {error}") from error
+    except Exception as error:  # zipfile, zlib and NumPy each raise errors of their own for damaged files
+        reason = shortened(str(error) or type(error).__name__)
+        if "Object arrays" in reason:
+            raise UserError(
+                f"{path}: {reason}: arrays of Python objects are refused, so save numbers or fixed-length text"
+            ) from error
+        raise UserError(f"{path}: truncated or not an .npz file: {reason}") from error
+
+
 def _first_of(path: Path, arrays: dict[str, Array], names: Sequence[str], suffix: str = "") -> Array:
     wanted = [name + suffix for name in names]
     found = next((arrays[name] for name in wanted if name in arrays), None)
     if found is None:
-        raise UserError(f"{path}: one of the arrays {', '.join(wanted)} is needed; it holds {', '.join(arrays)}")
+        raise UserError(f"{path}: one of the arrays {', '.join(wanted)} is needed; it holds {listed(arrays)}")
     return found
 
 
@@ -269,7 +291,7 @@ def _channels_first(path: Path, x: Array) -> Array:
 
 def _read_table(path: Path, options: Options) -> _Raw:
     table = _load_table(path)
-    names = table.column_names
+    names = _column_names(path, table)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{path}: there are {names.count(twice)} columns named {twice!r}; rename all but one")
@@ -282,7 +304,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
     ):
         if name is not None and name not in names:
             hint = "; is the file separated by something other than commas?" if len(names) == 1 else ""
-            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {', '.join(names)}{hint}")
+            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {listed(names)}{hint}")
     if table.num_rows == 0:
         raise UserError(f"{path}: the file has columns but no rows")
     if options.label_column == options.sensitive_column:
@@ -299,7 +321,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
     }
     features = [name for name in names if name not in aside]
     if not features:
-        raise UserError(f"{path}: no feature columns are left beside {', '.join(names)}")
+        raise UserError(f"{path}: no feature columns are left beside {listed(names)}")
     blocks = [_numbers(path, name, table.column(name)) for name in features]
     return _Raw(
         x=np.concatenate(blocks, axis=1),
@@ -313,12 +335,34 @@ def _read_table(path: Path, options: Options) -> _Raw:
 
 def _load_table(path: Path) -> pa.Table:
     try:
-        if path.suffix.lower() == ".csv":
-            return pa.csv.read_csv(path)
-        return pa.parquet.read_table(path)
+        return _load_csv(path) if path.suffix.lower() == ".csv" else pa.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if path.suffix.lower() == ".csv":
+            refuse_other_text(path)
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {reason}") from error
+
+
+def _load_csv(path: Path) -> pa.Table:
+    with open_utf8(path) as file:
+        return pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=separator(file)))
+
+
+def _column_names(path: Path, table: pa.Table) -> list[str]:
+    try:
+        names: list[str] = table.column_names
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, "the name of a column") from error
+    if any("\0" in name for name in names):
+        raise _not_utf8(path, "the name of a column")
+    return names
+
+
+def _not_utf8(path: Path, what: str) -> UserError:
+    """Names line and byte where there are lines."""
+    if path.suffix.lower() == ".csv":
+        refuse_other_text(path)
+    return UserError(f"{path}: {what} is not UTF-8 text; save the file as UTF-8")
 
 
 _NUMBER_TYPES = (
@@ -356,10 +400,13 @@ def _keys(path: Path, table: pa.Table, kind: str, name: str) -> Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        raise UserError(f"{path}: column {name!r} is not UTF-8 text; save the file as UTF-8")
+        raise _not_utf8(path, f"column {name!r}")
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.asarray(column.to_numpy())
-    keys = np.array(column.to_pylist(), dtype=np.str_)
+    try:
+        keys = np.array(column.to_pylist(), dtype=np.str_)
+    except UnicodeDecodeError as error:  # parquet does not check its text
+        raise _not_utf8(path, f"column {name!r}") from error
     empty = int((np.char.strip(keys) == "").sum())
     if empty:
         raise UserError(f"{path}: {empty} rows have an empty {kind} in column {name!r}")
@@ -412,6 +459,8 @@ def _read_image(file: Path) -> tuple[NDArray[np.uint8], _Look]:
                 raise UserError(f"{file}: mode {image.mode} is not one of {', '.join(_IMAGE_MODES)}")
             pixels = np.asarray(image.convert(_IMAGE_MODES[image.mode]))
             look = (file, image.size, image.mode)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise UserError(f"{file}: not a whole image: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # Pillow raises errors of many kinds for damaged files
+        raise UserError(f"{file}: not a whole image: {shortened(str(error))}") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), look

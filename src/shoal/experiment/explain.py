@@ -125,6 +125,6 @@ def _step(part: Part, method: Method, stages: Mapping[str, dict[str, Any]]) -> d
         }
     else:
         stage = next(s for s in method.stages if s.name == part.piece)
-        inside = getattr(stage, "inner", stage)  # of a stage that every edge plays
+        inside = getattr(stage, "stage", stage)  # of a stage that every edge plays
         said["what"] = (type(inside).__doc__ or "").split("\n\n")[0].replace("\n   ", "").strip()
     return said | {"stages": [stages[name] for name in part.stages]}

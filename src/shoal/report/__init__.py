@@ -2,7 +2,7 @@
 
 from shoal.report.comparison import Answers, Questions
 from shoal.report.cost_curves import at_budget, parse_accuracy, parse_counted, to_accuracy
-from shoal.report.html import write_page, write_partition_page, write_sheets
+from shoal.report.html import PAGE, write_page, write_partition_page, write_sheets
 from shoal.report.plots import (
     accuracy_over_bytes,
     accuracy_over_joules,
@@ -15,6 +15,7 @@ from shoal.report.summary import summarise, summarise_seeds
 from shoal.report.terminal import compare_table, evaluation_view, paper_view, partition_view, result_table, sheet_view
 
 __all__ = [
+    "PAGE",
     "Answers",
     "Questions",
     "accuracy_over_bytes",

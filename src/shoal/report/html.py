@@ -30,7 +30,7 @@ from shoal.report.plots import (
 )
 from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
 from shoal.report.table import Sheet
-from shoal.store.atomic_files import write_bytes
+from shoal.store.outputs import OutputKind, begins_with, write_output
 from shoal.store.reader import RunRecord, differing, labels, require_rounds
 
 FACTS = (
@@ -40,6 +40,7 @@ FACTS = (
 CHOSEN = (
     "devices", "link", "radio_w", "count_idle", "battery", "budget_joules", "deadline_s", "measure", "country",
 )  # fmt: skip
+PAGE = OutputKind("an HTML page", ".html", begins_with('<meta name="generator" content="shoal '))
 BEST = ' class="best"'
 MOST_OPEN_ROWS = 12
 
@@ -51,7 +52,9 @@ def write_page(
     *,
     questions: Questions = Questions(),  # noqa: B008  frozen
     paper: PaperTable | None = None,
+    force: bool = False,
 ) -> Path:
+    """Writes the page of runs. A file that is there must be a page of shoal, unless `force` says otherwise."""
     if not runs:
         raise UserError("The report needs at least one run directory, but none was given.")
     for run in runs:
@@ -66,23 +69,21 @@ def write_page(
         _partitions(runs),
         _configs(runs),
     ]
-    return _write(path, title or _heading(runs), _origin(runs), sections)
+    return _write(path, title or _heading(runs), _origin(runs), sections, force)
 
 
-def write_partition_page(partition: Mapping[str, Any], path: Path) -> Path:
+def write_partition_page(partition: Mapping[str, Any], path: Path, force: bool = False) -> Path:
     """How one data set is divided among clients."""
     heading = f"{len(partition['clients'])} clients by {partition.get('spec', '')}"
-    return _write(path, heading, "", [_card(_partition(partition))])
+    return _write(path, heading, "", [_card(_partition(partition))], force)
 
 
-def write_sheets(sheets: Sequence[Sheet], path: Path, heading: str) -> Path:
+def write_sheets(sheets: Sequence[Sheet], path: Path, heading: str, force: bool = False) -> Path:
     """Tables alone."""
-    return _write(path, heading, "", [_card(_sheet(sheet)) for sheet in sheets])
+    return _write(path, heading, "", [_card(_sheet(sheet)) for sheet in sheets], force)
 
 
-def _write(path: Path, heading: str, origin: str, sections: Sequence[str]) -> Path:
-    if path.is_dir():
-        raise UserError(f"The page cannot be written to {path}: it is a folder, where a file name is right.")
+def _write(path: Path, heading: str, origin: str, sections: Sequence[str], force: bool) -> Path:
     page = Template((files("shoal.report") / "page.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"{heading} – shoal"),
         heading=escape(heading),
@@ -91,8 +92,7 @@ def _write(path: Path, heading: str, origin: str, sections: Sequence[str]) -> Pa
         plotly_js=get_plotlyjs(),
         sections="\n".join(sections),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, page.encode())
+    write_output(path, page.encode(), PAGE, force)
     return path
 
 

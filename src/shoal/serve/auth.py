@@ -27,13 +27,20 @@ def new_token(name: str, path: Path) -> str:
     """A fresh token for `name`; its hash is added to the file, which only its owner can read."""
     if not re.fullmatch(r"[\w.@-]{1,64}", name):
         raise UserError(f"name is {name!r}; it must be up to 64 letters, digits, or one of . @ - _")
-    if path.exists() and name in read_tokens(path.read_text().splitlines(), str(path)):
+    text = _text(path) if path.exists() else ""
+    if name in read_tokens(text.splitlines(), str(path)):
         raise UserError(f"name is {name!r}, but {path} has a token of that name; remove its line first")
     token = f"shoal_{secrets.token_urlsafe(32)}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a") as file:
-        file.write(f"{name} {hashed(token)}\n")
+        begin = "" if text.endswith("\n") or not text else "\n"  # some editors leave the last line unended
+        file.write(f"{begin}{name} {hashed(token)}\n")
     return token
+
+
+def _text(path: Path) -> str:
+    """The content of a file of tokens. What is no text becomes a line that is none of a token."""
+    return path.read_bytes().decode(errors="replace")
 
 
 def read_tokens(lines: Iterable[str], where: str) -> dict[str, str]:
@@ -56,7 +63,7 @@ def tokens_from(path: Path | None) -> dict[str, str]:
     if path is not None:
         if not path.is_file():
             raise UserError(f"tokens is {str(path)!r}, but there is no such file; `shoal token NAME` makes one")
-        named |= read_tokens(path.read_text().splitlines(), str(path))
+        named |= read_tokens(_text(path).splitlines(), str(path))
         if not named:
             raise UserError(f"{path} holds no token; `shoal token NAME --file {path}` adds one")
     return named

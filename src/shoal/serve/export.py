@@ -6,12 +6,14 @@ import io
 import json
 import logging
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from shoal import tree
@@ -22,11 +24,12 @@ from shoal.rng import generator
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.model_version import SERVED, Version
 from shoal.serve.reload import Watch
-from shoal.store.atomic_files import write_bytes
 from shoal.store.checkpoint import Checkpoints
+from shoal.store.outputs import OutputKind, check_output, write_output
 from shoal.store.reader import RunRecord, read_run
 from shoal.types import Params, ServerState
 
+METADATA = "shoal.json"  # the extra file of a TorchScript archive
 TOLERANCE = 1e-3  # of logits: beyond it, the file is not the model
 Answer = Callable[[Tensor], Tensor]
 
@@ -35,6 +38,12 @@ class Written(NamedTuple):
     data: bytes
     answer: Answer  # by the file, for raw rows
     any_rows: bool = True
+
+
+@dataclass(frozen=True)
+class Format:
+    write: Callable[[Version, str, FromRaw], Written]
+    output: OutputKind
 
 
 @dataclass(frozen=True)
@@ -87,11 +96,15 @@ def newest(run: Path) -> Version:
     return Version(blueprint, found[0])
 
 
-def export(run: Path, format: str, out: Path | None = None, cluster: str | None = None) -> Exported:
-    write = look_up("format", format, FORMATS)
+def export(
+    run: Path, format: str, out: Path | None = None, cluster: str | None = None, force: bool = False
+) -> Exported:
+    """Writes one model of a run to a file. A file that is there must be an export, unless `force` says otherwise."""
+    write, output = (chosen := look_up("format", format, FORMATS)).write, chosen.output
     version = newest(run)
     name = SERVED if cluster is None else _cluster(version, cluster)
-    place = out or run / f"{name}.{ENDINGS[format]}"
+    place = out or run / f"{name}{output.ending}"
+    check_output(place, output, force)
     if not place.parent.is_dir():
         raise UserError(f"out is {str(place)!r}, but there is no folder {str(place.parent)!r}")
     module = FromRaw(version, version.models(name), single=cluster is not None).eval()
@@ -99,7 +112,7 @@ def export(run: Path, format: str, out: Path | None = None, cluster: str | None 
     difference = max(_difference(version, module, answer, rows) for rows in ((1, 5) if any_rows else (1,)))
     if difference > TOLERANCE:
         raise UserError(f"format {format!r} gives answers that differ by {difference:.2g} from the model's own")
-    write_bytes(place, data)
+    write_output(place, data, output, force)
     record, served = read_run(run), name == SERVED
     central = _central(record, version.round) if served else None
     notes = tuple(_notes(version, record, served))
@@ -180,34 +193,69 @@ def _torchscript(version: Version, name: str, module: FromRaw) -> Written:
         rows = _raw_rows(version, 3 if any_rows else 1)
         traced = torch.jit.trace(program.module(), rows, check_trace=False)  # type: ignore[no-untyped-call]
         stream = io.BytesIO()
-        torch.jit.save(traced, stream)
+        torch.jit.save(traced, stream, _extra_files={METADATA: json.dumps(_facts(version))})
         again = torch.jit.load(io.BytesIO(stream.getvalue()))  # type: ignore[no-untyped-call]
     return Written(stream.getvalue(), again, any_rows)
 
 
-def _onnx(version: Version, name: str, module: FromRaw) -> Written:
+def _onnx_libraries() -> tuple[Any, Any]:
     try:
+        import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(
             f"format 'onnx' needs the extra of that name: pip install -c constraints.txt -e '.[onnx]' ({error})"
         ) from None
+    return onnx, onnxruntime
+
+
+def _onnx(version: Version, name: str, module: FromRaw) -> Written:
+    _, onnxruntime = _onnx_libraries()
     with torch.no_grad(), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         graph, any_rows = _program(version, module)
         program = torch.onnx.export(graph, input_names=["rows"], output_names=["logits"], dynamo=True, verbose=False)
     assert program is not None
     proto = program.model_proto
-    inputs = version.blueprint.inputs
-    facts = {"classes": inputs.classes, "round": version.round} | (
-        {"columns": inputs.columns} if inputs.columns else {}
-    )
-    for key, value in facts.items():
+    for key, value in _facts(version).items():
         proto.metadata_props.add(key=f"shoal.{key}", value=json.dumps(value))
     data: bytes = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return Written(data, lambda x: torch.from_numpy(session.run(None, {"rows": x.numpy()})[0]), any_rows)
+
+
+def _facts(version: Version) -> dict[str, Any]:
+    """The metadata of a file that has the preparation in it."""
+    inputs = version.blueprint.inputs
+    return {"classes": inputs.classes, "round": version.round} | ({"columns": inputs.columns} if inputs.columns else {})
+
+
+def _is_own_onnx(path: Path) -> bool:
+    onnx, _ = _onnx_libraries()
+    try:
+        model = onnx.ModelProto.FromString(path.read_bytes())
+    except Exception:  # of protobuf's own kind: what is no model of this format
+        return False
+    return any(entry.key == "shoal.round" for entry in model.metadata_props)
+
+
+def _is_own_torchscript(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(f"/extra/{METADATA}") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
+
+
+def _is_own_safetensors(path: Path) -> bool:
+    """Whether it is an export: checkpoints and messages are safetensors of shoal too, but say no method and inputs."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("shoal", "null"))
+    except (SafetensorError, ValueError):
+        return False
+    return isinstance(facts, dict) and {"job", "inputs", "round"} <= facts.keys()
 
 
 class _quiet:
@@ -221,5 +269,12 @@ class _quiet:
         logging.disable(self.before)
 
 
-FORMATS = {"onnx": _onnx, "torchscript": _torchscript, "safetensors": _safetensors}
-ENDINGS = {"onnx": "onnx", "torchscript": "pt", "safetensors": "safetensors"}
+def _output(format: str, ending: str, is_own: Callable[[Path], bool]) -> OutputKind:
+    return OutputKind(f"a model in the format {format}", ending, is_own)
+
+
+FORMATS = {
+    "onnx": Format(_onnx, _output("onnx", ".onnx", _is_own_onnx)),
+    "torchscript": Format(_torchscript, _output("torchscript", ".pt", _is_own_torchscript)),
+    "safetensors": Format(_safetensors, _output("safetensors", ".safetensors", _is_own_safetensors)),
+}

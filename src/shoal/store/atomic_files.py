@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from shoal.errors import UserError
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a path below which nothing can be created. The test is a file that never gets a name."""
+    above = next(p for p in path.absolute().parents if p.exists())
+    if not above.is_dir():
+        raise UserError(f"{path} cannot be written: {above} is a file.")
+    try:
+        tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {above}: {error.strerror}.") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -17,8 +31,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
+def json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+    write_bytes(path, json_bytes(value))
 
 
 def append_line(path: Path, value: Any) -> None:

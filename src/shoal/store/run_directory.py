@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from shoal.engine import Clock, Evaluation, Record
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store import FORMAT
-from shoal.store.atomic_files import append_line, read_lines, rewrite_lines, write_json
+from shoal.store.atomic_files import append_line, check_writable, read_lines, rewrite_lines, write_json
 from shoal.store.checkpoint import KEEP, Checkpoints
 from shoal.store.private import PrivateStore
 from shoal.types import ServerState
@@ -91,11 +90,7 @@ class RunStore:
         if path.exists() and any(path.iterdir()):
             go_on = f"resume it with `shoal resume {path}`, or " if (path / "config.json").exists() else ""
             raise UserError(f"--out {path} exists and is not empty; {go_on}choose another")
-        above = next(p for p in path.absolute().parents if p.exists())
-        if not above.is_dir():
-            raise UserError(f"--out {path} cannot be written: {above} is a file")
-        if not os.access(above, os.W_OK):
-            raise UserError(f"--out {path} cannot be written: {above} is read-only")
+        check_writable(path)
 
     @classmethod
     def open(cls, path: Path, keep: int = KEEP) -> RunStore:

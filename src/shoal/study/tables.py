@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shoal import __version__
 from shoal.report.cost_curves import Spread, over_seeds
-from shoal.report.html import write_sheets
+from shoal.report.html import PAGE, write_sheets
 from shoal.report.summary import joules_text
 from shoal.report.table import Sheet, best_cells, spread_text
-from shoal.store.atomic_files import write_bytes, write_json
+from shoal.store.atomic_files import json_bytes
+from shoal.store.outputs import OutputKind, begins_with, check_output, write_output
 from shoal.study.measurements import Interval, Measured, Runs
 from shoal.study.plan import Check
 from shoal.study.tuning_report import chosen, tuning_sheet
 from shoal.study.verdicts import Judged, Outcome, judged
+
+GENERATOR = f"shoal {__version__}"
+
+
+def _is_own_json(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and str(found.get("generator", "")).startswith("shoal ")
+
+
+MARKDOWN = OutputKind("the tables of a study in Markdown", ".md", begins_with("<!-- Written by shoal "))
+JSON = OutputKind("the numbers of a study in JSON", ".json", _is_own_json)
+FILES = {"study.md": MARKDOWN, "study.json": JSON, "study.html": PAGE}
 
 COMPARED = {"local": "local", "worst10": "worst 10 %", "central": "central", "unseen": "unseen"}
 
@@ -164,15 +182,21 @@ class Report:
         }
 
 
-def write(report: Report, out: Path) -> list[Path]:
+def check_files(out: Path, force: bool = False) -> None:
+    """Refuses a folder with files of somebody else under the names of the tables."""
+    for name, kind in FILES.items():
+        check_output(out / name, kind, force)
+
+
+def write(report: Report, out: Path, force: bool = False) -> list[Path]:
     sheets = report.sheets()
     fixed = [f"Fixed beforehand. {report.study.fixed.strip()}"] if report.study.fixed else []
-    text = [f"# {report.heading}", *fixed, report.done]
-    markdown, data = out / "study.md", out / "study.json"
-    out.mkdir(parents=True, exist_ok=True)
-    write_bytes(markdown, ("\n\n".join([*text, *map(_markdown, sheets)]) + "\n").encode())
-    write_json(data, report.json())
-    return [markdown, data, write_sheets(sheets, out / "study.html", report.heading)]
+    text = [f"<!-- Written by {GENERATOR}. -->", f"# {report.heading}", *fixed, report.done]
+    markdown, data, page = (out / name for name in FILES)
+    check_files(out, force)  # all of them before the first is written
+    write_output(markdown, ("\n\n".join([*text, *map(_markdown, sheets)]) + "\n").encode(), MARKDOWN, force)
+    write_output(data, json_bytes({"generator": GENERATOR} | report.json()), JSON, force)
+    return [markdown, data, write_sheets(sheets, page, report.heading, force)]
 
 
 def _markdown(sheet: Sheet) -> str:

@@ -280,3 +280,89 @@ def test_paths_that_will_not_do(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("x")
     with pytest.raises(UserError, match=r"ends in '.txt', but must be a folder or end in .npz, .csv, .parquet"):
         load(str(tmp_path / "own.txt"))
+
+
+TEXT = "größe,b,label\n" + "".join(f"{i},{i * i},{'süß' if i % 2 else 'herb'}\n" for i in range(40))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_csv_in_unicode_is_read_whatever_its_form(tmp_path: Path, encoding: str, separator: str, end: str) -> None:
+    text = TEXT.replace(",", separator).replace("\n", end)
+    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""  # Excel writes one too
+    (tmp_path / "own.csv").write_bytes((mark + text).encode(encoding))
+    d = load(str(tmp_path / "own.csv"))
+    assert d.classes == ("herb", "süß")
+    assert d.preparation is not None and d.preparation.columns == ("größe", "b")
+    assert torch.equal(d.train.x, load(write(tmp_path, TEXT)).train.x)
+
+
+def test_a_tab_within_a_name_separates_nothing_where_there_are_commas(tmp_path: Path) -> None:
+    d = load(csv(tmp_path, '"a\tb",c,label', [f"{i},{i * i},{i % 2}" for i in range(40)]))
+    assert d.preparation is not None and d.preparation.columns == ("a\tb", "c")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_a_csv_in_an_old_encoding_is_refused_by_line_and_byte(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes(TEXT.encode(encoding))
+    with pytest.raises(UserError) as refused:
+        load(str(path))
+    assert str(refused.value) == (
+        f"{path}, line 1, byte 3: 0xF6 is not UTF-8 (in Windows-1252 it is 'ö'). Save the file as UTF-8; Excel "
+        "calls it 'CSV UTF-8'."
+    )
+    path.write_bytes(TEXT.replace("größe", "a").encode(encoding))
+    with pytest.raises(UserError, match=r"own.csv, line 3, byte 6: 0xFC is not UTF-8 \(in Windows-1252 it is 'ü'\)"):
+        load(str(path))
+    with pytest.raises(UserError, match=r"own.csv, line 3, byte 6: 0xFC"):
+        load(str(path), label_column="b", client_column="label")
+
+
+def test_a_column_that_is_dropped_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes("".join(f"{i},ä,{i % 2}\n" if i else "a,b,label\n" for i in range(40)).encode("latin-1"))
+    assert load(str(path), drop_columns=["b"]).input_shape == (1,)
+    with pytest.raises(UserError, match=r"column 'b' is of type binary, but features must be numbers"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (TEXT.encode("utf-16-le"), r"line 1, byte 2: 0x00 is no text.*UTF-16 needs a byte order mark"),
+        (TEXT.encode("utf-32"), r"0x00 is no text"),
+        (TEXT.encode("utf-16")[:-1], r"own.csv: begins as UTF-16, but is not.*truncated data"),
+        (b"\xff\xfe\x00\xd8a\x00", r"own.csv: begins as UTF-16, but is not.*illegal"),
+        ("\ufeff".encode("utf-16-le"), "cannot be read as a csv table: Empty CSV file"),
+        (b"\xef\xbb\xbf", "cannot be read as a csv table: Empty CSV file"),
+        (TEXT.replace(",", ";").encode(), "no label column 'label'.*separated by something other than commas?"),
+    ],
+)
+def test_text_that_will_not_do(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "own.csv").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load(str(tmp_path / "own.csv"))
+
+
+def test_a_single_array_is_no_npz(tmp_path: Path) -> None:
+    with (tmp_path / "own.npz").open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(
+        UserError, match=r"own.npz: holds a single array \(.npy\), but must be an .npz file with x and y"
+    ):
+        load(str(tmp_path / "own.npz"))
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.npz", "own.parquet"])
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(pyarrow.parquet, "read_table", refuse)
+    with pytest.raises(UserError, match=f"{name}: cannot be read.*Permission denied"):
+        load(str(tmp_path / name))

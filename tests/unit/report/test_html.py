@@ -180,7 +180,7 @@ def test_what_cannot_be_written_is_said(write_run, tmp_path):
     run = read_run(write_run())
     with pytest.raises(UserError, match="at least one run directory"):
         write_page([], tmp_path / "page.html")
-    with pytest.raises(UserError, match="it is a folder"):
+    with pytest.raises(UserError, match="is a folder"):
         write_page([run], tmp_path)
     with pytest.raises(UserError, match="holds no rounds yet"):
         write_page([run, read_run(write_run("empty", done=0))], tmp_path / "page.html")

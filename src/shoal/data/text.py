@@ -1,0 +1,71 @@
+"""Text of the user's own files: found out to be UTF-8 or UTF-16, or refused by line and byte; and quoted safely."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from shoal.errors import UserError
+
+_HEAD_BYTES = 2**16  # more than any line of column names
+_MOST_QUOTED = 300  # characters of what a file or a library says
+_ADVICE = "Save the file as UTF-8; Excel calls it 'CSV UTF-8'."
+
+
+def open_utf8(path: Path) -> BinaryIO:
+    """Opens a text file as UTF-8. UTF-16 is known by its byte order mark, which Excel writes, and converted."""
+    with path.open("rb") as file:
+        mark = file.read(2)
+    if mark not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return path.open("rb")
+    try:
+        return io.BytesIO(path.read_bytes().decode("utf-16").encode())
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: begins as UTF-16, but is not: {error.reason} at byte {error.start + 1}. {_ADVICE}"
+        ) from None
+
+
+def separator(file: BinaryIO) -> str:
+    """Returns what separates the columns: tabs where the first line has tabs and no comma, else commas."""
+    head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+    file.seek(0)
+    names = head.replace(b"\r", b"\n").partition(b"\n")[0]
+    return "\t" if b"\t" in names and b"," not in names else ","
+
+
+def refuse_other_text(path: Path) -> None:
+    """Raises an error that names the first byte that is not UTF-8 text, if there is one."""
+    with open_utf8(path) as file:
+        for number, line in enumerate(file, start=1):
+            zero = line.find(0)
+            if zero >= 0:
+                raise UserError(
+                    f"{path}, line {number}, byte {zero + 1}: 0x00 is no text. Save the file as UTF-8 (UTF-16 needs a "
+                    "byte order mark)."
+                )
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                byte = line[error.start : error.start + 1]
+                letter = byte.decode("cp1252", "ignore")
+                hint = f" (in Windows-1252 it is {letter!r})" if letter else ""
+                what = f"0x{byte.hex().upper()} is not UTF-8{hint}"
+                raise UserError(f"{path}, line {number}, byte {error.start + 1}: {what}. {_ADVICE}") from None
+
+
+def one_line(text: str) -> str:
+    """Returns text without control characters and line ends, which a file may have put into an error message."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Returns names, joined by commas, and not more of them than anybody would read."""
+    return shortened(", ".join(names))
