@@ -20,12 +20,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Peers in an environment of their own: about half an hour in all, and 25 GB of disk for a while.
+# A benchmark that fails does not end the others. `make bench-gate` runs one of them; its options go into ARGS.
 bench: $(VENV)-bench/.installed
-	$(VENV)-bench/bin/python benchmarks/compare.py
-	$(VENV)-bench/bin/python benchmarks/fleets.py
-	$(VENV)-bench/bin/python benchmarks/scale.py
-	$(VENV)-bench/bin/python benchmarks/clusters.py
-	$(VENV)-bench/bin/python benchmarks/serve.py
+	$(VENV)-bench/bin/python benchmarks/suite.py $(ARGS)
+
+bench-%: benchmarks/%.py $(VENV)-bench/.installed
+	$(VENV)-bench/bin/python $< $(ARGS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

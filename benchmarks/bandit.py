@@ -12,14 +12,13 @@ than those of `--first 100 --seeds 12`. Writes `results/bandit.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
+import harness
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
@@ -29,7 +28,6 @@ from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, Sets, budget, candidates, contexts
 from shoal.selectors.sampling import Floats, Indices
 
-RESULTS = Path(__file__).parent / "results"
 Measured = Literal["by all", "by those who trained", "set to set"]
 CLIENTS, CLASSES, FEATURES, BATCH, PROBE, TEST, HISTORY, ROUNDS, RATE = 50, 10, 16, 20, 60, 100, 5, 40, 0.1
 
@@ -332,20 +330,20 @@ def said(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", nargs="+", type=int, default=[4, 10, 15])
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--clusters", nargs="+", type=harness.positive, default=[4, 10, 15])
+    parser.add_argument("--seeds", type=harness.positive, default=8)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--share", type=float, default=0.16, help="of a cluster's total cost that a round may take")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    given = parser.parse_args()
-    names = list(dict.fromkeys(["random sets", *given.arms]))
-    seeds = range(given.first, given.first + given.seeds)
+    tiny = {"clusters": [4], "seeds": 1, "arms": ["oracle: drop", "as printed"]}
+    options, run = harness.begin(parser, "bandit.json", tiny)
+    names = list(dict.fromkeys(["random sets", *options.arms]))
+    seeds = range(options.first, options.first + options.seeds)
     with threadpool_limits(1):
-        found = [row for k in given.clusters for seed in seeds for row in measured(k, seed, given.share, names)]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "bandit.json").write_text(json.dumps({"share": given.share, "measured": found}, indent=1) + "\n")
+        found = [row for k in options.clusters for seed in seeds for row in measured(k, seed, options.share, names)]
+    run.write(rows=found)
     print("\n".join(said(found)))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -8,15 +8,14 @@ at random. Joules are the thread's own seconds times the power of a server. Writ
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -24,7 +23,6 @@ from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
 from shoal.clusterers.validation import Floats
 
-RESULTS = Path(__file__).parent / "results"
 PARTITIONS, CLASSES, ROWS, SERVER_W, RANDOM_GROUPINGS = 5, 10, 490, 65, 10
 
 CLUSTERERS: dict[str, Callable[[int], Any]] = {
@@ -83,16 +81,16 @@ def said(found: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000])
-    given = parser.parse_args()
+    numbers = [100, 1000, 10_000]
+    parser.add_argument("--clients", nargs="+", type=harness.positive, default=numbers, help="Numbers of clients.")
+    options, run = harness.begin(parser, "clusters.json", {"clients": [20, 40]})
     with threadpool_limits(1):
         for name in CLUSTERERS:
-            measured(name, 100)  # libraries are loaded
-        found = [measured(name, clients) for name in CLUSTERERS for clients in given.clients]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "clusters.json").write_text(json.dumps({"server_w": SERVER_W, "measured": found}, indent=1) + "\n")
+            measured(name, min(options.clients))  # libraries are loaded
+        found = [measured(name, clients) for name in CLUSTERERS for clients in options.clients]
+    run.write(server_w=SERVER_W, rows=found)
     print("\n".join(said(found)))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -1,8 +1,9 @@
-"""shoal beside Flower's simulation, Apple's pfl and a bare PyTorch loop, on the same work: `make bench`.
+"""shoal beside Flower's simulation, Apple's pfl and a PyTorch loop, on the same work.
 
-Everyone runs in a process of its own, one after the other, in several turns, so that a busy machine disturbs them
-alike; what is compared are ratios of medians. That the work is the same is checked: after two rounds all must have
-the same weights. The result is a table, `results/peers.json` and `results/peers.png`.
+Every peer runs in a process of its own, one after the other, in several turns, so that a busy machine disturbs them
+alike. What is compared are ratios of medians. That the work is the same is checked: after two rounds all must have the
+same weights. A peer that fails is a row with the reason, and the others go on. The result is `results/peers.json` and
+`results/peers.png`. `--peer` measures a program of your own as well.
 """
 
 from __future__ import annotations
@@ -10,97 +11,180 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import torch
 import work
+from harness import FAILED, OK, Outcome
 from torch.utils.flop_counter import FlopCounterMode
-from work import WORKS, Work
+from work import Work
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-SCRIPTS = {
-    "shoal": [sys.executable, str(HERE / "peers/with_shoal.py")],
-    "bare": [sys.executable, str(HERE / "peers/with_torch.py")],
-    "pfl": [sys.executable, str(HERE / "peers/with_pfl.py")],
-    "pfl-processes": [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(os.cpu_count()), "--standalone"),
-        str(HERE / "peers/with_pfl.py"),
-    ],
-    "flower": [sys.executable, str(HERE / "peers/with_flower.py")],
-    "flower-tuned": [sys.executable, str(HERE / "peers/with_flower.py")],
-}
-MORE = {"flower-tuned": ["1"]}
-NAMES = {
-    "shoal": "shoal",
-    "bare": "PyTorch loop",
-    "pfl": "pfl, 1 process",
-    "pfl-processes": f"pfl, {os.cpu_count()} processes",
-    "flower": "Flower simulation",
-    "flower-tuned": "Flower, 1 CPU/client",
-}
+ADVICE = "pip install -r benchmarks/requirements.txt"
 WARM = 2  # rounds that are not counted: imports, first allocations, recording
-ALIKE = 1e-4  # weights after two rounds; later, sums in other orders drift apart as they do in any training
+SAME = 1e-4  # largest difference of weights after two rounds; later, sums in other orders drift apart in any training
 
 
-def timed(who: str, folder: Path, rounds: int) -> dict[str, Any]:
-    around = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONPATH": str(HERE)}
-    began = time.time()
-    command = [*SCRIPTS[who], str(folder), str(rounds), *MORE.get(who, [])]
-    done = subprocess.run(command, env=os.environ | around, capture_output=True, text=True, check=False)
-    whole = time.time() - began
-    if done.returncode:
-        raise SystemExit(f"{NAMES[who]} failed:\n{done.stderr[-3000:]}")
-    ends = json.loads((folder / f"{who}.json").read_text())["round_ends"]
-    return {
-        "whole": whole,
-        "until_first_round": ends[0] - began,
-        "rounds": [b - a for a, b in zip(ends[WARM - 1 :], ends[WARM:], strict=False)],
-    }
+@dataclass(frozen=True)
+class Peer:
+    """A program that does the work: it is called with a folder, the number of rounds, its name, and its options."""
+
+    title: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()  # modules
+    options: tuple[str, ...] = ()
 
 
-def gap(folder: Path, who: str) -> float:
-    """The largest difference from shoal's weights."""
-    ours, theirs = np.load(folder / "shoal.npz"), np.load(folder / f"{who}.npz")
+def python(script: str) -> tuple[str, ...]:
+    return sys.executable, str(harness.HERE / "peers" / script)
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", str(harness.cores()), "--standalone")
+PEERS = {
+    "shoal": Peer("shoal", python("with_shoal.py")),
+    "bare": Peer("PyTorch loop", python("with_torch.py")),
+    "pfl": Peer("pfl, 1 process", python("with_pfl.py"), ("pfl",)),
+    "pfl-processes": Peer(
+        f"pfl, {harness.cores()} processes", (sys.executable, *TORCHRUN, python("with_pfl.py")[1]), ("pfl",)
+    ),
+    "flower": Peer("Flower simulation", python("with_flower.py"), ("flwr", "ray")),
+    "flower-tuned": Peer("Flower, 1 CPU/client", python("with_flower.py"), ("flwr", "ray"), ("1",)),
+}
+
+
+@dataclass
+class Measurement:
+    """What was measured of a peer so far, until it failed if it did."""
+
+    outcome: Outcome = field(default_factory=lambda: Outcome(OK))
+    weights_differ_by: float | None = None
+    round_s: list[float] = field(default_factory=list)
+    first_round_s: list[float] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome.status == OK
+
+    def add(self, began: float, ended: float, round_ends: list[float]) -> None:
+        self.whole_s.append(ended - began)
+        self.first_round_s.append(round_ends[0] - began)
+        self.round_s += [b - a for a, b in zip(round_ends[WARM - 1 :], round_ends[WARM:], strict=False)]
+
+    def row(self) -> dict[str, Any]:
+        """The medians, which are None where nothing was measured."""
+        return self.outcome.row | {
+            "turns": len(self.whole_s),
+            "per_round_s": median(self.round_s),
+            "per_round_range_s": [min(self.round_s), max(self.round_s)] if self.round_s else None,
+            "until_first_round_s": median(self.first_round_s),
+            "whole_s": median(self.whole_s),
+            "weights_differ_by": self.weights_differ_by,
+        }
+
+
+def median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The peers on one work, whose files are in the folder."""
+
+    peers: Mapping[str, Peer]
+    folder: Path
+    timeout_s: float
+    measured: dict[str, Measurement]
+
+    def run(self, rounds: int, turns: int) -> None:
+        """Checks the weights in a short run, then measures. So short a measurement is its own check."""
+        is_short = rounds <= WARM + 1
+        for name in self.peers:
+            self.turn(name, rounds if is_short else WARM, is_counted=is_short)
+            self.check_weights(name)
+        for turn in range(0 if is_short else turns):
+            for name in [n for n in self.peers if self.measured[n].is_ok]:
+                print(f"{self.peers[name].title}: {rounds} rounds, turn {turn + 1} of {turns}", file=sys.stderr)
+                self.turn(name, rounds, is_counted=True)
+
+    def turn(self, name: str, rounds: int, is_counted: bool) -> None:
+        """Runs a peer once. A failure is noted, and the peer is not run again."""
+        peer, measurement = self.peers[name], self.measured[name]
+        result = self.folder / f"{name}.json"
+        result.unlink(missing_ok=True)
+        began = time.time()
+        outcome = harness.missing(peer.needs, ADVICE) or self.start(name, rounds)
+        ended = time.time()
+        if outcome.status == OK:
+            try:
+                round_ends = [float(t) for t in json.loads(result.read_text())["round_ends"]]
+            except (OSError, ValueError, KeyError, TypeError):
+                round_ends = []
+            if len(round_ends) != rounds:
+                outcome = Outcome(FAILED, f"left the ends of {len(round_ends)} rounds, not of {rounds}")
+        measurement.outcome = outcome
+        if outcome.status != OK:
+            print(f"{peer.title}: {outcome.reason}", file=sys.stderr)
+        elif is_counted:
+            measurement.add(began, ended, round_ends)
+
+    def start(self, name: str, rounds: int) -> Outcome:
+        peer = self.peers[name]
+        # Peers import `work`, and not every one of them lies beside it.
+        around = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONPATH": python_path()}
+        command = [*peer.command, str(self.folder), str(rounds), name, *peer.options]
+        return harness.run_process(command, self.timeout_s, around)
+
+    def check_weights(self, name: str) -> None:
+        """A peer whose weights are not those of shoal did other work, and fails without figures."""
+        if not (self.measured[name].is_ok and self.measured["shoal"].is_ok):
+            return
+        try:
+            differ_by = difference(self.folder / "shoal.npz", self.folder / f"{name}.npz")
+        except Exception as error:  # whatever a peer left behind: the others go on
+            self.measured[name] = Measurement(Outcome(FAILED, f"left no weights to compare: {error}"))
+            return
+        self.measured[name].weights_differ_by = differ_by
+        if not differ_by <= SAME:
+            reason = f"did other work: its weights differ from shoal's by {differ_by:.2g}"
+            self.measured[name] = Measurement(Outcome(FAILED, reason), differ_by)
+
+
+def python_path() -> str:
+    """Returns where Python looks for modules: in this folder first, then where it did before."""
+    return os.pathsep.join(filter(None, [str(harness.HERE), os.environ.get("PYTHONPATH")]))
+
+
+def difference(one: Path, other: Path) -> float:
+    """Returns the largest difference of two sets of weights."""
+    ours, theirs = np.load(one), np.load(other)
     return max(float(np.abs(ours[k] - theirs[k]).max()) for k in ours.files)
 
 
-def measured(spec: Work, who: list[str], rounds: int, turns: int) -> dict[str, Any]:
-    found: dict[str, dict[str, Any]] = {w: {"rounds": [], "whole": [], "until_first_round": []} for w in who}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        work.prepare(spec, folder, rounds)
-        for w in who:
-            timed(w, folder, WARM)
-            found[w]["gap"] = gap(folder, w)
-            if found[w]["gap"] > ALIKE:
-                raise SystemExit(f"{NAMES[w]} did not do the same work: its weights differ by {found[w]['gap']:.2g}")
-        for turn in range(turns):
-            for w in who:
-                print(f"{spec.name}: {NAMES[w]}, {rounds} rounds, turn {turn + 1} of {turns}", file=sys.stderr)
-                for key, value in timed(w, folder, rounds).items():
-                    found[w][key] += value if isinstance(value, list) else [value]
-    return {
-        w: {
-            "per_round_s": statistics.median(f["rounds"]),
-            "per_round_range_s": [min(f["rounds"]), max(f["rounds"])],
-            "until_first_round_s": statistics.median(f["until_first_round"]),
-            "whole_s": statistics.median(f["whole"]),
-            "weights_differ_by": f["gap"],
-        }
-        for w, f in found.items()
-    }
+def compare(spec: Work, peers: Mapping[str, Peer], rounds: int, turns: int, timeout_s: float) -> list[dict[str, Any]]:
+    """Returns a row for each peer."""
+    with tempfile.TemporaryDirectory() as folder:
+        work.prepare(spec, Path(folder), rounds)
+        comparison = Comparison(peers, Path(folder), timeout_s, {name: Measurement() for name in peers})
+        comparison.run(rounds, turns)
+    return [
+        {"work": spec.name, "rounds": rounds, "peer": name, "title": peers[name].title, **measurement.row()}
+        for name, measurement in comparison.measured.items()
+    ]
 
 
-def multiply_rate(size: int = 1024) -> float:
-    """Floating-point operations per second of large matrix products on all cores, as it goes on average."""
+def multiply_rate(size: int) -> float:
+    """Returns the floating-point operations per second of large matrix products on all cores (median)."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     seconds = []
     for _ in range(200):
@@ -111,74 +195,132 @@ def multiply_rate(size: int = 1024) -> float:
 
 
 def operations(spec: Work) -> int:
-    """Floating-point operations of one round, counted as they run."""
+    """Returns the floating-point operations of one round, counted in one step."""
     net = work.network(spec)
-    x, y = torch.randn(work.BATCH, *spec.shape), torch.zeros(work.BATCH, dtype=torch.int64)
+    x, y = torch.randn(spec.batch_size, *spec.shape), torch.zeros(spec.batch_size, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.cross_entropy(net(x), y).backward()
-    return counter.get_total_flops() * work.CLIENTS * spec.epochs * (work.ROWS // work.BATCH)
+    return counter.get_total_flops() * spec.num_steps
 
 
-def with_ratios(spec: Work, times: dict[str, Any], rate: float) -> dict[str, Any]:
-    for row in times.values():
-        row["times_shoal"] = row["per_round_s"] / times["shoal"]["per_round_s"]
-        row["whole_times_shoal"] = row["whole_s"] / times["shoal"]["whole_s"]
-        row["share_of_multiply_rate"] = operations(spec) / row["per_round_s"] / rate
-    return times
+def add_ratios(rows: list[dict[str, Any]], operations: int, rate: float) -> None:
+    """Adds to each row its times of shoal's seconds, and its share of the multiplication rate."""
+    shoal = rows[0]
+    for row in rows:
+        row["times_shoal"] = ratio(row["per_round_s"], shoal["per_round_s"])
+        row["whole_times_shoal"] = ratio(row["whole_s"], shoal["whole_s"])
+        row["share_of_multiply_rate"] = ratio(operations / rate, row["per_round_s"])
 
 
-def table(name: str, times: dict[str, Any], rounds: int) -> str:
-    head = (
-        f"{name:20} {'s/round':>8} {'/shoal':>7} {f'{rounds} rounds':>10} {'/shoal':>7} {'of GEMM':>8} {'weights':>9}"
-    )
+def ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    rounds = f"{rows[0]['rounds']} rounds"
     lines = [
-        f"{NAMES[w]:20} {t['per_round_s']:8.3f} {t['times_shoal']:6.1f}x {t['whole_s']:9.1f}s "
-        f"{t['whole_times_shoal']:6.1f}x {t['share_of_multiply_rate']:8.2f} {t['weights_differ_by']:9.1e}"
-        for w, t in times.items()
+        f"{rows[0]['work']:22} {'s/round':>8} {'/shoal':>8} {rounds:>10} {'/shoal':>8} {'of GEMM':>8} {'weights':>8}"
     ]
-    return "\n".join([head, *lines, ""])
+    for row in rows:
+        cells = [
+            cell(row["per_round_s"], "8.3f"),
+            cell(row["times_shoal"], "7.1f", "x"),
+            cell(row["whole_s"], "9.1f", "s"),
+            cell(row["whole_times_shoal"], "7.1f", "x"),
+            cell(row["share_of_multiply_rate"], "8.2f"),
+            cell(row["weights_differ_by"], "8.0e"),
+        ]
+        lines.append(f"{row['title']:22} {' '.join(cells)}  {row['reason'] or ''}".rstrip())
+    return "\n".join([*lines, ""])
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def cell(value: float | None, form: str, unit: str = "") -> str:
+    width = int(form.split(".")[0]) + len(unit)
+    return " " * width if value is None else f"{value:{form}}{unit}"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws the seconds per round of the peers that have any."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panes = plt.subplots(1, len(results), figsize=(5 * len(results), 3), layout="constrained", squeeze=False)
-    for pane, (name, times) in zip(panes[0], results.items(), strict=True):
-        who = list(times)[::-1]
+    works = list(dict.fromkeys(row["work"] for row in rows))
+    figure, panes = plt.subplots(1, len(works), figsize=(5 * len(works), 3), layout="constrained", squeeze=False)
+    for pane, name in zip(panes[0], works, strict=True):
+        shown = [row for row in reversed(rows) if row["work"] == name and row["per_round_s"] is not None]
         bars = pane.barh(
-            [NAMES[w] for w in who],
-            [times[w]["per_round_s"] for w in who],
-            color=["#0072b2" if w == "shoal" else "#b0b0b0" for w in who],
+            [row["title"] for row in shown],
+            [row["per_round_s"] for row in shown],
+            color=["#0072b2" if row["peer"] == "shoal" else "#b0b0b0" for row in shown],
         )
-        pane.bar_label(bars, [f" {times[w]['per_round_s']:.2f} s ({times[w]['times_shoal']:.1f}x)" for w in who])
+        times = ["" if row["times_shoal"] is None else f" ({row['times_shoal']:.1f}x)" for row in shown]
+        pane.bar_label(bars, [f" {row['per_round_s']:.2f} s{t}" for row, t in zip(shown, times, strict=True)])
         pane.set_title(f"{name}: seconds per round, warm", loc="left", fontsize=10)
         pane.margins(x=0.35)
         pane.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    harness.write_atomically(path, lambda beside: figure.savefig(beside, dpi=130))
+    print(f"written: {path}", file=sys.stderr)
 
 
-def main() -> None:
+def own_peers(parser: argparse.ArgumentParser, texts: Sequence[str]) -> dict[str, Peer]:
+    """Reads texts such as NAME=COMMAND."""
+    peers: dict[str, Peer] = {}
+    for text in texts:
+        name, _, command = text.partition("=")
+        try:
+            words = tuple(shlex.split(command))
+        except ValueError:  # a quotation mark without another one
+            words = ()
+        if not re.fullmatch(r"[\w-]+", name) or not words:
+            parser.error(f"--peer is {text!r}; it must be NAME=COMMAND, such as mine='python mine.py'")
+        if name in (*PEERS, *peers, "data", "first", "work"):  # the last three are files of the work
+            parser.error(f"--peer is {text!r}, but the name {name!r} is taken: choose another name")
+        peers[name] = Peer(name, words)
+    return peers
+
+
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
-    parser.add_argument("--who", nargs="+", default=list(SCRIPTS), choices=list(SCRIPTS))
-    parser.add_argument("--rounds", type=int, default=20, help="of the MLP; the CNN takes a third")
-    parser.add_argument("--turns", type=int, default=2)
-    given = parser.parse_args()
-    who = ["shoal", *(w for w in given.who if w != "shoal")]
-    rate, results = multiply_rate(), {}
-    for name in given.works:
-        rounds = given.rounds if name == "mlp" else max(WARM + 2, given.rounds // 3)
-        times = results[name] = with_ratios(WORKS[name], measured(WORKS[name], who, rounds, given.turns), rate)
-        print(table(name, times, rounds), flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    facts = {"cores": os.cpu_count(), "multiply_rate_gflops": rate / 1e9, "torch": torch.__version__, "works": results}
-    (RESULTS / "peers.json").write_text(json.dumps(facts, indent=1) + "\n")
-    draw(results, RESULTS / "peers.png")
-    print(f"written: {RESULTS / 'peers.json'} and peers.png")
+    add = parser.add_argument
+    add("--works", nargs="+", default=list(work.WORKS), choices=list(work.WORKS), help="Default: all.")
+    add("--who", nargs="+", default=list(PEERS), choices=list(PEERS), help="Peers to measure. Default: all.")
+    add(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="Measure this program as well. It is called with FOLDER ROUNDS NAME, like those in peers/.",
+    )
+    add("--rounds", type=harness.positive, default=20, help="Rounds of the MLP; the CNN makes a third. Default: 20.")
+    add("--turns", type=harness.positive, default=2, help="How often each peer is measured. Default: 2.")
+    add("--timeout-s", type=harness.seconds, default=1800, help="Seconds after which a peer is ended. Default: 1800.")
+    return parser
+
+
+def main() -> int:
+    parser = arguments()
+    options, run = harness.begin(parser, "peers.json", {"works": ["mlp"], "rounds": WARM + 1})
+    if options.rounds <= WARM:
+        parser.error(f"--rounds is {options.rounds}, but {WARM} rounds are not counted: ask for {WARM + 1} or more")
+    names = ["shoal", *(name for name in PEERS if name in options.who and name != "shoal")]
+    peers = {name: PEERS[name] for name in names} | own_peers(parser, options.peer)
+    works = work.TINY_WORKS if options.tiny else work.WORKS
+    rate, rows = multiply_rate(64 if options.tiny else 1024), []
+    for name in options.works:
+        rounds = options.rounds if name == "mlp" else max(WARM + 1, options.rounds // 3)
+        of_work = compare(works[name], peers, rounds, options.turns, options.timeout_s)
+        add_ratios(of_work, operations(works[name]), rate)
+        print(table(of_work), flush=True)
+        rows += of_work
+    run.write(multiply_rate_gflops=rate / 1e9, rows=rows)
+    if absent := harness.missing(["matplotlib"], ADVICE):
+        print(f"no picture: {absent.reason}", file=sys.stderr)
+    else:
+        draw(rows, run.out.with_suffix(".png"))
+    return int(any(row["status"] != OK for row in rows if row["peer"] == "shoal"))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -3,10 +3,10 @@
 A client's vector is the mean of 64 activations over 100 to 500 examples of ten classes; an activation is 0 or 1 with a
 chance that depends on the class. Fleets: five planted groups of two classes each, Dirichlet(0.1) and (10) label laws,
 and none but chance between clients. Each fit, with a `predict` and an `update` after it, runs in a process of its own,
-whose largest resident memory is its own. `agree` is the adjusted Rand index between references and the full matrix,
-`truth` between clusters and planted groups. The guard is off for seconds; its ratio, and how many of `SEEDS` small
-fleets it makes one cluster, is measured apart. Joules are the thread's own seconds times the power of a server. Writes
-`results/density.json`.
+whose largest resident memory is its own; a fit that fails is a row with the reason. `agree` is the adjusted Rand index
+between references and the full matrix, `truth` between clusters and planted groups. The guard is off for seconds; its
+ratio, and how many small fleets it makes one cluster, is measured apart. Joules are the thread's own seconds times the
+power of a server. Writes `results/density.json`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import torch
+from harness import OK
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.validation import Floats, Labels
 
-RESULTS = Path(__file__).parent / "results"
 CHANNELS, CLASSES, EXAMPLES, SERVER_W = 64, 10, (100, 500), 65
 FLEETS = ("groups", "dirichlet-0.1", "dirichlet-0.5", "dirichlet-1", "dirichlet-10", "iid")
 TIMED = ("groups", "dirichlet-0.1", "dirichlet-10", "iid")
-NEWCOMERS, CHANGED, SEEDS, SMALL = 1000, 100, 5, 100
+NEWCOMERS, CHANGED, SMALL = 1000, 100, 100
 
 
 def label_laws(fleet: str, clients: int, rng: np.random.Generator) -> tuple[Floats, Labels]:
@@ -69,7 +68,7 @@ def measured(fleet: str, clients: int, references: int | None) -> dict[str, Any]
     found["clusters"], found["planted"] = int(clusterer.labels_.max()) + 1, planted.tolist()
     found["splits"], found["merges"] = clusterer.splits_, clusterer.merges_
     found["predict_s"] = _seconds(lambda: clusterer.predict(changed[:NEWCOMERS]))
-    found["update_s"] = _seconds(lambda: clusterer.update(changed[:CHANGED], np.arange(CHANGED)))
+    found["update_s"] = _seconds(lambda: clusterer.update(changed[:CHANGED], np.arange(min(CHANGED, clients))))
     found["joules"] = SERVER_W * found["fit_s"]
     found["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found["resident_before_bytes"] = before_bytes
@@ -82,28 +81,41 @@ def _seconds(work: Any) -> float:
     return time.thread_time() - begun
 
 
-def guarded(fleet: str) -> dict[str, Any]:
+def guarded(fleet: str, seeds: int) -> dict[str, Any]:
     """Of small fleets: the ratio that the guard looks at, and how many become one cluster by it."""
     fits = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         rows, halves, _ = sparsities(fleet, SMALL, seed)
         fits.append(AdaptiveDensityClusters().fit(rows, halves))
     ratios = [f.noise_ratio_ for f in fits]
     one = sum(f.guarded_ for f in fits)
-    return {"fleet": fleet, "least_ratio": min(ratios), "largest_ratio": max(ratios), "one_cluster": one}
+    return {
+        "fleet": fleet,
+        "seeds": seeds,
+        "least_ratio": min(ratios),
+        "largest_ratio": max(ratios),
+        "one_cluster": one,
+    }
 
 
-def compared(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rand indices instead of labels."""
+def fit(fleet: str, clients: int, references: int, timeout_s: float) -> dict[str, Any]:
+    """Returns the row of a fit in a process of its own."""
+    command = [sys.executable, __file__, "--in-this-process", fleet, str(clients), str(references)]
+    outcome = harness.run_process(command, timeout_s)
+    asked = {"fleet": fleet, "clients": clients, "references": references or None}
+    return asked | outcome.row | (json.loads(outcome.output) if outcome.status == OK else {})
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns rows with Rand indices instead of labels. Without the full matrix there is nothing to agree with."""
     from sklearn.metrics import adjusted_rand_score
 
-    full = {(f["fleet"], f["clients"]): f["labels"] for f in found if f["references"] is None}
-    for f in found:
-        f["agree"] = adjusted_rand_score(full[f["fleet"], f["clients"]], f["labels"])
-        f["truth"] = adjusted_rand_score(f.pop("planted"), f["labels"]) if f["fleet"] == "groups" else None
-    for f in found:
-        f.pop("labels")
-    return found
+    full = {(r["fleet"], r["clients"]): r["labels"] for r in rows if r["status"] == OK and r["references"] is None}
+    for row in [r for r in rows if r["status"] == OK]:
+        whole = full.get((row["fleet"], row["clients"]))
+        row["agree"] = None if whole is None else adjusted_rand_score(whole, row["labels"])
+        row["truth"] = adjusted_rand_score(row["planted"], row["labels"]) if row["fleet"] == "groups" else None
+    return [{k: v for k, v in row.items() if k not in ("labels", "planted")} for row in rows]
 
 
 def said(found: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]:
@@ -113,47 +125,51 @@ def said(found: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]
         "|" + "---|" * 11,
     ]
     for f in found:
-        truth = "" if f["truth"] is None else f"{f['truth']:.2f}"
+        if f["status"] != OK:
+            lines.append(f"| {f['fleet']} | {f['clients']:,} | {f['references'] or 'all'} | {f['reason']} " + "|" * 9)
+            continue
+        agree, truth = ("" if f[key] is None else f"{f[key]:.2f}" for key in ("agree", "truth"))
         lines.append(
             f"| {f['fleet']} | {f['clients']:,} | {f['references'] or 'all'} | {f['fit_s']:.1f} | {f['joules']:.0f} "
             f"| {f['resident_bytes'] / 2**20:.0f} ({f['resident_before_bytes'] / 2**20:.0f}) | {f['clusters']:,} "
-            f"| {f['agree']:.2f} | {truth} | {f['predict_s']:.2f} | {f['update_s']:.2f} |"
+            f"| {agree} | {truth} | {f['predict_s']:.2f} | {f['update_s']:.2f} |"
         )
     lines += [f"| fleet of {SMALL} clients | noise ratio | one cluster by the guard |", "|" + "---|" * 3]
     for g in guards:
-        lines.append(
-            f"| {g['fleet']} | {g['least_ratio']:.2f} to {g['largest_ratio']:.2f} | {g['one_cluster']} of {SEEDS} |"
-        )
+        ratios = f"{g['least_ratio']:.2f} to {g['largest_ratio']:.2f}"
+        lines.append(f"| {g['fleet']} | {ratios} | {g['one_cluster']} of {g['seeds']} |")
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", nargs="+", type=int, default=[1000, 10_000])
-    parser.add_argument("--references", nargs="+", type=int, default=[200, 1000])
-    parser.add_argument("--fleets", nargs="+", choices=TIMED, default=list(TIMED))
-    parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+def main() -> int:
     torch.set_num_threads(1)
-    with threadpool_limits(1):
-        if given.only:
-            fleet, clients, references = given.only
+    if sys.argv[1:2] == ["--in-this-process"]:
+        fleet, clients, references = sys.argv[2:]
+        with threadpool_limits(1):
             print(json.dumps(measured(fleet, int(clients), int(references) or None)))
-            return
-        guards = [guarded(fleet) for fleet in FLEETS]
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, positive = parser.add_argument, harness.positive
+    add("--clients", nargs="+", type=positive, default=[1000, 10_000], help="Numbers of clients.")
+    add("--references", nargs="+", type=positive, default=[200, 1000], help="Numbers of references, beside all.")
+    add("--fleets", nargs="+", choices=TIMED, default=list(TIMED), help="Fleets that are timed. Default: all.")
+    add("--guarded", nargs="+", choices=FLEETS, default=list(FLEETS), help="Fleets for the guard. Default: all.")
+    add("--seeds", type=positive, default=5, help="Small fleets for the guard, of each kind. Default: 5.")
+    add("--timeout-s", type=harness.seconds, default=7200, help="Seconds after which a fit is ended. Default: 7200.")
+    tiny = {"clients": [30], "references": [20], "fleets": ["groups"], "guarded": ["groups", "iid"], "seeds": 1}
+    options, run = harness.begin(parser, "density.json", tiny)
+    with threadpool_limits(1):
+        guards = [guarded(fleet, options.seeds) for fleet in options.guarded]
     found = []
-    for clients in given.clients:
-        for fleet in given.fleets:
-            for references in [0, *(q for q in given.references if q < clients)]:
-                command = [sys.executable, __file__, "--only", fleet, str(clients), str(references)]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                found.append(json.loads(done.stdout))
+    for clients in options.clients:
+        for fleet in options.fleets:
+            for references in [0, *(q for q in options.references if q < clients)]:
+                found.append(fit(fleet, clients, references, options.timeout_s))
     found = compared(found)
-    RESULTS.mkdir(exist_ok=True)
-    text = json.dumps({"server_w": SERVER_W, "measured": found, "guards": guards}, indent=1)
-    (RESULTS / "density.json").write_text(text + "\n")
+    run.write(server_w=SERVER_W, rows=found, guards=guards)
     print("\n".join(said(found, guards)))
+    return int(any(row["status"] != OK for row in found))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -1,71 +1,137 @@
-"""How fleets compare on the same work, as ratios in one run: `make bench`.
+"""How fleets compare on the same work, as ratios in one run.
 
-Ten clients of 448 rows, batches of 64, as many epochs as given; fleets take turns, so that a busy machine
-disturbs them alike. The figure is the median over rounds of the training stage alone.
+Ten clients of 448 samples each, batches of 64, as many epochs as given. Fleets take turns, so that a busy machine
+disturbs them alike. The figure is the median over rounds of the training stage alone. A fleet that cannot be made or
+fails is a row with the reason, and the others go on. Writes `results/fleets.json`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import harness
 import torch
+from harness import FAILED, OK, Outcome
 
 from shoal.data import Federation
 from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
-from shoal.types import Examples, Plan
+from shoal.types import Examples, Fleet, Plan
 
-WORK = {
-    "mlp": ((1, 28, 28), 10, ("plain", "vector", "pool", "flower")),
-    "cnn-cifar": ((3, 32, 32), 2, ("plain", "pool", "flower")),  # stacked convolutions are far too slow here
+
+@dataclass(frozen=True)
+class Work:
+    shape: tuple[int, ...]
+    epochs: int
+    fleets: tuple[str, ...]
+    clients: int = 10
+    samples: int = 448
+
+
+WORKS = {
+    "mlp": Work((1, 28, 28), 10, ("plain", "vector", "pool", "flower")),
+    "cnn-cifar": Work((3, 32, 32), 2, ("plain", "pool", "flower")),  # stacked convolutions are far too slow here
+}
+TINY_WORKS = {
+    "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=1, clients=2, samples=16),
+    "cnn-cifar": replace(WORKS["cnn-cifar"], shape=(1, 22, 22), epochs=1, clients=2, samples=16),
 }
 
 
-def federation(shape: tuple[int, ...], clients: int = 10, rows: int = 448) -> Federation:
+@dataclass
+class Measurement:
+    """What was measured of a fleet so far, until it failed if it did."""
+
+    outcome: Outcome = field(default_factory=lambda: Outcome(OK))
+    fleet: Fleet | None = None
+    round_s: list[float] = field(default_factory=list)
+
+    def attempt(self, action: Callable[[Any], Any], argument: Any) -> Any:
+        """Returns what the action returns, or None if it fails."""
+        try:
+            return action(argument)
+        except Exception as error:  # whatever it is: the other fleets go on
+            self.outcome = Outcome(FAILED, f"{type(error).__name__}: {error}")
+            return None
+
+    def execute(self, plan: Plan) -> None:
+        begun = time.perf_counter()
+        assert self.fleet is not None
+        self.fleet.execute(plan)
+        self.round_s.append(time.perf_counter() - begun)
+
+
+def federation(work: Work) -> Federation:
     g = torch.Generator().manual_seed(0)
 
     def draw(n: int) -> Examples:
-        return Examples(torch.randn(n, *shape, generator=g), torch.randint(0, 10, (n,), generator=g))
+        return Examples(torch.randn(n, *work.shape, generator=g), torch.randint(0, 10, (n,), generator=g))
 
-    data = {f"c{i}": {"train": draw(rows), "val": draw(10), "test": draw(10)} for i in range(clients)}
+    data = {f"c{i}": {"train": draw(work.samples), "val": draw(10), "test": draw(10)} for i in range(work.clients)}
     return Federation.from_clients(data, draw(10), tuple("0123456789"))
 
 
-def seconds(model: str, rounds: int) -> dict[str, float]:
-    shape, epochs, names = WORK[model]
-    fed = federation(shape)
-    bench = arrange(Job(model=model, epochs=epochs, batch_size=64, cohort=1.0, clients=10), "fedavg", fed)
+def measure(model: str, work: Work, rounds: int) -> list[dict[str, Any]]:
+    """Returns a row for each fleet."""
+    fed = federation(work)
+    job = Job(model=model, epochs=work.epochs, batch_size=64, cohort=1.0, clients=work.clients)
+    bench = arrange(job, "fedavg", fed)
     state = bench.method.init(0)
     train = bench.method.stages[1]
-    fleets = {name: make_fleet(replace(bench, job=bench.job.model_copy(update={"fleet": name}))) for name in names}
-    spent: dict[str, list[float]] = {name: [] for name in names}
-    for r in range(rounds + 1):
+    measured = {name: Measurement() for name in work.fleets}
+    for name, m in measured.items():
+        asked = replace(bench, job=bench.job.model_copy(update={"fleet": name}))
+        m.fleet = m.attempt(make_fleet, asked)
+        if name == "flower":
+            m.outcome = harness.missing(["flwr"], "pip install -e '.[flower]'") or m.outcome
+    for r in range(1 + rounds):
         tasks = train.plan(replace(state, cohort=tuple(fed)), r).tasks
-        for name, fleet in fleets.items():
-            begun = time.perf_counter()
-            fleet.execute(Plan(train.programs[0], tasks))
-            spent[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(times[1:]) for name, times in spent.items()}  # the first round warms up
+        for m in measured.values():
+            if m.outcome.status == OK:
+                m.attempt(m.execute, Plan(train.programs[0], tasks))
+    return rows(model, measured)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--models", nargs="+", default=list(WORK), choices=list(WORK))
-    given = parser.parse_args()
-    results = {}
-    for model in given.models:
-        times = results[model] = seconds(model, given.rounds)
-        print(f"{model}: " + "  ".join(f"{n} {s:.3f} s ({times['plain'] / s:.2f}x)" for n, s in times.items()))
-    out = Path(__file__).parent / "results"
-    out.mkdir(exist_ok=True)
-    (out / "fleets.json").write_text(json.dumps({"threads": torch.get_num_threads(), "seconds": results}, indent=1))
+def rows(model: str, measured: dict[str, Measurement]) -> list[dict[str, Any]]:
+    # The first round warms up.
+    seconds = {name: statistics.median(m.round_s[1:]) if m.round_s[1:] else None for name, m in measured.items()}
+    plain_s = seconds["plain"]
+    return [
+        {
+            "model": model,
+            "fleet": name,
+            **m.outcome.row,
+            "per_round_s": seconds[name],
+            "times_as_fast_as_plain": plain_s / seconds[name] if plain_s and seconds[name] else None,
+        }
+        for name, m in measured.items()
+    ]
+
+
+def sentence(row: dict[str, Any]) -> str:
+    if row["status"] != OK:
+        return f"{row['model']}: {row['fleet']}: {row['reason']}"
+    ratio = row["times_as_fast_as_plain"]
+    return f"{row['model']}: {row['fleet']} {row['per_round_s']:.3f} s" + (f" ({ratio:.2f}x)" if ratio else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=harness.positive, default=3, help="Rounds that are counted. Default: 3.")
+    parser.add_argument("--models", nargs="+", default=list(WORKS), choices=list(WORKS), help="Default: all.")
+    options, run = harness.begin(parser, "fleets.json", {"rounds": 1})
+    works, found = TINY_WORKS if options.tiny else WORKS, []
+    for model in options.models:
+        found += measure(model, works[model], options.rounds)
+        print("\n".join(sentence(row) for row in found if row["model"] == model), flush=True)
+    run.write(threads=torch.get_num_threads(), rows=found)
+    return int(any(row["status"] == FAILED for row in found))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

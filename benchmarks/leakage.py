@@ -17,13 +17,12 @@ times; figures are means. Writes `results/leakage.json`.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,14 +38,28 @@ from shoal.rng import derive_seed
 from shoal.stages.cluster import Adaptive
 from shoal.types import ClientData, ClientId, Examples, Params, Plan, Task
 
-RESULTS = Path(__file__).parent / "results"
-CLIENTS, ROWS, PUBLIC, SHADOWS, DRAWS, CLASSES = 50, 20_000, 200, 80, 5, 10
-NOISES, SKEWS, GROUPS = (0.0, 0.01, 0.05, 0.2), (0.1, 1.0), 5
+CLASSES, GROUPS = 10, 5
 ADAPTED, RECEIVED = 0, 1
 SEEN = {"received": [RECEIVED], "adapted": [ADAPTED], "all": [ADAPTED, RECEIVED, 2, 3]}
 
 Floats = NDArray[np.float64]
 Clients = Mapping[ClientId, ClientData]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    model: str
+    clients: int
+    samples: int | None  # of the data set; None: all
+    public: int  # of each class
+    shadows: int
+    draws: int
+    noises: tuple[float, ...]
+    skews: tuple[float, ...]
+
+
+FULL = Sizes("cnn-cifar", 50, 20_000, 200, 80, 5, (0.0, 0.01, 0.05, 0.2), (0.1, 1.0))
+TINY = Sizes("mlp", 10, None, 10, 8, 1, (0.0, 0.05), (1.0,))
 
 
 def told(program: Sparsity, first: Params, data: Clients, seed: int) -> dict[ClientId, torch.Tensor]:
@@ -122,19 +135,21 @@ class Suspects:
         return float(roc_auc_score(truth, np.concatenate([self.inside, self.outside]) @ way))
 
 
-def public_rows(test: Examples, seed: int) -> Examples:
+def public_rows(test: Examples, count: int, seed: int) -> Examples:
     """Of rows that no client holds, as many of each class."""
     rng = np.random.default_rng(derive_seed(seed, "public"))
     y = test.y.numpy()
-    rows = np.concatenate([rng.choice(np.flatnonzero(y == k), PUBLIC, replace=False) for k in range(CLASSES)])
+    rows = np.concatenate([rng.choice(np.flatnonzero(y == k), count, replace=False) for k in range(CLASSES)])
     return Examples(test.x[rows], test.y[rows])
 
 
-def shadow_clients(public: Examples, skew: float, sizes: list[int], seed: int) -> dict[ClientId, ClientData]:
+def shadow_clients(
+    public: Examples, count: int, skew: float, sizes: list[int], seed: int
+) -> dict[ClientId, ClientData]:
     rng = np.random.default_rng(derive_seed(seed, "shadows", skew))
     of_class = [np.flatnonzero(public.y.numpy() == k) for k in range(CLASSES)]
     clients: dict[ClientId, ClientData] = {}
-    for i in range(SHADOWS):
+    for i in range(count):
         counts = rng.multinomial(rng.choice(sizes), rng.dirichlet(np.full(CLASSES, skew)))
         rows = np.concatenate([rng.choice(rows, n) for rows, n in zip(of_class, counts, strict=True)])
         rng.shuffle(rows)
@@ -171,17 +186,18 @@ def agreement(read: Floats, truth: Floats) -> tuple[float, float]:
     return float(r2_score(truth.ravel(), read.ravel())), float((read.argmax(1) == truth.argmax(1)).mean())
 
 
-def mean_of_draws(measure: Callable[[float, int], dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+def mean_of_draws(measure: Callable[[float, int], dict[str, Any]], sizes: Sizes, seed: int) -> list[dict[str, Any]]:
     """For each noise the means of all figures, by name."""
     found = []
-    for noise in NOISES:
-        draws = [measure(noise, derive_seed(seed, draw)) for draw in range(DRAWS if noise else 1)]
+    for noise in sizes.noises:
+        draws = [measure(noise, derive_seed(seed, draw)) for draw in range(sizes.draws if noise else 1)]
         found.append({"noise": noise} | {k: np.mean([d[k] for d in draws], axis=0).tolist() for k in draws[0]})
     return found
 
 
-def readings(server: Server, fleet: Federation, skew: float, seed: int) -> list[dict[str, Any]]:
-    shadows = server.asks(shadow_clients(server.public, skew, fleet.sizes("train").tolist(), seed), seed)
+def readings(server: Server, fleet: Federation, skew: float, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
+    samples = fleet.sizes("train").tolist()
+    shadows = server.asks(shadow_clients(server.public, sizes.shadows, skew, samples, seed), seed)
     clients = server.asks(fleet, seed)
     suspects = [server.suspects(fleet[c], p) for c, p in zip(fleet, clients.labels, strict=True)]
 
@@ -193,10 +209,10 @@ def readings(server: Server, fleet: Federation, skew: float, seed: int) -> list[
         areas = [suspect.found(v, noise) for suspect, v in both if len(suspect.outside)]
         return {name: agreement(p, clients.labels) for name, p in read.items()} | {"members": np.mean(areas)}
 
-    return [{"skew": skew, **row} for row in mean_of_draws(measure, seed)]
+    return [{"skew": skew, **row} for row in mean_of_draws(measure, sizes, seed)]
 
 
-def clusters(server: Server, planted: Federation, same: Federation, seed: int) -> list[dict[str, Any]]:
+def clusters(server: Server, planted: Federation, same: Federation, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
     from sklearn.metrics import adjusted_rand_score
 
     assert planted.groups
@@ -215,23 +231,23 @@ def clusters(server: Server, planted: Federation, same: Federation, seed: int) -
             found[name] = (adjusted_rand_score(truth, apart), apart.max() + 1, together.max() + 1)
         return found
 
-    return mean_of_draws(measure, seed)
+    return mean_of_draws(measure, sizes, seed)
 
 
-def measured(data: str, seed: int) -> dict[str, Any]:
-    source = shoal.load(data, rows=ROWS)
-    model = load_model("cnn-cifar", source.input_shape, CLASSES)
+def measured(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
+    source = shoal.load(data, rows=sizes.samples)
+    model = load_model(sizes.model, source.input_shape, CLASSES)
     program = build("fedepc", Setting(model, rounds=1, cohort=1, lr=0.05)).programs["represent"]
     assert isinstance(program, Sparsity)
-    server = Server(program, model.init(derive_seed(seed, "init")), public_rows(source.test, seed))
+    server = Server(program, model.init(derive_seed(seed, "init")), public_rows(source.test, sizes.public, seed))
 
     def dealt(partition: str) -> Federation:
-        return shoal.partition(source, partition, clients=CLIENTS, seed=seed)
+        return shoal.partition(source, partition, clients=sizes.clients, seed=seed)
 
-    read = [row for skew in SKEWS for row in readings(server, dealt(f"dirichlet:{skew}"), skew, seed)]
+    read = [row for skew in sizes.skews for row in readings(server, dealt(f"dirichlet:{skew}"), skew, sizes, seed)]
     same = dealt("iid")
-    groups = clusters(server, dealt(f"groups:{GROUPS},100"), same, seed)
-    proved = [replace(program, noise=n).guarantee(same.sizes("train").tolist()) for n in NOISES if n]
+    groups = clusters(server, dealt(f"groups:{GROUPS},100"), same, sizes, seed)
+    proved = [replace(program, noise=n).guarantee(same.sizes("train").tolist()) for n in sizes.noises if n]
     return {"data": data, "seed": seed, "readings": read, "clusters": groups, "guarantees": proved}
 
 
@@ -256,16 +272,16 @@ def said(found: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", default=["fashion-mnist", "mnist"])
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    parser.add_argument("--data", nargs="+", default=["fashion-mnist", "mnist"], help="Names of data sets.")
+    parser.add_argument("--seed", type=int, default=0, help="Default: 0.")
+    options, run = harness.begin(parser, "leakage.json", {"data": ["digits"]})
+    sizes = TINY if options.tiny else FULL
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        found = [measured(data, given.seed) for data in given.data]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "leakage.json").write_text(json.dumps(found, indent=1) + "\n")
+        found = [measured(data, sizes, options.seed) for data in options.data]
+    run.write(sizes=asdict(sizes), rows=found)
     print("\n".join(said(found)))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -1,7 +1,8 @@
-"""What is not training, and what many clients cost: `make bench` runs it after the comparison with peers.
+"""What is not training, and what many clients cost.
 
-Every part is a real run with its folder (checkpoints, lines, private state) in a process of its own, so that
-seconds and resident memory are its own. Writes `results/scale.json`.
+Every part is a real run with its folder (checkpoints, lines, private state) in a process of its own, so that its
+seconds and its resident memory are its own. A part that fails is a row with the reason, and the others go on. In the
+tiny form one process runs all parts. Writes `results/scale.json`.
 """
 
 from __future__ import annotations
@@ -10,47 +11,41 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
+import harness
+from harness import FAILED, OK, Outcome
 
-from shoal.cost.timer import Timer
-from shoal.data import Federation
-from shoal.experiment.assemble import arrange
-from shoal.experiment.job import Job
-from shoal.experiment.run import run_experiment
-from shoal.types import Examples
-
-RESULTS = Path(__file__).parent / "results"
 SHAPE = (1, 28, 28)
-WARM = 2  # rounds that are not counted
+WARM = 2  # rounds that are not counted: libraries are loaded, steps are recorded
 
 
-def federation(clients: int, rows: int, tested: int = 1, central: int = 1) -> Federation:
-    """Random rows, laid out without a step per client: as quick for 100,000 of them as for ten."""
-    import numpy as np
+@dataclass(frozen=True)
+class Sizes:
+    clients: int = 100
+    samples: int = 448  # of each client
+    central: int = 10_000  # samples of the central test set
+    rounds: int = 12  # that are counted
+    cohort: int = 100
+    populations: tuple[int, ...] = (1000, 10_000, 100_000)  # clients of which a cohort is selected
+    private: int = 100_000  # clients that keep a model of their own
 
-    g = torch.Generator().manual_seed(0)
-    sizes = {"train": rows, "val": 0, "test": tested}
-    starts = np.cumsum([0, *(clients * n for n in sizes.values())])
-    bounds = {split: starts[i] + np.arange(clients + 1) * n for i, (split, n) in enumerate(sizes.items())}
 
-    def draw(n: int) -> Examples:
-        return Examples(torch.randn(n, *SHAPE, generator=g), torch.randint(0, 10, (n,), generator=g))
-
-    names = tuple(f"c{i:06d}" for i in range(clients))
-    return Federation(draw(int(starts[-1])), bounds, names, central=draw(central), classes=tuple("0123456789"))
+FULL = Sizes()
+TINY = Sizes(clients=3, samples=8, central=8, rounds=1, cohort=2, populations=(4, 8), private=4)
 
 
 class Memory:
-    """The most that this process and its workers held at any time; pages that they share are counted once."""
+    """The largest memory of this process and its workers at any time; pages that they share are counted once."""
 
     most = 0
 
@@ -65,22 +60,55 @@ class Memory:
         self._watch.join()
 
     def _look(self) -> None:
-        while not self._over.wait(0.5):
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(0.5)
             workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            self.most = max(self.most, sum(resident(pid) for pid in [str(os.getpid()), *workers]))
+            self.most = max(self.most, sum(resident_bytes(pid) for pid in [str(os.getpid()), *workers]))
 
 
-def resident(pid: str) -> int:
+def resident_bytes(pid: str) -> int:
     try:
         facts = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return 0  # just gone
+        return 0  # the process has just ended
     return int(facts.partition("Pss:")[2].split()[0]) * 1024
 
 
-def played(method: str, fed: Federation, **keys: Any) -> tuple[dict[str, float], list[float], int]:
-    """Seconds by part and the moments at which rounds ended, both without the first rounds, in which libraries are
-    loaded and steps recorded; and the largest resident memory of all processes, in bytes."""
+def federation(clients: int, samples: int, tested: int = 1, central: int = 1) -> Any:
+    """Random samples, laid out without a step per client: as quick for 100,000 of them as for ten."""
+    import numpy as np
+    import torch
+
+    from shoal import Federation
+    from shoal.types import Examples
+
+    g = torch.Generator().manual_seed(0)
+    sizes = {"train": samples, "val": 0, "test": tested}
+    starts = np.cumsum([0, *(clients * n for n in sizes.values())])
+    bounds = {split: starts[i] + np.arange(clients + 1) * n for i, (split, n) in enumerate(sizes.items())}
+
+    def draw(n: int) -> Examples:
+        return Examples(torch.randn(n, *SHAPE, generator=g), torch.randint(0, 10, (n,), generator=g))
+
+    names = tuple(f"c{i:06d}" for i in range(clients))
+    return Federation(draw(int(starts[-1])), bounds, names, central=draw(central), classes=tuple("0123456789"))
+
+
+def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[float], int]:
+    """Runs a method in a folder that is thrown away.
+
+    Returns
+    -------
+    tuple[dict[str, float], list[float], int]
+        Seconds by part and the moments at which rounds ended, both without the warm-up; and the largest resident
+        memory of all processes, in bytes.
+    """
+    from shoal.cost.timer import Timer
+    from shoal.experiment.assemble import arrange
+    from shoal.experiment.job import Job
+    from shoal.experiment.run import run_experiment
+
     timer, ends, cold = Timer(), [], {}
 
     def on_round(record: Any) -> None:
@@ -95,89 +123,114 @@ def played(method: str, fed: Federation, **keys: Any) -> tuple[dict[str, float],
     return spent, ends[WARM - 1 :], memory.most
 
 
-def overhead() -> dict[str, Any]:
-    """100 clients, all in every round, two epochs of 448 rows: how much of a round is not training."""
-    rounds = 6
-    spent, _, _ = played(
-        "fedavg", federation(100, 448), rounds=WARM + rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=100
-    )
+def overhead(sizes: Sizes) -> dict[str, Any]:
+    """All clients in every round, two epochs: how much of a round is not training."""
+    rounds = -(-sizes.rounds // 2)
+    fed = federation(sizes.clients, sizes.samples)
+    spent, _, _ = run("fedavg", fed, rounds=WARM + rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=100)
     evaluated = sum(s for k, s in spent.items() if k.startswith("evaluate"))
-    rest = sum(s for k, s in spent.items() if k != "train: clients") - evaluated
-    return {"train_s": spent["train: clients"] / rounds, "other_s": rest / rounds, "parts_s": spent}
+    train_s = spent["train: clients"] / rounds
+    other_s = sum(s for k, s in spent.items() if k != "train: clients") - evaluated
+    share = other_s / rounds / (other_s / rounds + train_s)
+    return {"train_s": train_s, "other_s": other_s / rounds, "share_of_round": share, "parts_s": spent}
 
 
-def evaluation(epochs: int) -> dict[str, Any]:
-    """Evaluated in every round: 10 of 100 clients train, all 100 and 10,000 central rows are tested."""
-    rounds = 12
-    fed = federation(100, 448, tested=64, central=10_000)
-    spent, _, _ = played("fedavg", fed, rounds=WARM + rounds, cohort=10, epochs=epochs, batch_size=64, eval_every=1)
-    tested = {k: s / rounds for k, s in spent.items() if k.startswith("evaluate")}
-    return {"train_s": spent["train: clients"] / rounds, "evaluate_s": sum(tested.values()), **tested}
+def evaluation(sizes: Sizes, epochs: int) -> dict[str, Any]:
+    """Evaluated in every round: a tenth of the clients train; all of them and the central test set are evaluated."""
+    fed = federation(sizes.clients, sizes.samples, tested=-(-sizes.samples // 7), central=sizes.central)
+    rounds, cohort = sizes.rounds, -(-sizes.clients // 10)
+    spent, _, _ = run("fedavg", fed, rounds=WARM + rounds, cohort=cohort, epochs=epochs, batch_size=64, eval_every=1)
+    evaluated = {k: s / rounds for k, s in spent.items() if k.startswith("evaluate")}
+    train_s, evaluate_s = spent["train: clients"] / rounds, sum(evaluated.values())
+    return {"train_s": train_s, "evaluate_s": evaluate_s, "times_training": evaluate_s / train_s, **evaluated}
 
 
-def clients(count: int) -> dict[str, Any]:
-    """A cohort of 100 out of `count` clients of 20 rows."""
-    rounds = 12
-    _, ends, memory = played(
-        "fedavg", federation(count, 20), rounds=rounds, cohort=100, epochs=5, batch_size=10, eval_every=rounds
+def population(sizes: Sizes, count: int) -> dict[str, Any]:
+    """A cohort out of `count` clients of 20 samples."""
+    rounds = max(sizes.rounds, WARM + 2)  # of which one is counted and one, the last, is evaluated
+    _, ends, memory = run(
+        "fedavg", federation(count, 20), rounds=rounds, cohort=sizes.cohort, epochs=5, batch_size=10, eval_every=rounds
     )
-    gaps = [b - a for a, b in pairwise(ends[:-1])]  # the last round is evaluated
+    gaps = [b - a for a, b in pairwise(ends[:-1])]
     return {"clients": count, "per_round_s": statistics.median(gaps), "resident_bytes": memory}
 
 
-def private() -> dict[str, Any]:
-    """100,000 clients, each with an MLP of its own that it trains and keeps (21 GB of private state on disk)."""
-    count, began = 100_000, time.perf_counter()
-    _, _, memory = played("local", federation(count, 1), rounds=1, cohort=1.0, epochs=1, batch_size=8)
-    return {"clients": count, "resident_bytes": memory, "whole_s": time.perf_counter() - began}
+def private(sizes: Sizes) -> dict[str, Any]:
+    """Clients that each train and keep an MLP of their own (21 GB of private state on disk for 100,000 of them)."""
+    began = time.perf_counter()
+    _, _, memory = run("local", federation(sizes.private, 1), rounds=1, cohort=1.0, epochs=1, batch_size=8)
+    return {"clients": sizes.private, "resident_bytes": memory, "whole_s": time.perf_counter() - began}
 
 
-PARTS: dict[str, Any] = {
-    "overhead": overhead,
-    "evaluation-10-epochs": lambda: evaluation(10),
-    "evaluation-1-epoch": lambda: evaluation(1),
-    "clients-1000": lambda: clients(1000),
-    "clients-10000": lambda: clients(10_000),
-    "clients-100000": lambda: clients(100_000),
-    "private": private,
-}
+def parts(sizes: Sizes) -> dict[str, Callable[[], dict[str, Any]]]:
+    return {
+        "overhead": partial(overhead, sizes),
+        "evaluation-10-epochs": partial(evaluation, sizes, 10),
+        "evaluation-1-epoch": partial(evaluation, sizes, 1),
+        **{f"clients-{count}": partial(population, sizes, count) for count in sizes.populations},
+        "private": partial(private, sizes),
+    }
 
 
-def said(found: dict[str, Any]) -> list[str]:
-    lines = []
-    if "overhead" in found:
-        o = found["overhead"]
-        lines.append(f"not training, 100 clients: {o['other_s'] / (o['other_s'] + o['train_s']):.1%} of a round")
-    for part in [p for p in found if p.startswith("evaluation")]:
-        e = found[part]
-        lines.append(f"{part}, 10,000 central rows: {e['evaluate_s'] / e['train_s']:.2f} of the training")
-    if {"clients-1000", "clients-100000"} <= set(found):
-        few, many = found["clients-1000"], found["clients-100000"]
-        lines.append(f"1,000 to 100,000 clients, cohort 100: {many['per_round_s'] / few['per_round_s']:.2f}x per round")
-    if "private" in found:
-        p = found["private"]
-        lines.append(f"100,000 private MLPs: {p['resident_bytes'] / 2**30:.2f} GiB resident, {p['whole_s']:.0f} s")
+def measure(names: list[str], is_tiny: bool, timeout_s: float) -> list[dict[str, Any]]:
+    """Returns the rows of parts that one process runs."""
+    print(", ".join(names), file=sys.stderr, flush=True)
+    command = [sys.executable, __file__, "--in-this-process", "tiny" if is_tiny else "full", *names]
+    outcome = harness.run_process(command, timeout_s)
+    measured = {}
+    if outcome.status == OK:
+        try:
+            measured = json.loads(outcome.output)
+        except ValueError:
+            outcome = Outcome(FAILED, f"printed {outcome.output[-100:]!r} instead of its result")
+    return [{"part": name, **outcome.row, **measured.get(name, {})} for name in names]
+
+
+def sentences(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{r['part']}: {r['reason']}" for r in rows if r["status"] != OK]
+    for r in [r for r in rows if r["status"] == OK]:
+        if r["part"] == "overhead":
+            lines.append(f"not training: {r['share_of_round']:.1%} of a round")
+        elif r["part"].startswith("evaluation"):
+            lines.append(f"{r['part']}: {r['times_training']:.2f} of the training")
+        elif r["part"] == "private":
+            size = r["resident_bytes"] / 2**30
+            lines.append(f"{r['clients']:,} private MLPs: {size:.2f} GiB resident, {r['whole_s']:.0f} s")
+        else:
+            times = "" if r["times_smallest"] is None else f" ({r['times_smallest']:.2f}x)"
+            lines.append(f"{r['clients']:,} clients: {r['per_round_s']:.3f} s per round{times}")
     return lines
 
 
-def main() -> None:
+def add_ratios(rows: list[dict[str, Any]]) -> None:
+    """Adds to each population the times of the seconds per round of the smallest one that was measured."""
+    populations = [r for r in rows if "per_round_s" in r]
+    for r in populations:
+        r["times_smallest"] = r["per_round_s"] / populations[0]["per_round_s"]
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--in-this-process"]:
+        size, *names = sys.argv[2:]
+        found = parts(TINY if size == "tiny" else FULL)
+        print(json.dumps({name: found[name]() for name in names}))
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--only", choices=list(PARTS), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.only:
-        print(json.dumps(PARTS[given.only]()))
-        return
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "scale.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    for part in given.parts:
-        print(part, file=sys.stderr, flush=True)
-        command = [sys.executable, __file__, "--only", part]
-        found[part] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    print("\n".join(said({k: found[k] for k in given.parts})))
+    parser.add_argument("--parts", nargs="+", default=list(parts(FULL)), help="Parts to measure. Default: all.")
+    parser.add_argument("--timeout-s", type=harness.seconds, default=7200, help="Seconds after which a part is ended.")
+    options, run = harness.begin(parser, "scale.json", {"parts": list(parts(TINY))})
+    known = parts(TINY if options.tiny else FULL)
+    for name in options.parts:
+        if name not in known:
+            parser.error(f"--parts has {name!r}; it must be some of {', '.join(known)}")
+    rows: list[dict[str, Any]] = []
+    for names in [options.parts] if options.tiny else [[name] for name in options.parts]:
+        rows += measure(names, options.tiny, options.timeout_s)
+    add_ratios(rows)
+    run.write(rows=rows)
+    print("\n".join(sentences(rows)))
+    return int(any(row["status"] != OK for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -1,8 +1,9 @@
 """Clients that never trained, through the service: what EM makes of 20, 50 or 200 inputs without labels.
 
-For each run it starts `shoal serve`. Every held-out client is a caller of its own, which sends inputs to /v1/prior,
-takes what it is given back, and asks with it for the labels of all its rows. Beside it stands what `shoal evaluate`
-computes without a service from the same inputs: the two must agree, row for row.
+For each run it starts `shoal serve`. Every unseen client is a caller of its own, which sends inputs to /v1/prior, takes
+the answer back, and asks with it for the labels of all its samples. Beside it stands what `shoal evaluate` computes
+without a service from the same inputs: the two must agree, sample for sample. A run that fails is a row with the
+reason, and the others go on. Writes `results/unseen.json`.
 
     python benchmarks/unseen.py runs/own-quick/fashion-dir01/shoal-*
 """
@@ -13,82 +14,119 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import harness
 import torch
+from harness import FAILED, OK, Outcome
 
+from shoal import UserError
 from shoal.engine import unlabelled
 from shoal.experiment.assemble import setup
-from shoal.experiment.job import make_job
+from shoal.experiment.job import Job, make_job
+from shoal.experiment.run import run_job
 from shoal.serve.remote import Remote
 from shoal.store.run_directory import RunStore
 from shoal.study.unseen import unseen_figures
 from shoal.types import ClientId, Examples
 
-RESULT = Path(__file__).parent / "results/unseen.json"
-ROWS = 256  # of one request
-INPUTS = (20, 50, 200)
+SAMPLES = 256  # of one request
 
 
 @contextmanager
 def served(run: Path) -> Iterator[str]:
+    """Starts a server of the run, and gives its address."""
     command = [sys.executable, "-m", "shoal", "serve", str(run), "--port", "0", "--rate", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    words = ""
     try:
-        yield next(line.split(" on ")[1].strip() for line in process.stderr if " on http" in line)
+        for line in process.stderr:
+            words = harness.last_words(line) or words
+            if " on http" in line:
+                yield line.split(" on ")[1].strip()
+                return
+        raise UserError(f"the server of {run} did not start: {words}")
     finally:
         process.terminate()
         process.wait(30)
 
 
-def accuracy(url: str, rows: Examples, seen: Examples | None, classes: list[str]) -> float:
+def accuracy(url: str, samples: Examples, seen: Examples | None, classes: list[str]) -> float:
     with Remote(url) as remote:
         if seen is not None:
             remote.learn(seen.x.numpy(), prepared=True)
-        parts = torch.split(rows.x, ROWS)
-        said = [label for part in parts for label in remote.predict(part.numpy(), prepared=True).labels]
-    return fmean(classes[y] == label for y, label in zip(rows.y.tolist(), said, strict=True))
+        parts = torch.split(samples.x, SAMPLES)
+        labels = [label for part in parts for label in remote.predict(part.numpy(), prepared=True).labels]
+    return fmean(classes[y] == label for y, label in zip(samples.y.tolist(), labels, strict=True))
 
 
-def through_the_service(run: Path, held: Mapping[ClientId, Examples], seed: int) -> dict[str, dict[ClientId, float]]:
+def through_the_service(
+    run: Path, unseen: Mapping[ClientId, Examples], inputs: Sequence[int], seed: int
+) -> dict[str, dict[ClientId, float]]:
+    """Returns the accuracy of each client, by how many inputs the service was given before."""
     classes = json.loads((run / "inputs.json").read_text())["classes"]
     with served(run) as url:
 
-        def asked(inputs: int | None) -> dict[ClientId, float]:
-            seen = {c: None if inputs is None else unlabelled(rows, c, inputs, seed) for c, rows in held.items()}
-            return {c: accuracy(url, rows, seen[c], classes) for c, rows in held.items()}
+        def with_inputs(count: int | None) -> dict[ClientId, float]:
+            seen = {c: None if count is None else unlabelled(samples, c, count, seed) for c, samples in unseen.items()}
+            return {c: accuracy(url, samples, seen[c], classes) for c, samples in unseen.items()}
 
-        return {"none": asked(None)} | {str(n): asked(n) for n in INPUTS}
+        return {"none": with_inputs(None)} | {str(n): with_inputs(n) for n in inputs}
 
 
-def measured(run: Path) -> dict[str, object]:
+def measure(run: Path, inputs: Sequence[int]) -> dict[str, Any]:
+    """Returns the row of a run."""
     with RunStore.open(run) as store:
         bench = setup(make_job(store.config))
-        here = unseen_figures(bench, store.last(), INPUTS)
-    there = through_the_service(run, bench.federation.unseen, bench.job.seed)
-    apart = max(abs(here[how]["clients"][c] - a) for how, found in there.items() for c, a in found.items())
-    return {
-        "run": f"{run.parent.name}/{run.name}",
+        if not bench.federation.unseen:
+            raise UserError(f"{run} has no unseen clients: name a run that was started with --unseen")
+        here = unseen_figures(bench, store.last(), inputs)
+    there = through_the_service(run, bench.federation.unseen, inputs, bench.job.seed)
+    largest = max(abs(here[how]["clients"][c] - a) for how, of_clients in there.items() for c, a in of_clients.items())
+    agreed = Outcome(FAILED, "the service and shoal evaluate do not agree") if largest else Outcome(OK)
+    return agreed.row | {
         "clients": len(bench.federation.unseen),
         "evaluate": {how: figures["mean"] for how, figures in here.items()},
-        "service": {how: fmean(found.values()) for how, found in there.items()},
-        "largest difference of a client": apart,
+        "service": {how: fmean(of_clients.values()) for how, of_clients in there.items()},
+        "largest_difference_of_a_client": largest,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="finished runs of shoal with held-out clients")
-    found = []
-    for run in parser.parse_args().runs:
-        found.append(measured(run))
-        print(json.dumps(found[-1]), flush=True)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+def attempt(run: Path, inputs: Sequence[int]) -> dict[str, Any]:
+    try:
+        row = measure(run, inputs)
+    except UserError as error:
+        row = Outcome(FAILED, str(error)).row
+    return {"run": f"{run.parent.name}/{run.name}", **row}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, help="Finished runs of shoal with unseen clients.")
+    parser.add_argument("--inputs", nargs="+", type=harness.positive, default=[20, 50, 200], help="Default: 20 50 200.")
+    options, run = harness.begin(parser, "unseen.json", {"inputs": [5]}, inputs=("runs",))
+    if not options.runs and not options.tiny:
+        parser.error("no runs: name the folders of finished runs that were started with --unseen")
+    for path in options.runs:
+        if not (path / "config.json").is_file():
+            parser.error(f"runs has {path}, which is not the folder of a run: it has no config.json")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = options.runs or [Path(folder) / "tiny"]
+        if not options.runs:
+            run_job(Job(method="shoal", clients=6, cohort=2, unseen=1, rounds=1, fleet="vector"), runs[0])
+        rows = []
+        for path in runs:
+            rows.append(attempt(path, options.inputs))
+            print(json.dumps(rows[-1]), flush=True)
+    run.write(rows=rows)
+    return int(any(row["status"] != OK for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    harness.call(main)

@@ -1,11 +1,13 @@
-"""The work that all are measured on: the same network, data, first weights, batches and steps for everyone.
+"""The work that all peers do: the same network, samples, first weights, batches and steps for everyone.
 
-`prepare` writes it to a folder once; whoever is measured reads it from there and needs nothing else of shoal.
+`prepare` writes the work to a folder once. A peer reads it from there, with the functions below, and needs nothing else
+of shoal. This module is no benchmark: `compare.py` and `peers/` use it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CLIENTS, ROWS, BATCH, LR, MOMENTUM, SEED = 10, 448, 64, 0.01, 0.5, 0
+CLASSES, LR, MOMENTUM, SEED = 10, 0.01, 0.5, 0
 
 
 @dataclass(frozen=True)
@@ -25,78 +27,112 @@ class Work:
     model: str
     shape: tuple[int, ...]
     epochs: int
+    clients: int = 10
+    samples: int = 448  # of each client
+    batch_size: int = 64
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all clients in a round."""
+        return self.clients * self.epochs * (self.samples // self.batch_size)
 
 
 WORKS = {
     "mlp": Work("mlp", "mlp", (1, 28, 28), 10),
     "cnn": Work("cnn", "cnn-cifar", (3, 32, 32), 2),
 }
+TINY_WORKS = {
+    "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=2, clients=2, samples=16, batch_size=8),
+    "cnn": replace(WORKS["cnn"], shape=(1, 22, 22), epochs=1, clients=2, samples=16, batch_size=8),
+}
+
+
+class Mlp(nn.Module):
+    """Two hidden layers. Parameters are named as in shoal's network."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.head = nn.Linear(math.prod(shape), 64), nn.Linear(64, 30), nn.Linear(30, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
+
+
+class Cnn(nn.Module):
+    """Three convolutions as one would write them; shoal's own form gives the same numbers sooner."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(shape[0], 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
+        with torch.no_grad():
+            features = self.convolved(torch.zeros(1, *shape)).shape[1]
+        self.fc, self.head = nn.Linear(features, 64), nn.Linear(64, CLASSES)
+
+    def convolved(self, x: Tensor) -> Tensor:
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.max_pool2d(F.relu(conv(x)), 2)
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.fc(self.convolved(x))))
 
 
 def network(work: Work) -> nn.Module:
-    """The network as its paper's reader would write it; shoal's own form of the CNN gives the same numbers sooner."""
-    from shoal.models.cnn import CnnCifar
-    from shoal.models.model import NETWORKS
-
-    class AsWritten(CnnCifar):
-        def forward(self, x: Tensor) -> Tensor:
-            for conv in (self.conv1, self.conv2, self.conv3):
-                x = F.max_pool2d(F.relu(conv(x)), 2)
-            return self.head(F.relu(self.fc(x.flatten(1))))
-
-    return (AsWritten if work.model == "cnn-cifar" else NETWORKS[work.model])(work.shape, 10)
+    """Returns the network with weights of its own: load `first(folder)` into it."""
+    return {"mlp": Mlp, "cnn-cifar": Cnn}[work.model](work.shape)
 
 
 def prepare(work: Work, folder: Path, rounds: int) -> None:
-    """Data, first weights, and the order of rows that shoal's seeds give: [rounds, clients, steps, batch]."""
+    """Writes the samples, the first weights, and the order of samples: [rounds, clients, steps, batch]."""
     g = torch.Generator().manual_seed(SEED)
-    x = torch.randn(CLIENTS, ROWS, *work.shape, generator=g)
-    y = torch.randint(0, 10, (CLIENTS, ROWS), generator=g)
+    x = torch.randn(work.clients, work.samples, *work.shape, generator=g)
+    y = torch.randint(0, CLASSES, (work.clients, work.samples), generator=g)
     np.savez(folder / "data.npz", x=x.numpy(), y=y.numpy())
     (folder / "work.json").write_text(json.dumps(asdict(work)))
-    bench = arranged(work, folder)
-    first = {k: v.numpy() for k, v in bench.method.init(SEED).models["global"].items()}
-    np.savez(folder / "first.npz", **first)
-    np.save(folder / "order.npy", np.stack([order(bench, r) for r in range(rounds)]))
+    weights, orders = weights_and_orders(folder, rounds)
+    np.savez(folder / "first.npz", **{k: v.numpy() for k, v in weights.items()})
+    np.save(folder / "order.npy", orders.numpy())
 
 
-def order(bench: Any, round: int) -> Any:
+def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns the first weights and the orders of samples that shoal's seeds give."""
+    from shoal.experiment.assemble import arrange
+    from shoal.experiment.job import Job
     from shoal.fleet.batches import phase_seed, row_order
     from shoal.rng import derive_seed
 
+    work = load(folder)
+    bench = arrange(Job(**job_keys(work)), "fedavg", federation(folder))
+    state = replace(bench.method.init(SEED), cohort=tuple(bench.federation))
     stage = next(s for s in bench.method.stages if s.name == "train")
-    state = replace(bench.method.init(SEED), round=round, cohort=tuple(bench.federation))
-    plan = stage.plan(state, derive_seed(SEED, round, stage.name))
-    phase = plan.program.phases[0]
-    rows = [row_order(ROWS, phase, phase_seed(plan.tasks[c].seed, 0)) for c in bench.federation]
-    return torch.stack(rows).numpy()
+    orders = []
+    for r in range(rounds):
+        plan = stage.plan(replace(state, round=r), derive_seed(SEED, r, stage.name))
+        phases = plan.program.phases
+        seeds = [phase_seed(plan.tasks[c].seed, phases, 0) for c in bench.federation]
+        orders.append(torch.stack([row_order(work.samples, phases[0], seed) for seed in seeds]))
+    return state.models["global"], torch.stack(orders)
 
 
-def arranged(work: Work, folder: Path) -> Any:
-    from shoal.experiment.assemble import arrange
-    from shoal.experiment.job import Job
-
-    return arrange(Job(**keys(work)), "fedavg", federation(folder))
-
-
-def keys(work: Work) -> dict[str, Any]:
-    """The work as the keys of a job of shoal's."""
-    training = {"epochs": work.epochs, "batch_size": BATCH, "lr": LR, "momentum": MOMENTUM}
+def job_keys(work: Work) -> dict[str, Any]:
+    """Returns the work as keys of a job of shoal."""
+    training = {"epochs": work.epochs, "batch_size": work.batch_size, "lr": LR, "momentum": MOMENTUM}
     return {"model": work.model, "cohort": 1.0, "seed": SEED} | training
 
 
 def federation(folder: Path) -> Any:
-    from shoal.data import Federation
+    """Returns the samples as a federation of shoal."""
+    from shoal import Federation
     from shoal.types import Examples
 
     x, y = data(folder)
-    clients = {f"c{i}": {"train": Examples(x[i], y[i])} for i in range(CLIENTS)}
-    return Federation.from_clients(clients, Examples(x[0][:1], y[0][:1]), tuple("0123456789"))
+    clients = {f"c{i}": {"train": Examples(x[i], y[i])} for i in range(len(x))}
+    return Federation.from_clients(clients, Examples(x[0][:1], y[0][:1]), tuple(map(str, range(CLASSES))))
 
 
 def load(folder: Path) -> Work:
     found = json.loads((folder / "work.json").read_text())
-    return Work(found["name"], found["model"], tuple(found["shape"]), found["epochs"])
+    return Work(**found | {"shape": tuple(found["shape"])})
 
 
 def data(folder: Path) -> tuple[Tensor, Tensor]:
@@ -114,21 +150,21 @@ def orders(folder: Path) -> Tensor:
 
 
 @cache
-def held(folder: Path) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
-    """All of it, read once per worker process."""
+def cached(folder: Path) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
+    """Returns all of the work, which a worker process reads only once."""
     return *data(folder), orders(folder), network(load(folder))
 
 
-def finish(folder: Path, who: str, times: list[float], weights: dict[str, Tensor]) -> None:
-    """What a measured program leaves behind: when each round ended, and the last weights."""
-    (folder / f"{who}.json").write_text(json.dumps({"round_ends": times}))
-    np.savez(folder / f"{who}.npz", **{k: v.detach().cpu().numpy() for k, v in weights.items()})
+def finish(folder: Path, name: str, times: list[float], weights: dict[str, Tensor]) -> None:
+    """Writes what a peer leaves behind: when each round ended, and the last weights."""
+    np.savez(folder / f"{name}.npz", **{k: v.detach().cpu().numpy() for k, v in weights.items()})
+    (folder / f"{name}.json").write_text(json.dumps({"round_ends": times}))
 
 
 def train_client(net: nn.Module, x: Tensor, y: Tensor, batches: Tensor) -> None:
-    """The local training that a user of any of the peers would write; without a DataLoader, which would cost more."""
+    """Trains as a user of any of the peers would write it; without a DataLoader, which would cost more."""
     optimiser = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
     for rows in batches:
         optimiser.zero_grad()
-        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        F.cross_entropy(net(x[rows]), y[rows]).backward()
         optimiser.step()

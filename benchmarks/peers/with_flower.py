@@ -1,6 +1,6 @@
 """The work in Flower's simulation engine (Ray), FedAvg from its own strategies.
 
-A third argument gives the CPUs per client: 1 runs as many clients at a time as there are cores. Without it
+A fourth argument gives the CPUs per client: 1 runs as many clients at a time as there are cores. Without it
 Flower decides, which is 2.
 """
 
@@ -21,7 +21,7 @@ def client_app(folder: Path) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        x, y, order, net = work.held(folder)
+        x, y, order, net = work.cached(folder)
         c, r = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         work.train_client(net, x[c], y[c], order[r, c])
@@ -31,7 +31,7 @@ def client_app(folder: Path) -> ClientApp:
     return app
 
 
-def server_app(folder: Path, rounds: int, who: str) -> ServerApp:
+def server_app(folder: Path, rounds: int, name: str) -> ServerApp:
     app, ends = ServerApp(), []
 
     class Timed(FedAvg):
@@ -42,18 +42,19 @@ def server_app(folder: Path, rounds: int, who: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.CLIENTS)
+        strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.load(folder).clients)
         result = strategy.start(grid, ArrayRecord(work.first(folder)), num_rounds=rounds)
-        work.finish(folder, who, ends, result.arrays.to_torch_state_dict())
+        work.finish(folder, name, ends, result.arrays.to_torch_state_dict())
 
     return app
 
 
 if __name__ == "__main__":
-    place, number, *cpus = sys.argv[1:]
+    place, rounds, name, *cpus = sys.argv[1:]
+    folder = Path(place)
     run_simulation(
-        server_app(Path(place), int(number), "flower-tuned" if cpus else "flower"),
-        client_app(Path(place)),
-        num_supernodes=work.CLIENTS,
+        server_app(folder, int(rounds), name),
+        client_app(folder),
+        num_supernodes=work.load(folder).clients,
         backend_config={"client_resources": {"num_cpus": int(cpus[0]), "num_gpus": 0.0}} if cpus else None,
     )

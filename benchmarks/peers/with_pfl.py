@@ -55,7 +55,7 @@ def with_loss(net):
     return net
 
 
-def main(folder: Path, rounds: int) -> None:
+def main(folder: Path, rounds: int, name: str) -> None:
     x, y = work.data(folder)
     order, spec = work.orders(folder), work.load(folder)
     net = with_loss(work.network(spec))
@@ -65,7 +65,7 @@ def main(folder: Path, rounds: int) -> None:
         return torch.optim.SGD(parameters, lr=lr, momentum=work.MOMENTUM)
 
     model = PyTorchModel(net, sgd, torch.optim.SGD(net.parameters(), lr=1.0))
-    users = list(range(work.CLIENTS))
+    users = list(range(spec.clients))
 
     def make(user):
         return Ordered((x[user], y[user]), user_id=str(user)).follow(order[state["round"], user])
@@ -76,19 +76,20 @@ def main(folder: Path, rounds: int) -> None:
         NNAlgorithmParams(
             central_num_iterations=rounds,
             evaluation_frequency=rounds,
-            train_cohort_size=work.CLIENTS,
+            train_cohort_size=spec.clients,
             val_cohort_size=0,
         ),
         SimulatedBackend(data, data),
         model,
-        NNTrainHyperParams(local_num_epochs=spec.epochs, local_learning_rate=work.LR, local_batch_size=work.BATCH),
+        NNTrainHyperParams(local_num_epochs=spec.epochs, local_learning_rate=work.LR, local_batch_size=spec.batch_size),
         callbacks=[ends],
     )
-    distributed = get_framework_module().distributed
-    if distributed.global_rank == 0:
-        who = "pfl" if distributed.world_size == 1 else "pfl-processes"
-        work.finish(folder, who, ends.times, net.state_dict())
+    if get_framework_module().distributed.global_rank == 0:
+        work.finish(folder, name, ends.times, net.state_dict())
+    if torch.distributed.is_initialized():  # else a process is aborted at its exit more often, but even so now and then
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

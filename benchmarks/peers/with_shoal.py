@@ -9,12 +9,12 @@ import work
 import shoal
 
 
-def main(folder: Path, rounds: int) -> None:
+def main(folder: Path, rounds: int, name: str) -> None:
     ends: list[float] = []
-    keys = work.keys(work.load(folder)) | {"rounds": rounds, "eval_every": rounds}
+    keys = work.job_keys(work.load(folder)) | {"rounds": rounds, "eval_every": rounds}
     result = shoal.run("fedavg", work.federation(folder), on_round=lambda record: ends.append(time.time()), **keys)
-    work.finish(folder, "shoal", ends, result.state.models["global"])
+    work.finish(folder, name, ends, result.state.models["global"])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -8,7 +8,7 @@ import torch
 import work
 
 
-def main(folder: Path, rounds: int) -> None:
+def main(folder: Path, rounds: int, name: str) -> None:
     x, y = work.data(folder)
     order, net = work.orders(folder), work.network(work.load(folder))
     weights, ends = work.first(folder), []
@@ -20,8 +20,8 @@ def main(folder: Path, rounds: int) -> None:
             trained.append({k: v.clone() for k, v in net.state_dict().items()})
         weights = {k: torch.stack([t[k] for t in trained]).mean(0) for k in weights}
         ends.append(time.time())
-    work.finish(folder, "bare", ends, weights)
+    work.finish(folder, name, ends, weights)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -381,7 +381,7 @@ def test_explain_tells_what_edges_do():
     assert steps[0]["step"] == "represent"
     (plain,) = as_json("explain", "fedavg", *QUICK, "--edges", "2")["methods"]
     select = next(s for s in plain["steps"] if s["piece"] == "select")
-    assert "distinct clients" in select["what"], "of the stage, not of what plays it at every edge"
+    assert "istinct clients" in select["what"], "of the stage, not of what plays it at every edge"
     assert "2 edge servers" in shoal("explain", "fedavg", *QUICK, "--edges", "2", "--cloud-every", "1").stdout
 
 

@@ -1,6 +1,6 @@
 """Do two source trees give the same bytes? Every method is run in both, one after the other, and checkpoints compared.
 
-    python benchmarks/same_bytes.py OLD NEW [--only METHOD ...] [--out FILE]
+    python tests/helpers/same_bytes.py OLD NEW [--only METHOD ...] [--out FILE]
 
 OLD and NEW are checkouts of the project. Compared are the tensors of the last checkpoint, the clients' private state
 and the recorded rounds, which hold every counted byte and joule. Keys of secure aggregation are left out: clients draw
@@ -17,7 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import load_file
+from sklearn.datasets import load_digits
 
 SMALL = "--data digits --clients 8 --cohort 3 --rounds 4 --epochs 1 --eval-every 2 --seed 3 --devices pi:0.5,phone:0.5"
 PLAIN = f"{SMALL} --fleet plain"
@@ -28,7 +30,7 @@ CASES = {  # beside every method by itself
     "unseen": f"fce {PLAIN} --unseen 2 --set serve.rule=density",
     "stacked": f"fedavg {SMALL} --fleet vector",
     "pool": f"shoal {SMALL} --fleet pool --workers 2",
-    "images": f"fedprox {PLAIN} --model cnn-fedavg --rounds 2",
+    "images": f"fedprox {PLAIN} --data images.npz --model cnn-fedavg --rounds 2",
     "probe": f"shoal {PLAIN} --rounds 6 --partition iid+invert:0.5 --set probe.at=1 --set probe.every=2",
     "noise": f"repclust {PLAIN} --set represent.gamma=0.5",
     "secure": f"aggregate=secure {PLAIN}",
@@ -55,7 +57,15 @@ for name, text in cases.items():
 """
 
 
+def write_images(folder: Path) -> None:
+    """Scikit-learn's digits at the size that the networks with convolutions need."""
+    digits = load_digits()
+    images = np.kron(digits.images, np.ones((2, 2)))[:, None].astype(np.float32) / 16
+    np.savez(folder / "images.npz", x=images[:600], y=digits.target[:600])
+
+
 def run_all(checkout: Path, folder: Path, only: list[str]) -> None:
+    write_images(folder)
     environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "COLUMNS": "200"}
     arguments = [json.dumps(CASES), str(folder), json.dumps(only), PLAIN]
     subprocess.run([sys.executable, "-c", RUNNER, *arguments], env=environment, check=True, cwd=folder)
@@ -104,7 +114,7 @@ def main() -> None:
             folders.append(Path(place) / name)
             folders[-1].mkdir()
             run_all(checkout.resolve(), folders[-1], asked.only)
-        names = sorted({run.name for folder in folders for run in folder.iterdir()})
+        names = sorted({run.name for folder in folders for run in folder.iterdir() if run.is_dir()})
         found = {name: compared(*(folder / name for folder in folders)) for name in names}
     for name, facts in found.items():
         print(name, json.dumps(facts))
