@@ -39,10 +39,11 @@ def federation(shape: tuple[int, ...], clients: int = 10, rows: int = 448) -> Fe
 def seconds(model: str, rounds: int) -> dict[str, float]:
     shape, epochs, names = WORK[model]
     fed = federation(shape)
-    bench = arrange(Job(model=model, epochs=epochs, batch_size=64, cohort=1.0, clients=10), "fedavg", fed)
+    job = Job(model=model, epochs=epochs, batch_size=64, cohort=1.0, clients=10)
+    bench = arrange(job, "fedavg", fed)
     state = bench.method.init(0)
     train = bench.method.stages[1]
-    fleets = {name: make_fleet(replace(bench, job=bench.job.model_copy(update={"fleet": name}))) for name in names}
+    fleets = {name: make_fleet(arrange(job.model_copy(update={"fleet": name}), "fedavg", fed)) for name in names}
     spent: dict[str, list[float]] = {name: [] for name in names}
     for r in range(rounds + 1):
         tasks = train.plan(replace(state, cohort=tuple(fed)), r).tasks
