@@ -85,7 +85,7 @@ def measure(model: str, work: Work, rounds: int) -> list[dict[str, Any]]:
     train = bench.method.stages[1]
     measured = {name: Measurement() for name in work.fleets}
     for name, m in measured.items():
-        asked = replace(bench, job=bench.job.model_copy(update={"fleet": name}))
+        asked = arrange(job.model_copy(update={"fleet": name}), "fedavg", fed)
         m.fleet = m.attempt(make_fleet, asked)
         if name == "flower":
             m.outcome = harness.missing(["flwr"], "pip install -e '.[flower]'") or m.outcome

@@ -27,7 +27,8 @@ def job_for(method, model, **kw):
 
 
 def play(method, model, fleet, federation):
-    bench = arrange(job_for(method, model, fleet=fleet, workers=2), method, federation)
+    pieces = 2 if fleet == "pool" else None  # a vector fleet stacks all clients, as it does by itself
+    bench = arrange(job_for(method, model, fleet=fleet, workers=2, pieces=pieces), method, federation)
     private = {}
     running = make_fleet(bench, private)
     result = engine.run(bench.method, running, rounds=3, seed=4, central=federation.central, eval_every=2)
@@ -86,18 +87,8 @@ def digest(folder):
 
 
 def digits_job(method, **kw):
-    return Job(
-        method=method,
-        data="digits",
-        clients=6,
-        rows=300,
-        rounds=3,
-        cohort=3,
-        epochs=1,
-        eval_every=2,
-        set=quick(method),
-        **kw,
-    )
+    settings = {"data": "digits", "clients": 6, "rows": 300, "rounds": 3, "cohort": 3, "epochs": 1, "eval_every": 2}
+    return Job(method=method, set=quick(method), **settings | kw)
 
 
 ALL = [("fedavg-ft", "plain"), ("fedavg-ft", "vector"), ("fedavg-ft", "flower")]  # one that keeps private state

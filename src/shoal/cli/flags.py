@@ -42,7 +42,21 @@ FLAGS: dict[str, Any] = {
     "fleet": Annotated[
         str | None, typer.Option(help="auto (default), plain, vector, pool, or flower (in this process).")
     ],
-    "workers": Annotated[int | None, typer.Option(help="Processes of the pool (default: one per core).")],
+    "workers": Annotated[
+        int | None,
+        typer.Option(
+            help="Number of processes of the pool. It changes the speed, but no byte of the result. Default: one "
+            "per core."
+        ),
+    ],
+    "pieces": Annotated[
+        int | None,
+        typer.Option(
+            help="Number of pieces into which the work of a round is cut. The clients of a piece are trained together "
+            "by one worker, so runs with the same number give the same bytes on any number of cores. Default: a pool "
+            "takes the number of cores when the run starts and keeps it; other fleets do not cut."
+        ),
+    ],
     "eval_every": Annotated[int | None, typer.Option(help="Evaluate every N rounds, and after the last (default 1).")],
     "device": Annotated[str | None, typer.Option(help="Where tensors live: cpu (default), cuda, ...")],
     "rows": Annotated[int | None, typer.Option(help="Use a stratified subsample of this many training rows.")],

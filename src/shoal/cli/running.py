@@ -130,7 +130,7 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
             err.print(f"{escaped(title)} is finished", highlight=False)
         elif (place / "config.json").exists():
             check_same(place, job)
-            resumed(place, title)
+            resumed(place, title, job.workers)
         else:
             played(job, place, title)
     records = [read_run(p) for p in places]
@@ -149,7 +149,7 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
-def resumed(path: Path, title: str = "") -> dict[str, Any]:
+def resumed(path: Path, title: str = "", workers: int | None = None) -> dict[str, Any]:
     from shoal.cli.progress import DownloadProgress, RunProgress
     from shoal.experiment.run import resume_run
     from shoal.store.reader import read_run
@@ -159,7 +159,9 @@ def resumed(path: Path, title: str = "") -> dict[str, Any]:
         DownloadProgress(err) as download,
         RunProgress(err, title or config["method"], config["rounds"]) as progress,
     ):
-        result = resume_run(path, on_setup=announcing(path), on_round=progress.on_round, progress=download)
+        result = resume_run(
+            path, on_setup=announcing(path), workers=workers, on_round=progress.on_round, progress=download
+        )
         progress.on_end(result["stopped"])
     return result
 

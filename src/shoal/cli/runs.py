@@ -63,6 +63,10 @@ def run(
 @app.command()
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Number of processes of the pool, for this part of the run. Default: as in config.json."),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,7 +83,7 @@ def resume(
             )
         read_run(run_dir)  # first: what is no run has no page either
         check_output(run_dir / "report.html", PAGE, force)
-        result = resumed(run_dir)
+        result = resumed(run_dir, workers=workers)
         page = write_page_of([run_dir], run_dir / "report.html", force=force)
         if as_json:
             print_json(result | {"report": str(page)})

@@ -142,13 +142,13 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)
     _refuse_without_validation(built, setting, federation)
-    workers = job.workers or cores()
+    fleet = choose_fleet(job.fleet, model, cores())
     decided = {
         "clients": len(federation) + len(federation.unseen),
         "unseen": len(federation.unseen) or None,
         "cohort": cohort,
-        "workers": workers,
-        "fleet": choose_fleet(job.fleet, model, workers),
+        "fleet": fleet,
+        "pieces": job.pieces or (cores() if fleet == "pool" else None),
         "public": public_rows(federation) or job.public,
     }
     if setting.edges is not None:
@@ -201,14 +201,15 @@ def _warn_of_small_devices(costs: Costs, model: Model) -> None:
             )
 
 
-def choose_fleet(asked: str, model: Model, workers: int) -> str:
-    """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one."""
+def choose_fleet(asked: str, model: Model, num_cores: int) -> str:
+    """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one. The number
+    of workers has no say: it must not change a byte either."""
     on_cpu = torch.device(model.device).type == "cpu"
     if asked == "pool" and not on_cpu:
         raise UserError(f"fleet 'pool' needs --device cpu, not {model.device!r}: a GPU cannot be shared by forking")
     if asked != "auto":
         return asked
-    if workers > 1 and on_cpu:
+    if num_cores > 1 and on_cpu:
         return "pool"
     return "vector" if stacks_well(model) else "plain"
 
@@ -220,10 +221,10 @@ def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = No
         case "plain":
             return PlainFleet(federation, private)
         case "vector":
-            return VectorFleet(federation, private)
+            return VectorFleet(federation, private, pieces=bench.job.pieces)
         case "pool":
             inside = VectorFleet if stacks_well(bench.model) else PlainFleet
-            return PoolFleet(method, federation, private, inside, bench.job.workers)
+            return PoolFleet(method, federation, private, inside, bench.job.workers, bench.job.pieces)
         case "flower":
             fleet: Fleet = _flower()(method, federation, private)
             return fleet
@@ -242,11 +243,14 @@ def _flower() -> Callable[..., Fleet]:
 
 
 @contextmanager
-def at_work(fleet: Fleet) -> Iterator[None]:
-    """Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers, who
-    go when the work is done."""
+def at_work(bench: Bench, fleet: Fleet) -> Iterator[None]:
+    """Sets the number of threads for the time in which `fleet` is used, and stops its workers afterwards.
+
+    Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers. Work that is
+    cut into pieces runs on one thread on every fleet, because the number of threads changes the last bits.
+    """
     before = torch.get_num_threads()
-    if isinstance(fleet, PoolFleet):
+    if isinstance(fleet, PoolFleet) or bench.job.pieces is not None:
         torch.set_num_threads(1)
     try:
         yield

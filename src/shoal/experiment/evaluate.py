@@ -14,8 +14,7 @@ from shoal import engine
 from shoal.engine import Evaluation, UnseenClient
 from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, at_work, make_fleet, setup
-from shoal.experiment.job import make_job
-from shoal.experiment.run import check_data
+from shoal.experiment.run import check_data, recorded_job
 from shoal.methods import build, find
 from shoal.methods.composition.setting import setting_of
 from shoal.store.run_directory import RunStore
@@ -29,7 +28,7 @@ def of_clients(path: Path, progress: Any = None, options: Options | None = None)
     """Local and central figures, the same as those of the last round unless `options` of answering are given."""
     with _opened(path, progress, options) as (store, bench, state):
         fleet, central = make_fleet(bench, store.private), bench.federation.central
-        with at_work(fleet):
+        with at_work(bench, fleet):
             found = engine.evaluate(bench.method, fleet, state, UnseenClient(central) if len(central.y) else None)
         return _said(bench, state, found, options)
 
@@ -64,7 +63,7 @@ def _opened(path: Path, progress: Any, options: Options | None) -> Iterator[tupl
                     f"--set {piece}.{next(iter(keys))} is no option of how answers are given, which are those of "
                     f"{' and '.join(ANSWERING)}: run anew with it"
                 )
-        bench = setup(make_job(store.config), progress)
+        bench = setup(recorded_job(store.config), progress)
         check_data(path, bench)
         state = store.last(bench.job.device)
         yield store, answering(bench, options) if options else bench, state

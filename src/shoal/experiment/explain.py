@@ -76,7 +76,7 @@ def _played(bench: Bench, on_round: Callable[[engine.Record], None] | None) -> S
     """Rounds in between are left out: what clients send depends on the round, and hardly on what was trained before."""
     ledger = Ledger(replace(bench.costs, battery_joules=None, budget_joules=None))
     fleet, state = make_fleet(bench), bench.method.init(bench.job.seed)
-    with at_work(fleet):
+    with at_work(bench, fleet):
         for count, round in enumerate(rounds_to_play(bench), start=1):
             state = replace(state, round=round)
             state, record, _ = engine.play_round(bench.method, fleet, state, bench.job.seed, ledger, Timer())

@@ -49,7 +49,8 @@ class Job(BaseModel):
     seed: int = 0
     variant: str | None = None  # what it is called in tables, where the method's name does not say enough
     fleet: Literal["auto", "plain", "vector", "pool", "flower"] = "auto"
-    workers: Positive | None = None  # processes of the pool; None: as many as cores
+    workers: Positive | None = None  # processes of the pool; None: as many as cores, of whichever machine goes on
+    pieces: Positive | None = None  # into which a round's work is cut; None: for a pool, as many as cores at the start
     eval_every: Positive = 1
     device: str = "cpu"
     rows: Positive | None = None  # a subsample of the training data

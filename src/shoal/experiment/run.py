@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +72,7 @@ def run(
             raise UserError(f"{key} is {keys[key]!r}, but only runs that are kept are measured: use the command line")
     bench = arrange(make_job({"method": name} | keys), method, federation)
     fleet = make_fleet(bench)
-    with at_work(fleet):
+    with at_work(bench, fleet):
         return engine.run(
             bench.method,
             fleet,
@@ -107,16 +107,27 @@ def run_experiment(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
             raise
 
 
-def resume_run(path: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
-    """Go on from the last complete round; the end is the same bytes as without the stop."""
+def resume_run(
+    path: Path, on_setup: Callable[[Bench], None] | None = None, workers: int | None = None, **kw: Any
+) -> dict[str, Any]:
+    """Go on from the last complete round; the end is the same bytes as without the stop, with any number of workers."""
     with RunStore.open(path) as store:
-        bench = setup(make_job(store.config), kw.pop("progress", None))
+        job = recorded_job(store.config)
+        if workers is not None:
+            job = make_job(job.model_dump() | {"workers": workers})
+        bench = setup(job, kw.pop("progress", None))
         check_data(path, bench)
         check_devices(path, bench.job)
         store.checkpoints.keep = bench.job.keep
         if on_setup:
             on_setup(bench)
         return _play(bench, store, **kw)
+
+
+def recorded_job(config: Mapping[str, Any]) -> Job:
+    """The job that a run directory's config.json describes. A pool of an older run had a piece for each worker."""
+    pieces = {"pieces": config.get("workers")} if config.get("fleet") == "pool" else {}
+    return make_job(pieces | dict(config))
 
 
 def check_data(path: Path, bench: Bench) -> None:
@@ -140,13 +151,13 @@ def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
 
 def check_same(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for."""
-    found = make_job(json.loads((path / "config.json").read_text()))
+    found = recorded_job(json.loads((path / "config.json").read_text()))
     clients = found.clients or 1
     train = job.training(clients)
     asked = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
-    undecided = {"clients": None, "workers": None, "fleet": "auto", "public": None}
+    undecided = {"clients": None, "pieces": None, "fleet": "auto", "public": None}
     undecided |= dict.fromkeys(("edges", "cloud_every", "long_link"))
-    open_choices = {k for k, v in undecided.items() if asked[k] == v}
+    open_choices = {k for k, v in undecided.items() if asked[k] == v} | {"workers"}  # these change no byte
     for key, value in asked.items():
         if key not in open_choices and getattr(found, key) != value:
             raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
@@ -174,7 +185,7 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
     fleet = make_fleet(bench, store.private)
     _import_before_the_clock(bench.method)
     timer = timer or Timer()
-    with at_work(fleet), measuring(bench, timer) as measured:
+    with at_work(bench, fleet), measuring(bench, timer) as measured:
         result = engine.run(
             bench.method,
             fleet,

@@ -1,14 +1,14 @@
-"""Worker processes, one per core and one thread each: clients are dealt to them, results come back.
+"""Worker processes, one per core and one thread each: pieces of a plan go out to them, results come back.
 
 Workers are forked, so they see the data and the programs where they lie: nothing is copied, no shared-memory
 segment exists that could be left behind. A round's models go to each worker once, however many of its clients
 use them. Messages are `shoal.codec`'s bytes. Programs are pure, so the work of a worker that dies is simply
-done again by its successor, with the same result.
+done again by its successor, with the same result. Which clients are together in a piece does not depend on the
+workers (see `shoal.fleet.dealing`), so any number of workers gives the same bytes.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import multiprocessing
 import os
@@ -27,13 +27,13 @@ import torch
 
 from shoal.client.evaluate import Evaluate
 from shoal.codec import pack, unpack
+from shoal.fleet.dealing import deal
 from shoal.fleet.plain import ClientError, PlainFleet
 from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Plan, Report, Task, Tree
 
 log = logging.getLogger(__name__)
 
 MakeFleet = Callable[[Mapping[ClientId, ClientData], MutableMapping[ClientId, Tree]], PlainFleet]
-PIECE_CLIENTS = 64  # enough to stack, few enough that messages stay small and no worker waits long for another
 ATTEMPTS = 3  # of a piece of work: one that kills its worker every time is not the machine's fault
 
 
@@ -43,7 +43,8 @@ def cores() -> int:
 
 
 class PoolFleet:
-    """`inside` makes the fleet that each worker runs: stacked clients for dense models, plain for convolutions."""
+    """`inside` makes the fleet that each worker runs: stacked clients for dense models, plain for convolutions.
+    `workers` and `pieces` are the number of cores if they are not given; only `pieces` has an influence on results."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class PoolFleet:
         private: MutableMapping[ClientId, Tree] | None = None,
         inside: MakeFleet = PlainFleet,
         workers: int | None = None,
+        pieces: int | None = None,
     ) -> None:
         evaluate = Evaluate.of(method)
         self.data = data
@@ -61,6 +63,7 @@ class PoolFleet:
         self._roster = tuple(sorted(data))
         self._workers: list[Worker] = []
         self._count = workers or cores()
+        self._pieces = pieces or cores()
         weakref.finalize(self, _stop, self._workers)
 
     def roster(self) -> tuple[ClientId, ...]:
@@ -69,7 +72,7 @@ class PoolFleet:
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
         assert plan.program is not None
         self._learn(plan.program)
-        pieces = self._dealt(plan)
+        pieces = deal(plan, self.data, self._pieces)
         while len(self._workers) < min(self._count, len(pieces)):
             self._workers.append(self._hired())
         for worker in self._workers:
@@ -93,20 +96,6 @@ class PoolFleet:
         if self._programs.get(program.name) != program:
             self._programs[program.name] = program
             self.close()  # workers know the programs that were there when they were hired
-
-    def _dealt(self, plan: Plan) -> list[dict[ClientId, Task]]:
-        """Pieces of about the same work, the same for the same plan: which worker does which is left to chance."""
-        assert plan.program is not None
-        passes = [(phase.split, phase.epochs) for phase in plan.program.phases]
-        load = {c: sum(n * len(self.data[c][split].y) for split, n in passes) for c in plan.tasks}
-        count = min(len(load), self._count * -(-len(load) // (self._count * PIECE_CLIENTS)))
-        pieces: list[dict[ClientId, Task]] = [{} for _ in range(count)]
-        total = [(0, i) for i in range(count)]  # a heap: largest clients first, each to the piece with the least
-        for client in sorted(load, key=lambda c: (-load[c], c)):
-            least, i = total[0]
-            pieces[i][client] = plan.tasks[client]
-            heapq.heapreplace(total, (least + load[client], i))
-        return pieces
 
     def _hired(self) -> Worker:
         context = multiprocessing.get_context("fork")

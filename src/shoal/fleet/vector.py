@@ -19,6 +19,7 @@ from torch.func import vmap
 
 from shoal import tree
 from shoal.fleet.batches import phase_seed, row_order, step_keys, taker
+from shoal.fleet.dealing import deal
 from shoal.fleet.plain import INPUT_ROWS, PlainFleet, blaming, counts_of
 from shoal.fleet.tracing import Flat, FlatStep, Form, Recorder, State
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree, unchanged
@@ -31,17 +32,30 @@ NO_BATCH = Batch(*[torch.empty(0)] * 4)
 
 
 class VectorFleet(PlainFleet):
+    """Stacks the clients of a plan: all together, or those of each piece if `pieces` says how a plan is cut. Cut into
+    pieces, it gives the same bytes as a pool whose workers stack."""
+
     def __init__(
         self,
         data: Mapping[ClientId, ClientData],
         private: MutableMapping[ClientId, Tree] | None = None,
         stack_clients: int = STACK_CLIENTS,
+        pieces: int | None = None,
     ) -> None:
         super().__init__(data, private)
+        self.pieces = pieces
         self.stack_clients = stack_clients
         self._refused: set[str] = set()  # programs that cannot be stacked
 
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
+        if self.pieces is None:
+            return self._execute_stacked(plan)
+        reports: dict[ClientId, Report] = {}
+        for tasks in deal(plan, self.data, self.pieces):
+            reports |= self._execute_stacked(Plan(plan.program, tasks))
+        return {c: reports[c] for c in plan.tasks}
+
+    def _execute_stacked(self, plan: Plan) -> Mapping[ClientId, Report]:
         program = plan.program
         assert program is not None
         if not program.batchable:

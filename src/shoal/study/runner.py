@@ -40,7 +40,7 @@ def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
     if not place.exists():
         run_job(job, place, on_setup=made.append)
     elif not (place / "result.json").exists():
-        resume_run(place, on_setup=made.append)
+        resume_run(place, on_setup=made.append, workers=job.workers)
     if job.unseen:
         bench = made[0] if made else setup(job)
         with RunStore.open(place) as store:

@@ -15,6 +15,7 @@ import torch
 
 from shoal import engine, tree
 from shoal.client.train import LocalTraining
+from shoal.fleet.dealing import deal
 from shoal.fleet.plain import ClientError, PlainFleet
 from shoal.fleet.pool import PoolFleet
 from shoal.fleet.vector import VectorFleet
@@ -35,8 +36,8 @@ def run(fleet):
 def pool(tiny):
     made = []
 
-    def make(inside=PlainFleet, workers=2, **kw):
-        made.append(PoolFleet(kw.pop("method", method()), tiny, {}, inside, workers))
+    def make(inside=PlainFleet, workers=2, pieces=2, **kw):
+        made.append(PoolFleet(kw.pop("method", method()), tiny, {}, inside, workers, pieces))
         return made[-1]
 
     yield make
@@ -45,10 +46,10 @@ def pool(tiny):
 
 
 @pytest.mark.parametrize("inside", [PlainFleet, VectorFleet])
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_any_number_of_workers_gives_the_same(tiny, pool, inside, workers):
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_a_pool_agrees_with_one_process(tiny, pool, inside, pieces):
     alone = inside(tiny)
-    together = pool(inside, workers)
+    together = pool(inside, pieces=pieces)
     expected, found = run(alone), run(together)
     assert tree.distance(expected.state.models, found.state.models) < 1e-6
     assert tree.distance(alone.private, together.private) < 1e-6
@@ -145,7 +146,7 @@ import sys
 from pathlib import Path
 from shoal.experiment.run import run_job
 from shoal.experiment.job import Job
-run_job(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", workers=2), Path(sys.argv[1]))
+run_job(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", workers=2, pieces=2), Path(sys.argv[1]))
 """
 
 
@@ -196,13 +197,13 @@ def test_models_travel_once():
 
 @pytest.mark.parametrize("inside", [PlainFleet, VectorFleet])
 def test_a_large_round_goes_out_in_pieces(tiny, pool, inside, monkeypatch):
-    monkeypatch.setattr("shoal.fleet.pool.PIECE_CLIENTS", 1)
+    monkeypatch.setattr("shoal.fleet.dealing.PIECE_CLIENTS", 1)
     model = load_model("mlp", (6,), 4)
     program = LocalTraining(model, epochs=2, batch_size=4, keep=True)
     firsts = [model.init(0), model.init(1)]
     plan = Plan(program, {c: Task({"g": firsts[i % 2]}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
     fleet, plain = pool(inside=inside, workers=2), PlainFleet(tiny)
-    assert len(fleet._dealt(plan)) == len(tiny)
+    assert len(deal(plan, tiny, 2)) == len(tiny)
     for _ in range(2):
         expected, found = plain.execute(plan), fleet.execute(plan)
         assert list(found) == list(plan.tasks)

@@ -33,6 +33,7 @@ EVERY_PAPER = (
 def play(job, federation=None, fleet="plain"):
     federation = federation or tiny_federation(6, (6,))
     settings = {"model": "mlp", "rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
+    settings |= {"pieces": 2 if fleet == "pool" else None}
     job = job.model_copy(update=settings | {"fleet": fleet, "public": 8, "workers": 2})
     bench, private = arrange(job, job.method, federation), {}
     result = engine.run(
