@@ -52,16 +52,26 @@ from typing import Literal
 
 from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
-from shoal.types import Method
+from shoal.types import Method, option
 
 
 @dataclass(frozen=True)
 class Parts:
     """What of the method is used; the rest is FedAvg."""
 
-    select: Literal["contribution", "chance"] = "contribution"
-    aggregate: Literal["cosine", "contribution", "size"] = "cosine"
-    update: bool = True
+    select: Literal["contribution", "chance"] = option(
+        "contribution", "Select the clients that contribute most (contribution) or random clients (chance)."
+    )
+    aggregate: Literal["cosine", "contribution", "size"] = option(
+        "cosine",
+        "Weight clients by their contribution and the direction of their models (cosine), by their contribution alone "
+        "(contribution) or by their number of samples (size).",
+    )
+    update: bool = option(
+        True,
+        "Let each client keep a fraction of its personal model where it is better than the global model. With false "
+        "every client predicts with the global model.",
+    )
 
     @property
     def pieces(self) -> dict[str, str]:

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
-from shoal.types import Method
+from shoal.types import Method, option
 
 PIECES = {"represent": "updates", "cluster": "mctc", "personalise": "gate"}
 DEFAULTS = {"train": {"rows": "low"}, "private": {"rows": "high"}}
@@ -49,7 +49,11 @@ DEFAULTS = {"train": {"rows": "low"}, "private": {"rows": "high"}}
 
 @dataclass(frozen=True)
 class Mixing:
-    use: bool = True
+    use: bool = option(
+        True,
+        "Combine a client's experts and its personal model by a gate. With false the client predicts with the mean of "
+        "its experts.",
+    )
 
 
 def scmoe(s: Setting) -> Method:

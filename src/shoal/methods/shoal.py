@@ -47,30 +47,53 @@ without shift and 2.4 to 8.3 with one; seeds 1 to 4 and MNIST were run afterward
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from shoal.errors import UserError
 from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
-from shoal.types import Method
+from shoal.types import HasOptions, Method, option
 
 AGAIN = 20  # rounds after which clients look at their data again: they may have changed
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(HasOptions):
     """What the method is made of, each to be had without."""
 
-    select: Literal["balanced", "chance"] = "balanced"
-    momentum: float = 0.7
-    step: float = 2.0  # only with momentum: without it the server takes the mean
-    average: float = 0.8
-    adjust: Literal["auto", "on", "off"] = "auto"
-    head: bool = True  # last layers averaged class by class, where the loss is adjusted
-    prior: bool = True
-    split: bool = True
+    group: ClassVar[str] = "parts"
+    select: Literal["balanced", "chance"] = option(
+        "balanced", "Select cohorts with a flat label distribution (balanced) or random cohorts (chance)."
+    )
+    momentum: float = option(
+        0.7, "Keep this fraction of the server's velocity from round to round. 0 turns server momentum off.", ge=0, lt=1
+    )
+    step: float = option(
+        2.0,
+        "Multiply the mean update of a round by this server learning rate. It cannot be changed without server "
+        "momentum.",
+        gt=0,
+    )
+    average: float = option(
+        0.8,
+        "Predict with an exponential moving average (EMA) of the models that keeps this fraction of its old value per "
+        "round. 0 predicts with the newest models.",
+        ge=0,
+        lt=1,
+    )
+    adjust: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Adjust the logits by the class prior in the training loss always (on), never (off), or only with several "
+        "epochs or a convolutional model (auto).",
+    )
+    head: bool = option(
+        True, "Average the last layer class by class, weighted by label counts, where the training loss is adjusted."
+    )
+    prior: bool = option(True, "Correct the logits by the class prior of each client when the client predicts.")
+    split: bool = option(True, "Probe for conditional shift and train experts for the clusters that the probe finds.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.momentum and self.step not in (1.0, Parts.step):
             raise UserError(f"parts.step is {self.step:g}, but without parts.momentum the server takes the mean")
 

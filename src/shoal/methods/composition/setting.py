@@ -1,8 +1,8 @@
 """What a method is built from: the model, the common numbers, and options by name.
 
-A method makes its pieces with `setting.make("train", LocalTraining, ...)`. Options given by the user
-under that name (`--set train.mu=0.1`) replace the method's defaults if the piece has such a field; what
-no piece takes is refused with the list of what could have been meant.
+A method makes its pieces with `setting.make("train", LocalTraining, ...)`. A field that is declared with
+`shoal.types.option` can be set by the user under that name (`--set train.mu=0.1`), which replaces the
+method's default. What no piece takes is refused with the list of what could have been meant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -22,8 +22,29 @@ from shoal.stages.edges import Topology
 from shoal.types import Examples, Option
 
 Piece = TypeVar("Piece")
-_SIMPLE = (int, float, bool, str)
+_TYPES = {int: "whole number", float: "number", bool: "true, false", str: "text"}
+UNDECLARED = ("shoal.methods.pieces", "shoal.methods.composition")  # until these declare theirs
 NUMBERS_ARE_NAMES = ConfigDict(coerce_numbers_to_str=True)  # a layer may be called 1
+
+
+class AvailableOption(NamedTuple):
+    """An option that a method takes."""
+
+    default: Any
+    declared: Option | None  # None where the field is not declared with `option`
+    hint: Any  # the type of its values
+
+    @property
+    def accepted(self) -> str:
+        """Returns the accepted values in words, such as "whole number, 0 or more" or "size, uniform"."""
+        if typing.get_origin(self.hint) is typing.Literal:
+            return ", ".join(map(str, typing.get_args(self.hint)))
+        limits = self.declared.range if self.declared else ""
+        return ", ".join(part for part in (_TYPES[self.hint], limits) if part)
+
+    @property
+    def meaning(self) -> str:
+        return self.declared.help if self.declared else ""
 
 
 @dataclass
@@ -38,7 +59,7 @@ class Setting:
     eval_every: int = 1
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value, of the method
-    known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
+    known: dict[str, dict[str, AvailableOption]] = field(default_factory=dict)  # piece -> key -> what methods take
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
     edges: Topology | None = None  # who is under which edge; None: clients and one server
@@ -53,13 +74,12 @@ class Setting:
         values = dict(defaults)
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
             declared: Option | None = f.metadata.get("option")
-            if f.name in fixed or (declared is None and (f.metadata.get("fixed") or f.name == "name")):
+            if f.name in fixed or (declared is None and not _is_undeclared_option(piece, f, hints[f.name])):
                 continue
-            if declared is None and not _is_simple(hints[f.name]):
-                continue  # part of the composition, not a number to play with
             if f.name in usual:
                 values[f.name] = usual[f.name]
-            self.known.setdefault(name, {})[f.name] = values.get(f.name, f.default)
+            available = AvailableOption(values.get(f.name, f.default), declared, hints[f.name])
+            self.known.setdefault(name, {})[f.name] = available
             if f.name in wanted:
                 values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name], declared)
         return piece(**values)
@@ -100,8 +120,11 @@ class Setting:
         return ", ".join(f"{group}.{key}" for group, keys in groups.items() for key in keys)
 
 
-def _is_simple(hint: Any) -> bool:
-    return hint in _SIMPLE or typing.get_origin(hint) is typing.Literal
+def _is_undeclared_option(piece: type, f: dataclasses.Field[Any], hint: Any) -> bool:
+    """Whether a field without `option` is an option all the same: one of a simple type, in these packages only."""
+    if not piece.__module__.startswith(UNDECLARED) or f.metadata.get("fixed") or f.name == "name":
+        return False
+    return hint in _TYPES or typing.get_origin(hint) is typing.Literal
 
 
 def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:
