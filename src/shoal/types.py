@@ -22,8 +22,6 @@ ClientId = str
 Params = dict[str, Tensor]  # a network's parameters and buffers, by name
 Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is sent, stored or vmapped
 
-FIXED = {"fixed": True}  # metadata of a piece's field that a method decides and a user does not
-
 
 @dataclass(frozen=True)
 class Option:
@@ -42,6 +40,8 @@ class Option:
     @property
     def range(self) -> str:
         """The accepted numbers in words, such as "0 or more"; empty where every value of the type is accepted."""
+        if self.ge is not None and (self.le is not None or self.lt is not None):
+            return f"from {self.ge:g} to " + (f"{self.le:g}" if self.le is not None else f"below {self.lt:g}")
         low = f"{self.ge:g} or more" if self.ge is not None else f"above {self.gt:g}" if self.gt is not None else ""
         high = f"at most {self.le:g}" if self.le is not None else f"below {self.lt:g}" if self.lt is not None else ""
         return " and ".join(part for part in (low, high) if part)

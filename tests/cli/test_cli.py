@@ -303,8 +303,11 @@ def test_methods():
     listed = as_json("methods")["methods"]
     assert {"fedavg", "fedprox", "fedavg-ft", "local", "centralised"} <= {m["name"] for m in listed}
     options = as_json("methods", "fedprox")["methods"][0]["options"]
-    assert options["train"]["mu"] == 0.1
-    assert "--set train.mu=" in shoal("methods", "fedprox").stdout
+    assert options["train"]["mu"]["default"] == 0.1
+    assert options["train"]["mu"]["accepted"] == "number, 0 or more"
+    assert options["train"]["weighting"]["accepted"] == "size, uniform"
+    printed = " ".join(shoal("methods", "fedprox").stdout.split())
+    assert f"train.mu 0.1 number, 0 or more {options['train']['mu']['meaning']}" in printed
 
 
 def test_data_list_and_show():

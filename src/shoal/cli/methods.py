@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from shoal.cli.base import AsJson, app, err, escaped, out, print_json, told
 from shoal.cli.flags import FLAGS, job_flags, overrides
 from shoal.errors import UserError
+
+if TYPE_CHECKING:
+    from shoal.methods import AvailableOption
 
 
 @app.command()
@@ -18,29 +23,51 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or the options of one."""
+    """List the methods, or the options of one with their defaults, accepted values and meanings."""
     with told(as_json):
-        from shoal.methods import METHODS, options, summary
+        from shoal.methods import METHODS, available_options, summary
 
         if name and name.endswith(".toml"):
             name = _method_of(Path(name))
         chosen = [name] if name else list(METHODS)
-        facts = [{"name": m, "summary": summary(m), "options": options(m)} for m in chosen]
         if as_json:
+            facts = [{"name": m, "summary": summary(m), "options": _facts(available_options(m))} for m in chosen]
             print_json({"methods": facts})
             return
-        table = Table(show_header=True, box=None, pad_edge=False)
-        for heading in ("option", "default") if name else ("method", "what it is"):
-            table.add_column(heading)
         if name:
-            out.print(facts[0]["summary"], highlight=False, markup=False)
-            for piece, keys in options(name).items():
-                for key, default in keys.items():
-                    table.add_row(f"--set {piece}.{key}=", str(default))
-        else:
-            for fact in facts:
-                table.add_row(str(fact["name"]), str(fact["summary"]))
+            out.print(f"{summary(name)}\nEach option is set with --set OPTION=VALUE.\n", highlight=False, markup=False)
+            out.print(_options_table(available_options(name)))
+            return
+        table = Table(show_header=True, box=None, pad_edge=False)
+        for heading in ("method", "what it is"):
+            table.add_column(heading)
+        for m in chosen:
+            table.add_row(m, summary(m))
         out.print(table)
+
+
+def _facts(options: Mapping[str, Mapping[str, AvailableOption]]) -> dict[str, dict[str, Any]]:
+    return {
+        piece: {k: {"default": o.default, "accepted": o.accepted, "meaning": o.meaning} for k, o in keys.items()}
+        for piece, keys in options.items()
+    }
+
+
+def _options_table(options: Mapping[str, Mapping[str, AvailableOption]]) -> Table:
+    table = Table(show_header=True, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("option", no_wrap=True)
+    table.add_column("default", overflow="fold")
+    table.add_column("accepted", max_width=18)
+    table.add_column("meaning", ratio=1)
+    for piece, keys in options.items():
+        for key, o in keys.items():
+            table.add_row(*map(Text, (f"{piece}.{key}", _as_typed(o.default), o.accepted, o.meaning)))
+    return table
+
+
+def _as_typed(value: Any) -> str:
+    """A default as a user would write it behind `--set OPTION=`."""
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
 def _method_of(recipe: Path) -> str:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from shoal.client.sgd import squared_norm
 from shoal.client.train import LocalTraining
-from shoal.errors import UserError
-from shoal.types import Batch, Params, Task, Tree
+from shoal.types import Batch, Params, Task, Tree, option
 
 EPS = 1e-4  # of the squared lengths' product, as in the authors' program: at the start there is no way gone yet
 
@@ -20,12 +19,11 @@ class AlignedTraining(LocalTraining):
     """Adds `cosine` times 1 - cos(w - w_received, direction) to the loss of each batch, where the task has such a
     direction beside the model."""
 
-    cosine: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cosine < 0:
-            raise UserError(f"{self.name}.cosine is {self.cosine}; it must not be negative")
+    cosine: float = option(
+        0.02,
+        "Add this multiple of 1 - cos(local update, last global update) to the loss of each batch. 0 turns it off.",
+        ge=0,
+    )
 
     def begin(self, task: Task, private: Tree) -> Tree:
         received = task.models["global"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, Params, Phase, Report, Task, Tree, option
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,14 @@ class ConditionalUpdate:
     one sensitivity; who has none of them takes the received one. A model that has become no number hits nothing."""
 
     model: Model
-    judge: Literal["val", "train"] = "val"
-    rows: Literal["all", "low", "high"] = field(default="all", metadata=FIXED)  # as the client trains on
+    judge: Literal["val", "train"] = option(
+        "val",
+        "Compare the personal and the received model on the client's validation samples (val) or on its training "
+        "samples (train).",
+    )
+    rows: Literal["all", "low", "high"] = "all"  # as the client trains on
     name: str = "update"
-    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+    batchable: bool = True  # as served, a row is its own affair
 
     @property
     def split(self) -> str:

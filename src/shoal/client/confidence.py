@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import Answer, Params, Predict, Route, Tree
+from shoal.types import Answer, HasOptions, Params, Predict, Route, Tree, option
 
 FEW_ROWS = 256
 EXTRACTOR, ROUTER = "extractor", "router"  # what an unseen client is sent beside experts, and not one of them
 
 
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(HasOptions):
     """How the models of an ensemble answer together.
 
     By confidence, the one model that is surest of a row answers: by its largest logit, its largest probability, its
@@ -33,22 +32,36 @@ class Confidence:
     diagonal.
     """
 
-    rule: Literal["logit", "probability", "energy", "density", "average", "majority"] = "logit"
-    mask: Literal["none", "read", "told"] = "none"
-    trust: float = 0.5
-    width: int = 256
-    shrink: float = 0.8
-    ridge: float = 0.001
-
-    def __post_init__(self) -> None:
-        if self.trust < 0 or self.ridge <= 0:
-            raise UserError(
-                f"serve.trust is {self.trust} and serve.ridge is {self.ridge}; they must be 0 or more, and above 0"
-            )
-        if not 0 <= self.shrink <= 1:
-            raise UserError(f"serve.shrink is {self.shrink}; it must be from 0 to 1")
-        if self.width < 1:
-            raise UserError(f"serve.width is {self.width}; it must be 1 or more")
+    group: ClassVar[str] = "serve"
+    rule: Literal["logit", "probability", "energy", "density", "average", "majority"] = option(
+        "logit",
+        "A client without a cluster uses the expert with the largest logit, the largest probability, the lowest free "
+        "energy or the highest feature density of its sample. With average or majority all experts predict together.",
+    )
+    mask: Literal["none", "read", "told"] = option(
+        "none",
+        "Exclude classes that no client of an expert's cluster holds. The server infers them from the biases after the "
+        "first round (read) or from label distributions that clients report (told).",
+    )
+    trust: float = option(
+        0.5, "Add this multiple of the largest logit to the log density, where serve.rule is density.", ge=0
+    )
+    width: int = option(
+        256,
+        "Compute densities of at most this many feature channels. The channels of the last ReLU layer are always used.",
+        ge=1,
+    )
+    shrink: float = option(
+        0.8,
+        "Mix this fraction of the covariance within all clusters into that of each cluster for the density.",
+        ge=0,
+        le=1,
+    )
+    ridge: float = option(
+        0.001,
+        "Add this fraction of the mean variance to the diagonal of each covariance, which keeps the density finite.",
+        gt=0,
+    )
 
     def answer(self, logits: Tensor, densities: Tensor | None = None) -> Answer:
         """Of logits [models, rows, classes], and log densities [models, rows] where there are any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.client.gate import FitGate, Gate, fits, mark, same
 from shoal.client.prior import GLOBAL, PRIOR, correction
 from shoal.models import Model
-from shoal.types import FIXED, Params, Phase, Predict, Report, Task, Tree
+from shoal.types import Params, Phase, Predict, Report, Task, Tree
 
 
 def names_of(models: Mapping[str, Params]) -> list[str]:
@@ -43,7 +43,7 @@ class WeighModels:
     alpha: float
     prior: bool = True
     name: str = "personalise"
-    batchable: bool = field(default=True, metadata=FIXED)
+    batchable: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
+from shoal.types import Batch, Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class FeatureMoments:
     and the sum of h hᵀ over all. The last two leave divided by the number of rows."""
 
     model: Model
-    width: int = field(metadata=FIXED)  # channels at most
-    split: str = field(default="train", metadata=FIXED)  # what the client trains on
+    width: int  # channels at most
+    split: str = "train"  # what the client trains on
     name: str = "describe"
-    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+    batchable: bool = True  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:

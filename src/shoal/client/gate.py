@@ -6,8 +6,8 @@ Models are frozen: what they say of a row is computed once, and only the gate is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,17 +17,16 @@ from torch.nn import functional as F
 from shoal.client.adam import Adam
 from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining, cross_entropy
-from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed, generator
-from shoal.types import FIXED, Batch, Params, Phase, Predict, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Params, Phase, Predict, Report, Task, Tree, option
 
 EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
 KEPT = 0  # the place of the model that is always used: the client's own
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(HasOptions):
     """How much each model counts for a row: a network's scores, corrected by how sure each model is.
 
     A model's confidence is its negative free energy, logsumexp(logits / T), added to the log of its prior weight; with
@@ -37,21 +36,38 @@ class Gate:
     model do not count for it. `mix` says what is averaged: logits, or probabilities.
     """
 
-    hidden: int = 16
-    top: int = 2
-    shortlist: int = 3
-    temperature: float = 1.0
-    calibrate: bool = True
-    denoise: bool = False
-    prior: Literal["learned", "uniform"] = "learned"
-    mix: Literal["logits", "probabilities"] = "logits"
-
-    def __post_init__(self) -> None:
-        for key, least in (("hidden", 1), ("top", 0), ("shortlist", 0)):
-            if getattr(self, key) < least:
-                raise UserError(f"gate.{key} is {getattr(self, key)}; it must be {least} or more")
-        if self.temperature <= 0:
-            raise UserError(f"gate.temperature is {self.temperature}; it must be above 0")
+    group: ClassVar[str] = "gate"
+    hidden: int = option(16, "The gate network has one hidden layer of this many units.", ge=1)
+    top: int = option(
+        2,
+        "For each sample only this many experts count, the ones with the largest weights. 0 lets all experts count.",
+        ge=0,
+    )
+    shortlist: int = option(
+        3,
+        "Run only this many experts for a sample, preselected by the gate network alone, but never fewer than "
+        "gate.top. 0 runs all experts.",
+        ge=0,
+    )
+    temperature: float = option(
+        1.0, "Divide the logits by this temperature before the confidence of a model is computed from them.", gt=0
+    )
+    calibrate: bool = option(
+        True,
+        "Correct the weight of each model by its confidence (negative free energy) on the sample. With false the gate "
+        "network alone decides.",
+    )
+    denoise: bool = option(
+        False,
+        "Ignore experts that are less confident about a sample than the model that always counts (personal or global).",
+    )
+    prior: Literal["learned", "uniform"] = option(
+        "learned",
+        "The weights before confidence come from a trained gate network (learned) or are all equal (uniform).",
+    )
+    mix: Literal["logits", "probabilities"] = option(
+        "logits", "Average the logits or the class probabilities of the models that count."
+    )
 
     def init(self, inputs: int, models: int, seed: int, device: str = "cpu") -> Params:
         """The last layer is zero: at first all models count the same."""
@@ -123,22 +139,16 @@ def confident(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FitGate:
+class FitGate(HasOptions):
     """How a gate is trained on what frozen models say of each row: with Adam, on one split of the client's rows."""
 
     model: Model
     gate: Gate
-    epochs: int = 10
-    batch_size: int = 64
-    lr: float = 0.005
-    split: str = field(default="train", metadata=FIXED)
-
-    def __post_init__(self) -> None:
-        for key, least in (("epochs", 0), ("batch_size", 1)):
-            if getattr(self, key) < least:
-                raise UserError(f"gate.{key} is {getattr(self, key)}; it must be {least} or more")
-        if self.lr <= 0:
-            raise UserError(f"gate.lr is {self.lr}; it must be above 0")
+    group: ClassVar[str] = "gate"
+    epochs: int = option(10, "Train the gate network for this many epochs. 0 leaves its initial, equal weights.", ge=0)
+    batch_size: int = option(64, "Each step of gate training uses this many samples.", ge=1)
+    lr: float = option(0.005, "Adam trains the gate network with this learning rate.", gt=0)
+    split: str = "train"
 
     @property
     def optimiser(self) -> Adam:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from shoal.client.gate import FitGate
 from shoal.models import Model
-from shoal.types import FIXED, Params, Phase, Predict, Report, Task, Tree
+from shoal.types import Params, Phase, Predict, Report, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class TellHead:
     """The head that the client has trained for itself; nothing of one who has none."""
 
     name: str = "heads"
-    batchable: bool = field(default=True, metadata=FIXED)
-    phases: tuple[Phase, ...] = field(default=(), metadata=FIXED)
+    batchable: bool = True
+    phases: tuple[Phase, ...] = ()
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return {"head": private["head"]} if "head" in private else {}

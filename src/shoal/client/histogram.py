@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.client.gaussian_mechanism import guarantee, label_noise, noisy_distribution
-from shoal.errors import UserError
-from shoal.types import FIXED, Batch, Phase, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Phase, Report, Task, Tree, option
 
 RELEASED, EXACT = "released labels", "exact labels"  # in a client's private tree
 
 
 @dataclass(frozen=True)
-class LabelHistogram:
+class LabelHistogram(HasOptions):
     """The label distribution p_j. `gamma` sets Gaussian noise of deviation gamma / classes on every entry (paper
     002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1. What was released once is kept and
     released again when asked again: fresh noise each time could be averaged away. Only when more than a share `anew` of
     the labels are others than then (1: never) is there a new release, which adds to what is known of the client; that
     there is one tells that so many labels have changed, and no noise hides this."""
 
-    classes: int = field(metadata=FIXED)
-    gamma: float = 0.0
-    anew: float = 1.0
-    split: str = field(default="train", metadata=FIXED)  # what the client trains on
+    classes: int
+    gamma: float = option(
+        0.0,
+        "Add Gaussian noise with standard deviation gamma / number of classes to each reported label distribution. "
+        "0 adds no noise.",
+        ge=0,
+    )
+    anew: float = option(
+        1.0,
+        "Draw new noise for a label distribution only after more than this fraction of the client's labels has "
+        "changed. With 1 the first noisy release is always sent again.",
+        ge=0,
+        le=1,
+    )
+    split: str = "train"  # what the client trains on
     name: str = "represent"
-    batchable: bool = field(default=True, metadata=FIXED)
-
-    def __post_init__(self) -> None:
-        if self.gamma < 0:
-            raise UserError(f"{self.name}.gamma is {self.gamma}; it must be 0 (no noise) or more")
-        if not 0 <= self.anew <= 1:
-            raise UserError(f"{self.name}.anew is {self.anew}; it must be from 0 to 1")
+    batchable: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:

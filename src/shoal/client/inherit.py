@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.client.train import LocalTraining
-from shoal.errors import UserError
-from shoal.types import Batch, Params, Report, Task, Tree
+from shoal.types import Batch, Params, Report, Task, Tree, option
 
 
 @dataclass(frozen=True)
@@ -23,17 +22,23 @@ class InheritedTraining(LocalTraining):
     before. Whoever has none yet imitates the received one.
     """
 
-    transfer: float = 0.1
-    temperature: float = 4.0
-    inherit: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("transfer", "inherit"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be from 0 to 1")
-        if self.temperature <= 0:
-            raise UserError(f"{self.name}.temperature is {self.temperature}; it must be above 0")
+    transfer: float = option(
+        0.1,
+        "Distillation from the client's personal model has this weight in the loss. The labels have the "
+        "remaining weight.",
+        ge=0,
+        le=1,
+    )
+    temperature: float = option(
+        4.0, "Divide the personal model's logits by this temperature before the trained model imitates them.", gt=0
+    )
+    inherit: float = option(
+        0.9,
+        "Keep at most this fraction of the old personal model when the newly trained one is averaged into it. The "
+        "fraction grows each time the client takes part.",
+        ge=0,
+        le=1,
+    )
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (received,) = task.models.values()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,36 +13,45 @@ from torch.func import grad
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Predict, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Params, Phase, Predict, Report, Task, Tree, option
 
 
 @dataclass(frozen=True)
-class LocalAggregation:
+class LocalAggregation(HasOptions):
     """A weight from 0 (own) to 1 (received) for every number of the last `layers` layers, learned on a share of the
     client's rows; all below is as received. Weights are at first 1, and go on from task to task."""
 
     model: Model
-    layers: int = 1
-    share: float = 0.8
-    lr: float = 1.0
-    epochs: int = 1
-    first_epochs: int = 10
-    batch_size: int = 32
-    split: str = field(default="train", metadata=FIXED)
+    group: ClassVar[str] = "ala"
+    layers: int = option(
+        1,
+        "Learn aggregation weights for this many layers, counted from the last. All layers below are taken from the "
+        "received model.",
+        ge=1,
+    )
+    share: float = option(
+        0.8, "Learn the aggregation weights on this fraction of the client's samples, drawn at random.", gt=0, le=1
+    )
+    lr: float = option(
+        1.0, "Multiply the gradient of the aggregation weights by this learning rate in each step.", gt=0
+    )
+    epochs: int = option(1, "Update the aggregation weights for this many epochs before each local training.", ge=0)
+    first_epochs: int = option(
+        10,
+        "Train the aggregation weights for this many extra epochs when a client takes part for the second time. "
+        "0 leaves the extra epochs out.",
+        ge=0,
+    )
+    batch_size: int = option(32, "Each step on the aggregation weights uses this many samples.", ge=1)
+    split: str = "train"
 
     def __post_init__(self) -> None:
-        for key, least in (("epochs", 0), ("first_epochs", 0), ("batch_size", 1)):
-            if getattr(self, key) < least:
-                raise UserError(f"ala.{key} is {getattr(self, key)}; it must be {least} or more")
-        if not 1 <= self.layers <= len(self.model.layers):
-            most = len(self.model.layers)
+        super().__post_init__()
+        most = len(self.model.layers)
+        if self.layers > most:
             raise UserError(
                 f"ala.layers is {self.layers}; it must be from 1 to {most}, the layers of {self.model.name}"
             )
-        if not 0 < self.share <= 1:
-            raise UserError(f"ala.share is {self.share}; it must be above 0 and at most 1")
-        if self.lr <= 0:
-            raise UserError(f"ala.lr is {self.lr}; it must be above 0")
 
     @property
     def names(self) -> tuple[str, ...]:

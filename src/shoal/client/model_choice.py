@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Choose:
     the most hits, and of those with equally many the lowest loss; of several, the first."""
 
     model: Model
-    by: Literal["loss", "hits"] = field(default="loss", metadata=FIXED)
+    by: Literal["loss", "hits"] = "loss"
     split: str = "train"
     name: str = "choose"
-    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+    batchable: bool = True  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:

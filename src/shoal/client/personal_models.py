@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.types import Batch, ClientProgram, Params, Phase, Report, Task, Tree, unchanged
+from shoal.types import Batch, ClientProgram, HasOptions, Params, Phase, Report, Task, Tree, option, unchanged
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _inside(key: str, phase: Phase) -> Phase:
 
 
 @dataclass(frozen=True)
-class KeepHead:
+class KeepHead(HasOptions):
     """A base is received, trained with the client's own head on it, and sent back; the head stays. The first head
     follows from a seed in the task's config."""
 
@@ -63,6 +63,7 @@ class KeepHead:
     name: str = "train"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         model = self.training.model
         if len(model.head) == len(model.trainable):
             raise UserError(f"model {model.name} has one layer only; it must have another, which clients share")
@@ -103,12 +104,11 @@ class KeepHead:
 class HeadFirst(KeepHead):
     """First `head_epochs` passes in which only the head is trained, then those of `training` for the base only."""
 
-    head_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head_epochs < 0:
-            raise UserError(f"{self.name}.head_epochs is {self.head_epochs}; it must be 0 or more")
+    head_epochs: int = option(
+        10,
+        "Train only the last layer for this many epochs before all other layers. 0 leaves the last layer as it is.",
+        ge=0,
+    )
 
     @property
     def turns(self) -> tuple[LocalTraining, ...]:

@@ -7,16 +7,15 @@ classes occur with prior p is best answered by logits + log p - log t, whatever 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.client.train import LocalTraining
-from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import FIXED, LABELS, UNLABELLED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import LABELS, UNLABELLED, Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 PRIOR = "prior"  # beside the models that a client is served: what each of them was taught, by its name
 GLOBAL = "global"
@@ -75,12 +74,13 @@ class AdjustedTraining(LocalTraining):
     here. The prior is the client's own, mixed with a share `lam` of equal classes, without which a class that it does
     not hold would be free to take any value. Who has not counted its labels trains as usual."""
 
-    lam: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.lam <= 1:
-            raise UserError(f"{self.name}.lam is {self.lam}; it must be above 0 and at most 1")
+    lam: float = option(
+        0.3,
+        "Mix this fraction of the uniform distribution into the client's class prior, which adjusts the logits in "
+        "training. 1 trains without adjustment.",
+        gt=0,
+        le=1,
+    )
 
     def begin(self, task: Task, private: Tree) -> Tree:
         counts = private.get(LABELS, torch.zeros(self.model.classes, device=self.model.device))
@@ -104,7 +104,7 @@ def likelier(log_prior: Tensor, log_before: Tensor, log_told: Tensor, w: Tensor)
 
 
 @dataclass(frozen=True)
-class EstimatePrior:
+class EstimatePrior(HasOptions):
     """A client without labels estimates how often its classes occur from what the global model says of its inputs, by
     EM, and keeps that as it would keep counts. Nothing is told. Each pass over the inputs is one iteration.
 
@@ -115,18 +115,19 @@ class EstimatePrior:
     """
 
     model: Model
-    alpha: float = 0.1
-    iterations: int = 50
-    guard: float = 0.1
+    alpha: float = option(
+        0.1, "Add this many samples of every class to the estimated label counts of a client without labels.", gt=0
+    )
+    iterations: int = option(
+        50, "Estimate the class prior of a client without labels by this many iterations of the EM algorithm.", ge=1
+    )
+    guard: float = option(
+        0.1,
+        "Use an estimated class prior only if it raises the mean log-likelihood of the inputs by more than this many "
+        "nats per sample beyond the gain expected from overfitting.",
+    )
     name: str = "estimate"
-    batchable: bool = field(default=True, metadata=FIXED)
-
-    def __post_init__(self) -> None:
-        if self.alpha <= 0 or self.iterations < 1:
-            raise UserError(
-                f"{self.name}.alpha is {self.alpha} and {self.name}.iterations is {self.iterations}; alpha must be "
-                "above 0, and there must be 1 iteration or more"
-            )
+    batchable: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:

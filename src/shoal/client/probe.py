@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.func import grad
@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 from shoal.client.sgd import squared_norm
 from shoal.client.train import cross_entropy
-from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class LossProbe:
 
     model: Model
     name: str = "probe"
-    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+    batchable: bool = True  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -48,7 +47,7 @@ class GradientProbe:
     model: Model
     batch_size: int = 64
     name: str = "probe"
-    batchable: bool = field(default=True, metadata=FIXED)
+    batchable: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -84,20 +83,16 @@ class GradientProbe:
 
 
 @dataclass(frozen=True)
-class ShareRows:
+class ShareRows(HasOptions):
     """Some of the client's own rows, with their labels if asked: what a server without data needs to try models on,
     and what a private client would refuse."""
 
-    shape: tuple[int, ...] = field(metadata=FIXED)
-    rows: int = 5
-    labelled: bool = field(default=False, metadata=FIXED)
-    split: str = field(default="train", metadata=FIXED)  # what the method trains on: nothing else may leave
+    shape: tuple[int, ...]
+    rows: int = option(5, "Each client sends this many of its training samples to the server, drawn at random.", ge=1)
+    labelled: bool = False
+    split: str = "train"  # what the method trains on: nothing else may leave
     name: str = "share"
-    batchable: bool = field(default=True, metadata=FIXED)
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise UserError(f"{self.name}.rows is {self.rows}; it must be 1 or more")
+    batchable: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:

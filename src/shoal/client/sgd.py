@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ def clipped(slopes: Params, limit: float) -> Params:
     return {k: g * scale for k, g in slopes.items()}
 
 
-SCHEDULES = ("constant", "cosine", "step", "exponential", "warmup-cosine")
+RateSchedule = Literal["constant", "cosine", "step", "exponential", "warmup-cosine"]
+SCHEDULES: tuple[str, ...] = get_args(RateSchedule)
 
 
 def learning_rate(schedule: str, lr: float, round: int, rounds: int, decay: float = 0.1) -> float:

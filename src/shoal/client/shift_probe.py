@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 
 @dataclass(frozen=True)
-class ClassFeatures:
+class ClassFeatures(HasOptions):
     """One look at the training rows with the received model; nothing is trained. Told are, of every other row and of
     the rest apart, how many are of each class and the sum of their features, and over all rows the sum of squared
     features. Features are what the last ReLUs give, of at most `width` channels (of a network without ReLUs its
     logits). The sum of a class with a single row in a half is that row's features."""
 
     model: Model
-    width: int = 256
+    width: int = option(
+        256,
+        "Compare clients in the shift probe by at most this many feature channels. The last ReLU layer is always used.",
+        ge=1,
+    )
     name: str = "probe"
-    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+    batchable: bool = True  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from shoal.client.gaussian_mechanism import epsilon, stated
 from shoal.client.train import LocalTraining
-from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.types import Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 RELEASED = "released sparsity"  # in a client's private tree
 
 
 @dataclass(frozen=True)
-class Sparsity:
+class Sparsity(HasOptions):
     """The vector s of Eq. (2), after `adaptation.epochs` of training from the received model.
 
     Zeros are counted for each row and averaged over rows (Eq. 1 knows one feature map only). Four vectors leave: that
@@ -33,13 +32,15 @@ class Sparsity:
     """
 
     adaptation: LocalTraining
-    layer: str = "last"
-    noise: float = 0.0
+    layer: str = option(
+        "last", "Measure the sparsity of this ReLU layer: last, its number counted from 1, or the name of its module."
+    )
+    noise: float = option(
+        0.0,
+        "Add Gaussian noise with this standard deviation to each reported sparsity vector. 0 adds no noise.",
+        ge=0,
+    )
     name: str = "represent"
-
-    def __post_init__(self) -> None:
-        if self.noise < 0:
-            raise UserError(f"{self.name}.noise is {self.noise}; it must not be negative")
 
     @cached_property
     def place(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,9 +12,8 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from shoal.client.sgd import Sgd, squared_norm
-from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 
 def cross_entropy(logits: Tensor, b: Batch) -> Tensor:
@@ -24,7 +23,7 @@ def cross_entropy(logits: Tensor, b: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(HasOptions):
     """Some epochs of SGD on a client's own training data.
 
     `start` says from which model: the received one, or the client's own, which at first is the received one too (where
@@ -36,27 +35,35 @@ class LocalTraining:
     """
 
     model: Model
-    epochs: int = 1
-    batch_size: int = 32
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    mu: float = 0.0
-    rows: Literal["all", "low", "high"] = "all"
-    part: Literal["all", "head", "base"] = field(default="all", metadata=FIXED)
-    start: Literal["received", "own"] = field(default="received", metadata=FIXED)
-    send: bool = field(default=True, metadata=FIXED)
-    keep: bool = field(default=False, metadata=FIXED)
+    epochs: int = option(1, "Train for this many epochs on the client's samples. 0 leaves the model unchanged.", ge=0)
+    batch_size: int = option(32, "Each step of local SGD uses this many samples.", ge=1)
+    lr: float = option(0.1, "Multiply the gradient by this learning rate in each step of local SGD.", ge=0)
+    momentum: float = option(
+        0.0,
+        "Keep this fraction of the velocity from one step of local SGD to the next. 0 turns momentum off.",
+        ge=0,
+        lt=1,
+    )
+    weight_decay: float = option(
+        0.0, "Add this multiple of the weights to the gradient, as PyTorch's SGD does. 0 turns weight decay off.", ge=0
+    )
+    clip: float = option(
+        0.0, "Scale the gradient of all parameters down to this L2 norm if it is longer. 0 turns clipping off.", ge=0
+    )
+    mu: float = option(
+        0.0,
+        "Add mu/2 times the squared distance from the received model to the loss of each batch (FedProx). "
+        "0 turns this pull off.",
+        ge=0,
+    )
+    rows: Literal["all", "low", "high"] = option(
+        "all", "Train on all samples of a client, or only on its samples of low or of high sensitivity."
+    )
+    part: Literal["all", "head", "base"] = "all"
+    start: Literal["received", "own"] = "received"
+    send: bool = True
+    keep: bool = False
     name: str = "train"
-
-    def __post_init__(self) -> None:
-        for key, least in (("epochs", 0), ("batch_size", 1)):
-            if getattr(self, key) < least:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
-        for key in ("lr", "momentum", "weight_decay", "clip", "mu"):
-            if getattr(self, key) < 0:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must not be negative")
 
     @property
     def optimiser(self) -> Sgd:

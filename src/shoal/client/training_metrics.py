@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.models import Model
-from shoal.types import FIXED, Batch, Params, Phase, Report, Task, Tree
+from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
 ROWS = 1024
 
@@ -32,9 +32,9 @@ class Measure:
     """Accuracy and loss of the client's own model, or of the received one where it has none."""
 
     model: Model
-    split: str = field(default="train", metadata=FIXED)  # what the client trains on
+    split: str = "train"  # what the client trains on
     name: str = "measure"
-    batchable: bool = field(default=True, metadata=FIXED)  # as served, a row is its own affair
+    batchable: bool = True  # as served, a row is its own affair
 
     @property
     def phases(self) -> tuple[Phase, ...]:

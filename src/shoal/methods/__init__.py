@@ -14,7 +14,7 @@ from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
 from shoal.methods.composition.compose import of_pieces, parse
 from shoal.methods.composition.edges import over_edges
-from shoal.methods.composition.setting import Setting
+from shoal.methods.composition.setting import AvailableOption, Setting
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
 from shoal.methods.fce import fce
@@ -131,9 +131,25 @@ def rehearsed(
     return setting
 
 
-def options(name: str) -> dict[str, dict[str, Any]]:
-    """What `--set` can change, with defaults: piece -> key -> value."""
+def available_options(name: str) -> dict[str, dict[str, AvailableOption]]:
+    """Returns what `--set` can change, with default, meaning and accepted values: piece -> key -> option."""
     return rehearsed(name, {}).known
 
 
-__all__ = ["METHODS", "Setting", "build", "find", "is_method", "options", "rehearsed", "summary"]
+def options(name: str) -> dict[str, dict[str, Any]]:
+    """What `--set` can change, with defaults: piece -> key -> value."""
+    return {piece: {k: o.default for k, o in keys.items()} for piece, keys in available_options(name).items()}
+
+
+__all__ = [
+    "METHODS",
+    "AvailableOption",
+    "Setting",
+    "available_options",
+    "build",
+    "find",
+    "is_method",
+    "options",
+    "rehearsed",
+    "summary",
+]

@@ -43,12 +43,16 @@ from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
 from shoal.stages.second_participation import OnceWhenBack
 from shoal.stages.train import Federate, Rate
-from shoal.types import Method, Stage
+from shoal.types import Method, Stage, option
 
 
 @dataclass(frozen=True)
 class Serving:
-    model: Literal["aggregated", "trained"] = "aggregated"
+    model: Literal["aggregated", "trained"] = option(
+        "aggregated",
+        "Predict with the newest global model aggregated into the local one (aggregated) or with the model that the "
+        "client trained last (trained).",
+    )
 
 
 def fedala(s: Setting) -> Method:

@@ -14,36 +14,45 @@ from torch.nn import functional as F
 from shoal.client_table import Table
 from shoal.clusterers.agglomerative import GreedyClusters
 from shoal.clusterers.validation import by_first_appearance
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, ServerOnly
 from shoal.stages.cluster import Labels
 from shoal.stages.experts import grouped, noted, without_group
 from shoal.stages.model_choice import chosen
-from shoal.types import ClientId, ClientProgram, Params, Plan, Report, Schedule, ServerState, Task
+from shoal.types import ClientId, ClientProgram, HasOptions, Params, Plan, Report, Schedule, ServerState, Task, option
 
 TRAIN = "train"
 
 
 @dataclass(frozen=True)
-class Agglomerate(ServerOnly):
+class Agglomerate(ServerOnly, HasOptions):
     """After training: clients of one round started from one model, so their updates can be compared. Every client is a
     group; those that pull in one direction, on average over the rounds they met in, are merged. When nothing has
     changed for `patience` rounds, not counting those in which fewer than two trained, each group is given a copy of the
     model and goes its own way; clients of groups with fewer than `smallest` are then in none."""
 
-    threshold: float = 0.0  # the cosine above which updates are similar
-    patience: int = 5
-    smallest: int = 2
-    revise: bool = True  # merge anew in every round; or what was once merged stays so
+    threshold: float = option(
+        0.0,
+        "Merge two clusters only while all pairs of their clients have updates with a mean cosine above this value.",
+        ge=-1,
+        le=1,
+    )
+    patience: int = option(
+        5,
+        "Give each cluster its own expert after this many rounds without a change of clusters. Rounds in which fewer "
+        "than two clients trained do not count.",
+        ge=1,
+    )
+    smallest: int = option(
+        2,
+        "A cluster with fewer clients than this gets no expert. Its clients join the cluster with the expert that fits "
+        "them best.",
+        ge=1,
+    )
+    revise: bool = option(
+        True, "Form the clusters again from single clients in every round. With false every merge is final."
+    )
     name: str = "cluster"
-
-    def __post_init__(self) -> None:
-        for key in ("patience", "smallest"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be 1 or more")
-        if not -1 <= self.threshold <= 1:
-            raise UserError(f"{self.name}.threshold is {self.threshold}; it is a cosine and must be from -1 to 1")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         sent = Table.load(state, TRAIN)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.balanced import concentration, filled_up, longest_waiting
 from shoal.stages.base import ServerOnly
-from shoal.types import FIXED, ClientId, Report, ServerState
+from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
 TOLD = "represent"
 NO_GROUP = -1
@@ -27,19 +26,21 @@ def label_counts(known: Table) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Balanced(ServerOnly):
+class Balanced(ServerOnly, HasOptions):
     """The cohort with the flattest label counts of all. `waiting` is the share of it that has waited longest, in
     whatever group, and is taken whatever it holds. Where there are groups, the others are taken so that each has its
     share of the cohort as nearly as can be, and is balanced by itself. Of every round it tells how flat the cohort is:
     1/classes where all classes are alike."""
 
-    waiting: float = 0.5
-    source: str = field(default=TOLD, metadata=FIXED)
+    waiting: float = option(
+        0.5,
+        "Give this fraction of the cohort to the clients that have waited longest. The other clients are selected so "
+        "that the label distribution of the cohort becomes flat.",
+        ge=0,
+        le=1,
+    )
+    source: str = TOLD
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.waiting <= 1:
-            raise UserError(f"{self.name}.waiting is {self.waiting}; it must be from 0 to 1")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known = Table.load(state, self.source)

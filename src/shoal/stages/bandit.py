@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,19 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, budget, candidates, contexts
 from shoal.stages.base import ServerOnly
 from shoal.stages.fastest import durations, speeds
-from shoal.types import FIXED, ClientId, Report, ServerState, Tree
+from shoal.types import ClientId, HasOptions, Report, ServerState, Tree, option
 
 Floats = NDArray[np.float64]
 Heir = tuple[int, bool]  # the group of the round before that a group goes on from, and whether nobody came or went
 
 
 @dataclass(frozen=True)
-class Budgeted(ServerOnly):
+class Budgeted(ServerOnly, HasOptions):
     """Context vectors (Eq. 9) from devices and history, sets of clients whose summed time fits the group's budget, the
     set with the best upper confidence bound (Eq. 10-11). A group in which nobody fits sits out and may return.
 
@@ -34,30 +33,51 @@ class Budgeted(ServerOnly):
     bandit must beat, without those questions.
     """
 
-    choice: Literal["bandit", "waiting", "random"] = "bandit"
-    share: float = 0.16  # of the time of a whole group, that a round may take
-    quantile: float = 1.0  # the client at this place among a group's times always fits; 1: the slowest
-    history: int = 5  # rounds that a client is judged by
-    beta_scale: float = 0.2
-    patience: float = 0.5
-    sets: int = 48
-    tolerance: float = 0.0  # a group whose loss changes by less than this share is done; 0: none ever is
-    literal: bool = False  # the bandit as printed
-    grouped: str = field(default="cluster", metadata=FIXED)
-    source: str = field(default="represent", metadata=FIXED)
-    probed: str = field(default="probe", metadata=FIXED)
-    trained: str = field(default="train", metadata=FIXED)
+    choice: Literal["bandit", "waiting", "random"] = option(
+        "bandit",
+        "Select the set of clients with the best bandit score (bandit), the set that has waited longest (waiting) or a "
+        "random set (random), always within the time budget of each cluster.",
+    )
+    share: float = option(
+        0.16,
+        "A cluster's time budget per round is this fraction of the summed training time of its clients.",
+        gt=0,
+        le=1,
+    )
+    quantile: float = option(
+        1.0,
+        "Raise the time budget to at least the training time at this quantile of the cluster's clients. With 1 the "
+        "slowest client always fits.",
+        gt=0,
+        le=1,
+    )
+    history: int = option(
+        5, "Judge each client by its losses and the lengths of its updates in this many past rounds.", ge=1
+    )
+    beta_scale: float = option(
+        0.2, "Multiply the exploration bonus in the bandit score by this factor. 0 never explores.", ge=0
+    )
+    patience: float = option(
+        0.5,
+        "Add this multiple of the standardised waiting time of a set of clients to its bandit score. 0 ignores "
+        "waiting.",
+        ge=0,
+    )
+    sets: int = option(48, "Draw this many random sets of clients within the time budget and select one of them.", ge=1)
+    tolerance: float = option(
+        0.0,
+        "Stop training a cluster after its loss has changed by less than this fraction in select.history rounds in a "
+        "row. 0 never stops a cluster.",
+        ge=0,
+    )
+    literal: bool = option(
+        False, "Compute the bandit score with the equations exactly as the paper prints them, without improvements."
+    )
+    grouped: str = "cluster"
+    source: str = "represent"
+    probed: str = "probe"
+    trained: str = "train"
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        for key in ("share", "quantile"):
-            if not 0 < getattr(self, key) <= 1:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be above 0 and at most 1")
-        if self.history < 1:
-            raise UserError(f"{self.name}.history is {self.history}; it must be 1 or more")
-        if self.tolerance < 0:
-            raise UserError(f"{self.name}.tolerance is {self.tolerance}; it must not be negative")
-        self._bandit({})
 
     @property
     def asks(self) -> bool:

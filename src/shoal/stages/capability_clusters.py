@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,14 +15,13 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.client_table import Table
 from shoal.clusterers.fuzzy import FuzzyClusters
-from shoal.errors import UserError
 from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.cluster import Floats
 from shoal.stages.prediction_similarity import shared_rows
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import UNBOUNDED
-from shoal.types import ClientId, Params, Report, ServerState
+from shoal.types import ClientId, HasOptions, Params, Report, ServerState, option
 
 
 def capability(model: Model, params: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -35,17 +35,17 @@ def capability(model: Model, params: Params, x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Soft:
+class Soft(HasOptions):
     """Fuzzy c-means. A Gaussian mixture would need variances, which a few clients in many classes cannot tell."""
 
-    groups: int = 3
-    fuzziness: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise UserError(f"cluster.groups is {self.groups}; it must be 1 or more")
-        if self.fuzziness <= 1:
-            raise UserError(f"cluster.fuzziness is {self.fuzziness}; it must be above 1")
+    group: ClassVar[str] = "cluster"
+    groups: int = option(3, "Form this many overlapping clusters of the received models by fuzzy c-means.", ge=1)
+    fuzziness: float = option(
+        2.0,
+        "Set the exponent of fuzzy c-means. Near 1 a client belongs to one cluster, and large values make all "
+        "memberships equal.",
+        gt=1,
+    )
 
     def __call__(self, rows: Floats, before: Floats | None, seed: int) -> tuple[Floats, Floats]:
         """Memberships and centres; a cluster keeps its number from `before`, the centres of the last time."""

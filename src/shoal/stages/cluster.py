@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from shoal.clusterers.similar import SimilarClusters
 from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
-from shoal.types import FIXED, ClientId, Report, ServerState
+from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -26,16 +26,24 @@ GROUPS = "cluster"  # the stage in which clients are grouped
 
 
 @dataclass(frozen=True)
-class Similar:
+class Similar(HasOptions):
     """Clients with similar label distributions together."""
 
-    groups: int = 0  # 0: as many as clients take part in a round
-    centre: Literal["mean", "jeffreys"] = "mean"
-    restarts: int = 10
-
-    def __post_init__(self) -> None:
-        _at_least("cluster.groups", self.groups, 0)
-        _at_least("cluster.restarts", self.restarts, 1)
+    group: ClassVar[str] = GROUPS
+    groups: int = option(
+        0,
+        "Form this many clusters of clients with similar label distributions. 0 forms as many as the cohort has "
+        "clients.",
+        ge=0,
+    )
+    centre: Literal["mean", "jeffreys"] = option(
+        "mean",
+        "Represent a cluster by the mean of its label distributions (mean, as in k-means) or by the exact centre of "
+        "the symmetric KL divergence (jeffreys).",
+    )
+    restarts: int = option(
+        10, "Cluster the label distributions this many times from random starts and keep the best result.", ge=1
+    )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
         groups = self.groups or cohort_size
@@ -43,17 +51,29 @@ class Similar:
 
 
 @dataclass(frozen=True)
-class Repulsive:
+class Repulsive(HasOptions):
     """Groups of one size, each as mixed as can be and all alike."""
 
-    groups: int = 0  # 0: as many as it takes that two of them make a round
-    swaps: Literal["closest", "all"] = "closest"
-    top: int = 0  # how many groups a search looks at; 0: all
+    group: ClassVar[str] = GROUPS
+    groups: int = option(
+        0, "Form this many clusters of equal size with mixed labels. 0 forms so many that two make a cohort.", ge=0
+    )
+    swaps: Literal["closest", "all"] = option(
+        "closest",
+        "Improve the clusters by swaps of one client of the most similar pair in each cluster (closest, Algorithm 1 of "
+        "the paper) or of any two clients (all).",
+    )
+    top: int = option(
+        0,
+        "Search for swaps only in this many clusters, the ones with the most similar pairs. 0 searches all clusters, "
+        "and 1 is refused because a swap needs two.",
+        ge=0,
+    )
 
     def __post_init__(self) -> None:
-        _at_least("cluster.groups", self.groups, 0)
-        if self.top < 0 or self.top == 1:
-            raise UserError(f"cluster.top is {self.top}; it must be 0 (all groups) or 2 or more")
+        super().__post_init__()
+        if self.top == 1:
+            raise UserError("cluster.top is 1; it must be 0 (all clusters) or 2 or more")
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
         groups = self.groups or max(1, round(2 * len(rows) / cohort_size))
@@ -61,26 +81,54 @@ class Repulsive:
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(HasOptions):
     """Clients whose sparsity vectors are alike, in as many groups as there are (AIDC, paper 000).
 
     A row holds four vectors: that of the client's adapted model, by which it is grouped, and those of the model that
     all received, over all of its examples and over either half of them, which tell difference from chance.
     """
 
-    merge: float = 0.35
-    split: float = 0.42
-    guard: float = 2.2  # how much clients must differ beyond chance, or they are one group; 0: no such test
-    drift: float = 4.0  # how much a client must differ from itself beyond chance, or it has not changed
-    smallest: int = 2
-    scale: Literal["mean", "median", "none"] = "mean"  # what thresholds are in units of
-    references: int = 0  # clients that all are compared with; 0: everybody with everybody
-    literal: bool = False
+    group: ClassVar[str] = GROUPS
+    merge: float = option(
+        0.35, "Merge two clusters if the mean distance between their clients is below this value (Eq. 7).", ge=0
+    )
+    split: float = option(
+        0.42,
+        "Split a cluster if the mean distance within it is above this value (Eq. 8), at least cluster.merge.",
+        ge=0,
+    )
+    guard: float = option(
+        2.2,
+        "Keep all clients in one cluster if their mean distance is less than this multiple of the distance that random "
+        "sampling explains. 0 turns the test off.",
+        ge=0,
+    )
+    drift: float = option(
+        4.0,
+        "The data of a client count as changed if its sparsity vector has moved by more than this multiple of the "
+        "distance that random sampling explains.",
+        ge=0,
+    )
+    smallest: int = option(
+        2, "Clients of a cluster with fewer clients than this join the nearest larger cluster.", ge=1
+    )
+    scale: Literal["mean", "median", "none"] = option(
+        "mean", "Divide all distances by their mean or median before they meet the thresholds, or by nothing (none)."
+    )
+    references: int = option(
+        0,
+        "Form clusters from only this many randomly drawn clients, to which all others are assigned. 0 uses all "
+        "clients.",
+        ge=0,
+    )
+    literal: bool = option(
+        False,
+        "Form clusters with the equations and in the order exactly as the paper prints them, without corrections.",
+    )
 
     def __post_init__(self) -> None:
-        if self.drift < 0:
-            raise UserError(f"cluster.drift is {self.drift}; it must not be negative")
-        self._clusters(0)._check()
+        super().__post_init__()
+        self._clusters(0)._check()  # merge must not be above split
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
         if self._alike(rows, seed):
@@ -143,15 +191,18 @@ class Adaptive:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(HasOptions):
     """Clients with alike label distributions, in as many groups as there are (HACCS): OPTICS on Hellinger distances,
     cut at `reach`. Two are enough for a group; who is within reach of nobody is one alone."""
 
-    reach: float = 0.25
-
-    def __post_init__(self) -> None:
-        if not 0 < self.reach <= 1:
-            raise UserError(f"cluster.reach is {self.reach}; it must be above 0 and at most 1")
+    group: ClassVar[str] = GROUPS
+    reach: float = option(
+        0.25,
+        "Put clients into one cluster if a chain of label distributions with at most this Hellinger distance (0 to 1) "
+        "connects them.",
+        gt=0,
+        le=1,
+    )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:
         from scipy.spatial.distance import pdist, squareform
@@ -167,20 +218,15 @@ class Dense:
         return by_first_appearance(labels)[0]
 
 
-def _at_least(field: str, value: int, least: int) -> None:
-    if value < least:
-        raise UserError(f"{field} is {value}; it must be {least} or more")
-
-
 @dataclass(frozen=True)
 class Group(ServerOnly):
     """Groups once, and again only when a client has become known that was not there before, or clients were asked
     again; or in every round."""
 
     rule: Callable[[Floats, int, int], Labels]  # (a row per client, seed, cohort size) -> group of each
-    column: str = field(metadata=FIXED)
-    source: str = field(default="represent", metadata=FIXED)  # the stage that asked
-    once: bool = field(default=True, metadata=FIXED)
+    column: str
+    source: str = "represent"  # the stage that asked
+    once: bool = True
     name: str = GROUPS
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:

@@ -13,32 +13,38 @@ from torch.nn import functional as F
 
 from shoal import tree
 from shoal.clusterers.decomposed import DecomposedClusters
-from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import OneProgram, ServerOnly, with_rows
 from shoal.stages.cluster import GROUPS, Floats
 from shoal.stages.experts import grouped, joined, noted, without_group
 from shoal.stages.vectors import UNBOUNDED, nearest_direction, restored, vector
-from shoal.types import ClientId, ClientProgram, Params, Plan, Report, Rounds, Schedule, ServerState, Task
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    Params,
+    Plan,
+    Report,
+    Rounds,
+    Schedule,
+    ServerState,
+    Task,
+    option,
+)
 
 
 @dataclass(frozen=True)
-class GroupColdStart(OneProgram):
+class GroupColdStart(OneProgram, HasOptions):
     """Once: some clients, by chance, train the first model a little, and are grouped by where that took them. Each
     group's model is the mean of its members'. Kept are the first model and the directions of the groups, for those who
     come later. Who has no rows goes nowhere, and is in no group."""
 
     program: ClientProgram
     trainable: tuple[str, ...]
-    groups: int = 3
-    alpha: int = 20  # clients that are asked, for each group
+    groups: int = option(3, "Form this many clusters from the directions of first updates.", ge=1)
+    alpha: int = option(20, "This many clients per cluster, drawn at random, train once to form the clusters.", ge=1)
     name: str = GROUPS
     schedule: ClassVar[Schedule] = Schedule("sample", (Rounds(0, 0),), "retry")
-
-    def __post_init__(self) -> None:
-        for key in ("groups", "alpha"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be 1 or more")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         if state.membership:
@@ -106,16 +112,18 @@ class ClientColdStart(OneProgram):
 
 
 @dataclass(frozen=True)
-class InterGroup(ServerOnly):
+class InterGroup(ServerOnly, HasOptions):
     """Every group's model becomes a mean of all: its own with weight 1, another w with weight eta / |w|."""
 
+    group: ClassVar[str] = GROUPS
     trainable: tuple[str, ...]
-    eta: float = 0.0
+    eta: float = option(
+        0.0,
+        "Average each expert with all others after every round. Another expert has this weight divided by the norm of "
+        "its parameters, and 0 turns the exchange off.",
+        ge=0,
+    )
     name: str = "exchange"
-
-    def __post_init__(self) -> None:
-        if self.eta < 0:
-            raise UserError(f"cluster.eta is {self.eta}; it must be 0 (no exchange) or more")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not self.eta:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from shoal import tree
 from shoal.client.adam import Adam
-from shoal.client.sgd import SCHEDULES, learning_rate
+from shoal.client.sgd import RateSchedule, learning_rate
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.selectors import contribution
@@ -27,10 +26,10 @@ from shoal.stages.prediction_similarity import shared_rows
 from shoal.stages.train import Federate
 from shoal.stages.vectors import restored, vector
 from shoal.types import (
-    FIXED,
     ClientId,
     ClientProgram,
     Examples,
+    HasOptions,
     ModelsFor,
     Params,
     Plan,
@@ -39,6 +38,7 @@ from shoal.types import (
     Schedule,
     ServerState,
     Task,
+    option,
 )
 
 TRAIN, MEASURE = "train", "measure"
@@ -47,7 +47,7 @@ EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 
 
 
 @dataclass(frozen=True)
-class Coefficients:
+class Coefficients(HasOptions):
     """How much each metric counts: from the centre of the simplex a few steps of Adam towards where the loss of the
     mixed model on the server's rows is small (Eq. 11). Without rows or steps it is the centre.
 
@@ -55,16 +55,15 @@ class Coefficients:
     above 0.71: figures tell a direction, not how much a metric matters. The minimum itself is a corner, nearly always.
     """
 
+    group: ClassVar[str] = "learn"
     model: Model
     public: Examples | None = None  # else what clients shared, if they did
-    steps: int = 10
-    lr: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise UserError(f"learn.steps is {self.steps}; it must be 0 or more")
-        if self.lr <= 0:
-            raise UserError(f"learn.lr is {self.lr}; it must be above 0")
+    steps: int = option(
+        10, "Learn the coefficients of the client metrics by this many steps of Adam. 0 keeps them equal.", ge=0
+    )
+    lr: float = option(
+        0.1, "Move the logarithm of a coefficient by at most this learning rate in one step of Adam.", gt=0
+    )
 
     def rows(self, state: ServerState) -> tuple[Tensor, Tensor]:
         return shared_rows(state, self.model) if self.public is None else (self.public.x, self.public.y)
@@ -131,8 +130,16 @@ class ByContribution(ServerOnly):
     """
 
     coefficients: Coefficients
-    start: Literal["warm", "cold"] = "warm"
-    metrics: Literal["last", "fresh"] = "last"
+    start: Literal["warm", "cold"] = option(
+        "warm",
+        "With warm every client takes part in the first round. With cold a client that has never taken part is "
+        "represented by the model with which it was first measured.",
+    )
+    metrics: Literal["last", "fresh"] = option(
+        "last",
+        "Judge clients by the metrics of their last training (last) or by metrics that all clients measure again in "
+        "every round (fresh).",
+    )
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -194,8 +201,8 @@ class FederateByContribution(Federate):
     part told and sent last is kept."""
 
     coefficients: Coefficients | None = None
-    by: Literal["size", "contribution", "cosine"] = field(default="cosine", metadata=FIXED)
-    reuse: bool = field(default=False, metadata=FIXED)
+    by: Literal["size", "contribution", "cosine"] = "cosine"
+    reuse: bool = False
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return replace(super().plan(state, seed), reuse=self.reuse)
@@ -269,20 +276,21 @@ class FederateByContribution(Federate):
 
 
 @dataclass(frozen=True)
-class Kappa:
+class Kappa(HasOptions):
     """The κ of a round, sent with the task."""
 
-    rounds: int = field(metadata=FIXED)
-    kappa: float = 0.2
-    schedule: str = "constant"
-    decay: float = 0.1
-
-    def __post_init__(self) -> None:
-        for key in ("kappa", "decay"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"update.{key} is {getattr(self, key)}; it must be from 0 to 1")
-        if self.schedule not in SCHEDULES:
-            raise UserError(f"update.schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
+    group: ClassVar[str] = "update"
+    rounds: int
+    kappa: float = option(
+        0.2, "Mix this fraction of a better personal model into the received global model (Eq. 16).", ge=0, le=1
+    )
+    schedule: RateSchedule = option(
+        "constant",
+        "Change kappa over the rounds by this schedule, which train.schedule describes for the learning rate.",
+    )
+    decay: float = option(
+        0.1, "Reduce kappa to this fraction by the last round, unless update.schedule is constant.", ge=0, le=1
+    )
 
     def at(self, round: int) -> float:
         return learning_rate(self.schedule, self.kappa, round, self.rounds, self.decay)

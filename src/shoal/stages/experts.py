@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from shoal.clusterers.validation import as_before
 from shoal.stages.base import ServerOnly
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.vectors import UNBOUNDED
-from shoal.types import FIXED, ClientId, Params, Report, ServerState
+from shoal.types import ClientId, Params, Report, ServerState
 
 IDLE = "idle"  # the slot of clients that trained in the first round and reported that they have no samples
 
@@ -44,8 +44,8 @@ class Experts(ServerOnly):
     """
 
     rule: Grouping
-    column: str = field(metadata=FIXED)
-    source: str = field(default="represent", metadata=FIXED)
+    column: str
+    source: str = "represent"
     representation_bounds: tuple[float, float] = UNBOUNDED
     name: str = "cluster"
 

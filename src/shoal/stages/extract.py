@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -12,24 +13,33 @@ from safetensors.torch import load_file
 from shoal.errors import UserError
 from shoal.models import Model
 from shoal.stages.base import ServerOnly
-from shoal.types import ClientId, Params, Report, ServerState
+from shoal.types import ClientId, HasOptions, Params, Report, ServerState, option
 
 EXTRACTOR = "extractor"
 
 
 @dataclass(frozen=True)
-class Extractor(ServerOnly):
+class Extractor(ServerOnly, HasOptions):
     """Keeps one model for all, so that answers can be compared whenever they come: that of a file, or the global one
     after some rounds of training together (0: its first weights)."""
 
+    group: ClassVar[str] = "represent"
     model: Model
-    warmup: int = 0
-    weights: str = ""  # a safetensors file with the network's parameters by name
+    warmup: int = option(
+        0,
+        "Train the global model for this many rounds before its weights are used to measure sparsity. 0 uses the "
+        "initial weights.",
+        ge=0,
+    )
+    weights: str = option(
+        "",
+        "Measure sparsity with the weights in this safetensors file, parameters by name. An empty text uses the "
+        "weights of the run.",
+    )
     name: str = EXTRACTOR
 
     def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise UserError(f"represent.warmup is {self.warmup}; it must be 0 rounds or more")
+        super().__post_init__()
         if self.warmup and self.weights:
             raise UserError(
                 f"represent.warmup is {self.warmup} and represent.weights is {self.weights!r}; only one of them can be"

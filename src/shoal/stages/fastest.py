@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.selectors.fastest import fastest_of_groups
 from shoal.stages.base import ServerOnly
-from shoal.types import FIXED, ClientId, Report, ServerState
+from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
 Floats = NDArray[np.float64]
 
@@ -30,21 +29,22 @@ def durations(sizes: Floats, speed: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Fastest(ServerOnly):
+class Fastest(ServerOnly, HasOptions):
     """`size` clients from groups that are drawn by their loss and their speed, the fastest of each.
 
     A client's loss is the one of its last training: nobody is asked for it.
     """
 
-    rho: float = 0.5  # what speed counts; the rest is what loss counts
-    grouped: str = field(default="cluster", metadata=FIXED)
-    source: str = field(default="represent", metadata=FIXED)
-    trained: str = field(default="train", metadata=FIXED)
+    rho: float = option(
+        0.5,
+        "A cluster's speed has this weight when clusters are drawn, and its loss has the remaining weight.",
+        ge=0,
+        le=1,
+    )
+    grouped: str = "cluster"
+    source: str = "represent"
+    trained: str = "train"
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rho <= 1:
-            raise UserError(f"{self.name}.rho is {self.rho}; it must be from 0 (loss only) to 1 (speed only)")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         grouped, told = Table.load(state, self.grouped), Table.load(state, self.source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,26 +19,27 @@ from shoal.stages.base import with_rows
 from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import vector
-from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
+from shoal.types import ClientId, HasOptions, ModelsFor, Params, Plan, Report, ServerState, option
 
 GROUPS, FIRST = "cluster", "first"
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbours(HasOptions):
     """Clients whose last layers are close after the first round."""
 
-    reach: float = 0.5  # the radius of a neighbourhood, in units of what nine tenths of all distances are within
-    smallest: int = 2
-
-    def __post_init__(self) -> None:
-        self._clusters().fit(np.zeros((1, 1)))
-
-    def _clusters(self) -> NeighbourClusters:
-        return NeighbourClusters(self.reach, self.smallest)
+    group: ClassVar[str] = GROUPS
+    reach: float = option(
+        0.5,
+        "Two clients are neighbours if their distance is at most this multiple of the 90 % quantile of all distances.",
+        gt=0,
+    )
+    smallest: int = option(
+        2, "A dense cluster starts from a client with at least this many neighbours, the client itself included.", ge=1
+    )
 
     def __call__(self, rows: np.ndarray) -> NeighbourClusters:
-        return self._clusters().fit(rows)
+        return NeighbourClusters(self.reach, self.smallest).fit(rows)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from shoal.rng import derive_seed
 from shoal.stages.balanced import TOLD
 from shoal.stages.personalise import Personalise
 from shoal.stages.train import Federate
-from shoal.types import FIXED, ClientId, Params, Plan, Report, Schedule, ServerState, Task
+from shoal.types import ClientId, Params, Plan, Report, Schedule, ServerState, Task
 
 GLOBAL, EXPERT = "global", "expert"
 
@@ -39,8 +39,8 @@ class FederateBeside(Federate):
     is weighed by how many rows of that class a client has: who does not hold a class has little to say about it. A
     class that nobody in the round holds is averaged like everything else."""
 
-    head: tuple[str, ...] = field(default=(), metadata=FIXED)
-    source: str = field(default=TOLD, metadata=FIXED)
+    head: tuple[str, ...] = ()
+    source: str = TOLD
 
     def _sent(self, name: str, report: Report) -> Params:
         return report.tensors["model" if name == GLOBAL else EXPERT]

@@ -9,34 +9,47 @@ import numpy as np
 import torch
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.selectors.loss_correlation import LossCorrelation, pick
 from shoal.selectors.sampling import uniform
 from shoal.stages.base import OneProgram, ServerOnly
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Rounds, Schedule, ServerState, Task
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    ModelsFor,
+    Plan,
+    Report,
+    Rounds,
+    Schedule,
+    ServerState,
+    Task,
+    option,
+)
 
 SURVEY = "survey"
 NEVER = -2  # no round is the next one
 
 
 @dataclass(frozen=True)
-class Survey(OneProgram):
+class Survey(OneProgram, HasOptions):
     """Everybody tells the loss of the global model, in rounds that follow each other in pairs: the difference is what
     the first round's training, by random clients, changed. In every round of the warm-up and at its end, then in pairs
     every so often."""
 
     program: ClientProgram
     models_for: ModelsFor
-    warmup: int = 10
-    every: int = 10
-    history: int = 20  # changes that are kept
+    warmup: int = option(
+        10, "Select clients at random and survey the losses of all clients in each of this many first rounds.", ge=1
+    )
+    every: int = option(
+        10,
+        "After the warm-up, survey all losses before and after one round of training each time this many rounds have "
+        "passed.",
+        ge=1,
+    )
+    history: int = option(20, "Learn how losses move together from this many of the latest loss changes.", ge=1)
     name: str = SURVEY
-
-    def __post_init__(self) -> None:
-        for key, least in (("warmup", 1), ("every", 1), ("history", 1)):
-            if getattr(self, key) < least:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
 
     @property
     def schedule(self) -> Schedule:
@@ -87,22 +100,22 @@ class Survey(OneProgram):
 
 
 @dataclass(frozen=True)
-class Correlated(ServerOnly):
+class Correlated(ServerOnly, HasOptions):
     """Random clients in the warm-up and wherever a survey will tell what they changed; in between those who, by the
     correlation of all losses, lower them most."""
 
     survey: Survey
-    beta: float = 0.9  # how much a client counts after each time it was chosen, until the next survey
-    forget: float = 0.95  # how much a change counts for each round that came after it
-    dimension: int = 15
-    noise: float = 0.01
+    beta: float = option(
+        0.9, "Multiply a client's score by this factor each time it is selected, until the next survey.", gt=0, le=1
+    )
+    forget: float = option(
+        0.95, "Multiply the weight of a loss change by this factor for each round that has passed since.", gt=0, le=1
+    )
+    dimension: int = option(15, "Describe each client by a vector of this length in the Gaussian process.", ge=1)
+    noise: float = option(
+        0.01, "The Gaussian process assumes this standard deviation of noise in surveyed loss changes.", gt=0
+    )
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        for key in ("beta", "forget"):
-            if not 0 < getattr(self, key) <= 1:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be above 0 and at most 1")
-        LossCorrelation(self.dimension, self.noise)  # refuses what it cannot work with
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         surveyed = Table.load(state, SURVEY)

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from shoal import tree
-from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated, with_rows
 from shoal.stages.experts import joined, numbered
 from shoal.stages.train import Federate
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, Rounds, Schedule, ServerState, Task, Tree
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    Params,
+    Plan,
+    Report,
+    Rounds,
+    Schedule,
+    ServerState,
+    Task,
+    Tree,
+    option,
+)
 
 
 def every_model(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
@@ -60,21 +73,22 @@ class ChooseAgain(OneProgram, WhenEvaluated):
 
 
 @dataclass(frozen=True)
-class Starts(OneProgram):
+class Starts(OneProgram, HasOptions):
     """First models by chance, one for each group. With `restarts` the first half of the run is divided among as many
     starts; after each, all clients tell the loss of what they would choose, and the best start goes on."""
 
+    group: ClassVar[str] = "cluster"
     program: ClientProgram
     model: Model
-    rounds: int = field(metadata=FIXED)
-    groups: int = 3
-    restarts: int = 1
+    rounds: int
+    groups: int = option(3, "Train this many models, of which each client selects the one with the lowest loss.", ge=1)
+    restarts: int = option(
+        1,
+        "Divide the first half of the run among this many random initialisations and continue with the best one. 1 "
+        "uses a single initialisation for the whole run.",
+        ge=1,
+    )
     name: str = "restart"
-
-    def __post_init__(self) -> None:
-        for key in ("groups", "restarts"):
-            if getattr(self, key) < 1:
-                raise UserError(f"cluster.{key} is {getattr(self, key)}; it must be 1 or more")
 
     def init(self, seed: int) -> ServerState:
         return ServerState(0, numbered([self.model.init(derive_seed(seed, "init", k)) for k in range(self.groups)]))

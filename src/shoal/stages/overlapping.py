@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,20 +18,19 @@ from shoal.client_table import Table
 from shoal.clusterers.directions import principal_directions
 from shoal.clusterers.overlapping import OverlappingClusters
 from shoal.clusterers.quality import compared, overlap_quality, partitions
-from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import UNBOUNDED, nearest_direction, vector
-from shoal.types import ClientId, Params, Plan, Report, ServerState
+from shoal.types import ClientId, HasOptions, Params, Plan, Report, ServerState, option
 
 Floats = NDArray[np.float64]
 SKETCH = 2**18  # numbers of an update that are kept
 
 
 @dataclass(frozen=True)
-class Overlap:
+class Overlap(HasOptions):
     """Which clients train a model together: each in one cluster or several, by where training took them.
 
     Updates are made as long as each other and projected on the principal components that hold `share` of their variance
@@ -40,27 +39,43 @@ class Overlap:
     With `compare` the record of a round says how well apart clusters are, and those of the other two on the same rows.
     """
 
-    by: Literal["mctc", "kmeans", "hierarchical", "one"] = "mctc"
-    clusters: int = 4
-    threshold: float = 0.2
-    guarded: bool = True
-    validate: bool = True
-    limit: float = 0.3
-    share: float = 0.95
-    centred: bool = False
-    every: int = 1
-    compare: bool = False
-
-    def __post_init__(self) -> None:
-        for key in ("threshold", "limit"):
-            if getattr(self, key) < -1:
-                raise UserError(f"cluster.{key} is {getattr(self, key)}; it must be a cosine, -1 or more")
-        if self.clusters < 1:
-            raise UserError(f"cluster.clusters is {self.clusters}; it must be 1 or more")
-        if not 0 < self.share <= 1:
-            raise UserError(f"cluster.share is {self.share}; it must be above 0 and at most 1")
-        if self.every < 0:
-            raise UserError(f"cluster.every is {self.every}; it must be 0 (once) or more rounds")
+    group: ClassVar[str] = "cluster"
+    by: Literal["mctc", "kmeans", "hierarchical", "one"] = option(
+        "mctc",
+        "Cluster the directions of updates by overlapping clusters (mctc), k-means (kmeans) or hierarchical clustering "
+        "(hierarchical), or put all clients into one cluster (one).",
+    )
+    clusters: int = option(4, "Form at most this many clusters from the directions of updates.", ge=1)
+    threshold: float = option(
+        0.2,
+        "A client belongs to each cluster if the cosine between its update and the cluster's centre is at least this "
+        "value. Otherwise it joins only the nearest cluster.",
+        ge=-1,
+    )
+    guarded: bool = option(
+        True,
+        "Do not start a cluster from a client that would already belong to an earlier cluster. With false clusters "
+        "start as in the paper.",
+    )
+    validate: bool = option(
+        True, "Raise the threshold and then reduce the number of clusters while cluster centres are too similar."
+    )
+    limit: float = option(
+        0.3, "Cluster centres are too similar if the mean cosine between two of them is above this value.", ge=-1
+    )
+    share: float = option(
+        0.95, "Keep as many principal components of the updates as explain this fraction of the variance.", gt=0, le=1
+    )
+    centred: bool = option(False, "Subtract the mean update before the principal components are computed.")
+    every: int = option(
+        1,
+        "Cluster the updates again after this many rounds. 0 clusters again only when a new client has trained.",
+        ge=0,
+    )
+    compare: bool = option(
+        False,
+        "Record in every round how well clusters are separated, and the same for k-means and hierarchical clusters.",
+    )
 
     def __call__(self, updates: NDArray[np.float32], seed: int) -> tuple[Floats, dict[str, float]]:
         """The membership of each client, [clients, clusters] of 0 and 1, and figures of the partition."""

@@ -12,13 +12,24 @@ from torch import Tensor
 
 from shoal.client_table import Table
 from shoal.clusterers.prediction_similarity import inference_similarity, similarity_clusters
-from shoal.errors import UserError
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.vectors import restored
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Rounds, Schedule, ServerState, Task
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    ModelsFor,
+    Plan,
+    Report,
+    Rounds,
+    Schedule,
+    ServerState,
+    Task,
+    option,
+)
 
 SHARE, TRAIN = "share", "train"
 
@@ -66,18 +77,21 @@ class Infer(OneProgram):
 
 
 @dataclass(frozen=True)
-class Alike:
+class Alike(HasOptions):
     """Clients whose models agree on the server's rows: at least `threshold` of them, or in `groups` groups."""
 
-    groups: int = 0  # 0: by the threshold
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.groups < 0 or not 0 <= self.threshold <= 1:
-            raise UserError(
-                f"cluster.groups is {self.groups} and cluster.threshold is {self.threshold}; groups must be 0 or more, "
-                "the threshold from 0 to 1"
-            )
+    group: ClassVar[str] = "cluster"
+    groups: int = option(
+        0,
+        "Form this many clusters of clients with similar predictions. 0 forms clusters by cluster.threshold instead.",
+        ge=0,
+    )
+    threshold: float = option(
+        0.5,
+        "All models of a cluster agree on at least this fraction of the shared samples, where cluster.groups is 0.",
+        ge=0,
+        le=1,
+    )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:
         alike = inference_similarity(rows.astype(np.int64))

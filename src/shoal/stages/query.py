@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
 from shoal.stages.vectors import row
-from shoal.types import FIXED, ClientId, ClientProgram, ModelsFor, Plan, Report, Rounds, Schedule, ServerState, Task
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    ModelsFor,
+    Plan,
+    Report,
+    Rounds,
+    Schedule,
+    ServerState,
+    Task,
+    option,
+)
 
 
 @dataclass(frozen=True)
-class AskOnce(OneProgram):
+class AskOnce(OneProgram, HasOptions):
     """Everyone who has not answered yet is asked; answers are kept, with the round they are of ("told"). Newcomers are
     asked when they come, or never. With `every` all are asked anew every so many rounds, and nobody before round
     `after`."""
 
     program: ClientProgram
     models_for: ModelsFor | None = None  # none: nothing needs to be sent
-    newcomers: bool = field(default=True, metadata=FIXED)
-    every: int = 0
-    after: int = field(default=0, metadata=FIXED)
-    reuse: bool = field(default=False, metadata=FIXED)  # clients keep what they are sent
+    newcomers: bool = True
+    every: int = option(0, "Query all clients again after this many rounds. 0 queries each client only once.", ge=0)
+    after: int = 0
+    reuse: bool = False  # clients keep what they are sent
     name: str = "represent"
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise UserError(f"{self.name}.every is {self.every}; it must be 0 (never again) or more rounds")
 
     @property
     def schedule(self) -> Schedule:

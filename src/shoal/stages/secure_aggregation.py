@@ -17,7 +17,7 @@ from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
 from shoal.stages.train import Federate
 from shoal.stages.vectors import restored
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Purpose, Report, Schedule, ServerState, Task
+from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Report, Schedule, ServerState, Task
 
 log = logging.getLogger(__name__)
 PENDING = "sums"
@@ -43,7 +43,7 @@ class FederateSums(Federate):
     fewer than `least` with rows would, nobody is asked: a sum of one is no secret. What returns waits for `Unmask`."""
 
     least: int = 3
-    keys: str = field(default=KEYS, metadata=FIXED)
+    keys: str = KEYS
 
     def __post_init__(self) -> None:
         if self.least < 2:
@@ -96,7 +96,7 @@ class Unmask(OneProgram):
     is."""
 
     program: ClientProgram = field(default_factory=RevealMasks)
-    keys: str = field(default=KEYS, metadata=FIXED)
+    keys: str = KEYS
     name: str = "unmask"
     purpose: ClassVar[Purpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("cohort")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -11,13 +11,24 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.round_robin import in_turn, share_of
 from shoal.selectors.sampling import by_size, largest
 from shoal.stages.base import OneProgram, ServerOnly
 from shoal.stages.experts import IDLE, without_group
-from shoal.types import FIXED, POOL, ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, Task
+from shoal.types import (
+    POOL,
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    ModelsFor,
+    Plan,
+    Report,
+    Schedule,
+    ServerState,
+    Task,
+    option,
+)
 
 Rows = NDArray[np.int64]
 SIZES = "sizes"  # the stage in which clients tell how many rows they hold
@@ -27,7 +38,10 @@ SIZES = "sizes"  # the stage in which clients tell how many rows they hold
 class Random(ServerOnly):
     """Distinct clients by chance; a smaller roster takes part whole. Sizes are those that clients have told."""
 
-    by: Literal["uniform", "size"] = "uniform"  # every client alike, or likelier the more rows it holds
+    by: Literal["uniform", "size"] = option(
+        "uniform",
+        "Select random clients with equal probability (uniform) or in proportion to their number of samples (size).",
+    )
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -59,7 +73,7 @@ class FromGroups(ServerOnly):
     """Clients chosen by the groups they are in."""
 
     rule: Callable[[Rows, NDArray[np.bool_], int, int], Rows]  # (group of each, who is there, how many, seed)
-    source: str = field(default="cluster", metadata=FIXED)
+    source: str = "cluster"
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -71,12 +85,17 @@ class FromGroups(ServerOnly):
 
 
 @dataclass(frozen=True)
-class LargestLoss(OneProgram):
+class LargestLoss(OneProgram, HasOptions):
     """Power of choice: candidates, likelier the more rows they have, tell their loss; the largest take part."""
 
     program: ClientProgram
     models_for: ModelsFor
-    candidates: int = 0  # 0: twice the cohort
+    candidates: int = option(
+        0,
+        "Draw this many candidates, which report their loss before the cohort is selected. 0 draws twice the cohort, "
+        "and fewer than the cohort are refused.",
+        ge=0,
+    )
     name: str = "select"
     schedule: ClassVar[Schedule] = Schedule("candidates")
 
@@ -95,17 +114,18 @@ class LargestLoss(OneProgram):
 
 
 @dataclass(frozen=True)
-class InTurn(ServerOnly):
+class InTurn(ServerOnly, HasOptions):
     """In every cluster a share of its members in turn, or one (where there are several clusters); and whoever is in
     none, which in the first round is everybody. Only who is known to have no rows is never asked."""
 
-    take: Literal["share", "one"] = "share"
-    share: float = 0.7
+    take: Literal["share", "one"] = option(
+        "share",
+        "Select a fraction of each cluster (share) or, where there are several clusters, one client of each (one).",
+    )
+    share: float = option(
+        0.7, "Select this fraction of the clients of each cluster in turn, where select.take is share.", gt=0, le=1
+    )
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UserError(f"{self.name}.share is {self.share}; it must be above 0 and at most 1")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         members = tuple(sorted(state.membership))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,20 +11,31 @@ import torch
 from shoal.client_table import Table
 from shoal.clusterers.conditional_shift import REPEATS, Told, divided, placed, told
 from shoal.clusterers.validation import Labels
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.experts import joined, noted, numbered, without_group
 from shoal.stages.global_and_experts import GLOBAL
 from shoal.stages.vectors import restored, row, vector
-from shoal.types import FIXED, ClientId, ClientProgram, Params, Plan, Report, Rounds, Schedule, ServerState, Task
+from shoal.types import (
+    ClientId,
+    ClientProgram,
+    HasOptions,
+    Params,
+    Plan,
+    Report,
+    Rounds,
+    Schedule,
+    ServerState,
+    Task,
+    option,
+)
 
 PROBE, IDLE = "probe", "probe-idle"
 COLUMNS = ("count", "sum", "square")
 
 
 @dataclass(frozen=True)
-class ShiftProbe(OneProgram):
+class ShiftProbe(OneProgram, HasOptions):
     """In round `at`, and again every `every` rounds (0: never), all tell how their rows of each class look to the same
     model: the global one of the first probe, which clients keep. Where a class looks different from one group of
     clients to another, by more than `threshold` variances within a class, and either half of their rows says so (a
@@ -38,23 +49,29 @@ class ShiftProbe(OneProgram):
     """
 
     program: ClientProgram
-    at: int = 20
-    every: int = 20
-    threshold: float = 0.1
-    agreement: float = REPEATS
-    smallest: int = 3
-    most: int = 4
-    stay: float = 0.5
-    name: str = field(default=PROBE, metadata=FIXED)
-
-    def __post_init__(self) -> None:
-        for key, least in (("at", 0), ("every", 0), ("smallest", 1), ("most", 1)):
-            if getattr(self, key) < least:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must be {least} or more")
-        if not 0 <= self.stay < 1:
-            raise UserError(f"{self.name}.stay is {self.stay}; it must be from 0 to below 1")
-        if not -1 <= self.agreement < 1:
-            raise UserError(f"{self.name}.agreement is {self.agreement}; it must be from -1 to below 1")
+    at: int = option(20, "Run the first shift probe after this many rounds. 0 runs it before the first round.", ge=0)
+    every: int = option(20, "Repeat the shift probe after this many rounds. 0 probes only once.", ge=0)
+    threshold: float = option(
+        0.1,
+        "Split clients into clusters only if their class means are further apart than this many variances within a "
+        "class.",
+    )
+    agreement: float = option(
+        REPEATS,
+        "Split clients only if both halves of their samples show the same difference, with a cosine above this value.",
+        ge=-1,
+        lt=1,
+    )
+    smallest: int = option(3, "Do not split a cluster if a part would have fewer clients than this.", ge=1)
+    most: int = option(4, "Split clients into at most this many clusters.", ge=1)
+    stay: float = option(
+        0.5,
+        "Move a client only if another cluster is nearer by more than this fraction of the distance between both. "
+        "0 moves it to the nearest cluster.",
+        ge=0,
+        lt=1,
+    )
+    name: str = PROBE
 
     @property
     def schedule(self) -> Schedule:

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from shoal import tree
-from shoal.client.sgd import SCHEDULES, learning_rate
+from shoal.client.sgd import RateSchedule, learning_rate
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.vectors import vector
 from shoal.types import (
-    FIXED,
     ClientId,
     ClientProgram,
+    HasOptions,
     ModelsFor,
     Params,
     Plan,
@@ -28,23 +27,28 @@ from shoal.types import (
     Schedule,
     ServerState,
     Task,
+    option,
 )
 
 
 @dataclass(frozen=True)
-class Rate:
+class Rate(HasOptions):
     """The learning rate of a round, sent with the task."""
 
+    group: ClassVar[str] = "train"
     lr: float
-    rounds: int = field(metadata=FIXED)
-    schedule: str = "constant"
-    decay: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise UserError(f"train.schedule is {self.schedule!r}; it must be one of {', '.join(SCHEDULES)}")
-        if not 0 < self.decay <= 1:
-            raise UserError(f"train.decay is {self.decay}; it must be above 0 and at most 1")
+    rounds: int
+    schedule: RateSchedule = option(
+        "constant",
+        "Change the learning rate over the rounds. cosine and exponential lower it smoothly, step lowers it after one "
+        "and after two thirds of the run, and warmup-cosine raises it for a twentieth of the run before cosine.",
+    )
+    decay: float = option(
+        0.1,
+        "Reduce the learning rate to this fraction by the last round, unless train.schedule is constant.",
+        gt=0,
+        le=1,
+    )
 
     def at(self, round: int) -> float:
         return learning_rate(self.schedule, self.lr, round, self.rounds, self.decay)
@@ -82,9 +86,11 @@ class Federate(OneProgram):
     program: ClientProgram
     models_for: ModelsFor
     rate: Rate
-    weighting: Literal["size", "uniform"] = "size"
-    weights_from: str = field(default="", metadata=FIXED)
-    remember: Literal["nothing", "update", "model", "summary"] = field(default="nothing", metadata=FIXED)
+    weighting: Literal["size", "uniform"] = option(
+        "size", "Weight clients in the average by their number of training samples (size) or all equally (uniform)."
+    )
+    weights_from: str = ""
+    remember: Literal["nothing", "update", "model", "summary"] = "nothing"
     trainable: tuple[str, ...] = ()  # of which parameters an update is the change
     updates: tuple[ServerUpdate, ...] = ()
     observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from shoal.client_table import Table
-from shoal.errors import UserError
 from shoal.selectors import diversity, urns
 from shoal.stages.base import ServerOnly
 from shoal.stages.select import SIZES
 from shoal.stages.train import Rate
-from shoal.types import FIXED, ClientId, Report, ServerState
+from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
 PROBE, TRAIN = "probe", "train"
 
 
 @dataclass(frozen=True)
-class Diverse(ServerOnly):
+class Diverse(ServerOnly, HasOptions):
     """Clients drawn by how far their gradients are from the mean and how much they vary; aggregation weights that
     make up for it are left for the training stage. A probe's gradient is replaced by the mean one of the training
     that followed it: the change of the model over the learning rate and what momentum makes of the number of steps."""
 
     rate: Rate
-    epochs: int = field(metadata=FIXED)
-    batch_size: int = field(metadata=FIXED)
-    momentum: float = field(metadata=FIXED)
-    alpha1: float = 0.5
-    alpha2: float = 0.5
+    epochs: int
+    batch_size: int
+    momentum: float
+    alpha1: float = option(
+        0.5, "Weight the distance of a client's gradient from the mean gradient by this in the selection.", ge=0
+    )
+    alpha2: float = option(
+        0.5, "Weight the variance of a client's gradient between batches by this in the selection.", ge=0
+    )
     name: str = "select"
-
-    def __post_init__(self) -> None:
-        for key in ("alpha1", "alpha2"):
-            if getattr(self, key) < 0:
-                raise UserError(f"{self.name}.{key} is {getattr(self, key)}; it must not be negative")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known = Table.load(state, PROBE)

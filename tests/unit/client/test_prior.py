@@ -217,7 +217,13 @@ class TestUnseenClients:
         sure, even = torch.tensor([1.0, 1e-12]).log(), torch.tensor([0.5, 0.5]).log()
         assert float(likelier(sure, even, told, w)) == pytest.approx(math.log(1.5))
 
-    @pytest.mark.parametrize("keys", [{"alpha": 0}, {"iterations": 0}])
-    def test_what_is_refused(self, keys):
-        with pytest.raises(UserError, match="alpha must be above 0, and there must be 1 iteration or more"):
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            ({"alpha": 0}, r"estimate\.alpha is 0; it must be above 0"),
+            ({"iterations": 0}, r"estimate\.iterations is 0; it must be 1 or more"),
+        ],
+    )
+    def test_what_is_refused(self, keys, message):
+        with pytest.raises(UserError, match=message):
             EstimatePrior(MODEL, **keys)

@@ -103,7 +103,7 @@ def test_batch_norm_trains_and_sends_its_buffers():
     [
         ({"epochs": -1}, r"train\.epochs is -1"),
         ({"batch_size": 0}, r"train\.batch_size is 0; it must be 1"),
-        ({"lr": -0.1}, r"train\.lr is -0\.1; it must not be negative"),
+        ({"lr": -0.1}, r"train\.lr is -0\.1; it must be 0 or more"),
     ],
 )
 def test_bad_numbers(bad, message):

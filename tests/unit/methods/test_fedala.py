@@ -163,10 +163,10 @@ def test_first_passes_are_made_once_and_charged(tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 0}, r"ala\.layers is 0; it must be from 1 to 3, the layers of mlp"),
-        ({"layers": 4}, r"ala\.layers is 4; it must be from 1 to 3"),
-        ({"share": 0}, r"ala\.share is 0\.0; it must be above 0 and at most 1"),
-        ({"lr": 0}, r"ala\.lr is 0\.0; it must be above 0"),
+        ({"layers": 0}, r"ala\.layers is 0; it must be 1 or more"),
+        ({"layers": 4}, r"ala\.layers is 4; it must be from 1 to 3, the layers of mlp"),
+        ({"share": 0}, r"ala\.share is 0; it must be above 0 and at most 1"),
+        ({"lr": 0}, r"ala\.lr is 0; it must be above 0"),
         ({"epochs": -1}, r"ala\.epochs is -1; it must be 0 or more"),
         ({"first_epochs": -1}, r"ala\.first_epochs is -1; it must be 0 or more"),
         ({"batch_size": 0}, r"ala\.batch_size is 0; it must be 1 or more"),

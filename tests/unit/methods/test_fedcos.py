@@ -102,5 +102,5 @@ def test_a_stronger_cosine_turns_updates_more():
 
 
 def test_bad_input():
-    with pytest.raises(UserError, match=r"train\.cosine is -1\.0; it must not be negative"):
+    with pytest.raises(UserError, match=r"train\.cosine is -1; it must be 0 or more"):
         build("fedcos", Setting(MLP, rounds=3, cohort=1, options={"train": {"cosine": -1}}))

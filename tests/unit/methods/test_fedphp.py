@@ -102,7 +102,7 @@ def test_the_private_model_is_served(tiny):
     [
         ({"transfer": 1.5}, r"train\.transfer is 1\.5; it must be from 0 to 1"),
         ({"inherit": -0.1}, r"train\.inherit is -0\.1; it must be from 0 to 1"),
-        ({"temperature": 0}, r"train\.temperature is 0\.0; it must be above 0"),
+        ({"temperature": 0}, r"train\.temperature is 0; it must be above 0"),
         ({"epochs": -1}, r"train\.epochs is -1"),
     ],
 )

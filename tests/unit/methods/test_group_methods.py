@@ -118,7 +118,7 @@ class TestColdStart:
     def test_bad_options(self):
         with pytest.raises(UserError, match=r"cluster\.groups is 0; it must be 1 or more"):
             build("fedgroup", setting(options={"cluster": {"groups": 0}}))
-        with pytest.raises(UserError, match=r"cluster\.eta is -1\.0; it must be 0 \(no exchange\) or more"):
+        with pytest.raises(UserError, match=r"cluster\.eta is -1; it must be 0 or more"):
             build("fedgroup", setting(options={"cluster": {"eta": -1}}))
 
 

@@ -78,7 +78,7 @@ class TestMomentum:
 
     @pytest.mark.parametrize("beta", [-0.1, 1.0])
     def test_what_is_refused(self, beta):
-        with pytest.raises(UserError, match="it must be 0 or more and below 1"):
+        with pytest.raises(UserError, match="it must be from 0 to below 1"):
             ServerMomentum(momentum=beta)
 
 

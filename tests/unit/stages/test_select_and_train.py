@@ -131,4 +131,4 @@ def test_personalise_is_due_when_the_fleet_is_evaluated():
 @pytest.mark.parametrize("bad", [{"schedule": "linear"}, {"decay": 0.0}, {"decay": 1.5}])
 def test_bad_rates(bad):
     with pytest.raises(UserError):
-        Rate(0.1, 10, **bad)
+        Rate(0.1, 10, **bad).at(0)

@@ -1,8 +1,8 @@
 """What a method is built from: the model, the common numbers, and options by name.
 
-A method makes its pieces with `setting.make("train", LocalTraining, ...)`. Options given by the user
-under that name (`--set train.mu=0.1`) replace the method's defaults if the piece has such a field; what
-no piece takes is refused with the list of what could have been meant.
+A method makes its pieces with `setting.make("train", LocalTraining, ...)`. A field that is declared with
+`shoal.types.option` can be set by the user under that name (`--set train.mu=0.1`), which replaces the
+method's default. What no piece takes is refused with the list of what could have been meant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -22,8 +22,27 @@ from shoal.stages.edges import Topology, parse_edges
 from shoal.types import ClientId, Examples, Option
 
 Piece = TypeVar("Piece")
-_SIMPLE = (int, float, bool, str)
+_TYPES = {int: "whole number", float: "number", bool: "true, false", str: "text"}
 NUMBERS_ARE_NAMES = ConfigDict(coerce_numbers_to_str=True)  # a layer may be called 1
+
+
+class AvailableOption(NamedTuple):
+    """An option that a method takes."""
+
+    default: Any
+    declared: Option
+    hint: Any  # the type of its values
+
+    @property
+    def accepted(self) -> str:
+        """Returns the accepted values in words, such as "whole number, 0 or more" or "size, uniform"."""
+        if typing.get_origin(self.hint) is typing.Literal:
+            return ", ".join(map(str, typing.get_args(self.hint)))
+        return ", ".join(part for part in (_TYPES[self.hint], self.declared.range) if part)
+
+    @property
+    def meaning(self) -> str:
+        return self.declared.help
 
 
 @dataclass
@@ -38,7 +57,7 @@ class Setting:
     eval_every: int = 1
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value, of the method
-    known: dict[str, dict[str, Any]] = field(default_factory=dict)  # piece -> key -> default, as methods ask
+    known: dict[str, dict[str, AvailableOption]] = field(default_factory=dict)  # piece -> key -> what methods take
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
     edges: Topology | None = None  # who is under which edge; None: clients and one server
@@ -53,13 +72,12 @@ class Setting:
         values = dict(defaults)
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
             declared: Option | None = f.metadata.get("option")
-            if f.name in fixed or (declared is None and (f.metadata.get("fixed") or f.name == "name")):
+            if declared is None or f.name in fixed:
                 continue
-            if declared is None and not _is_simple(hints[f.name]):
-                continue  # part of the composition, not a number to play with
             if f.name in usual:
                 values[f.name] = usual[f.name]
-            self.known.setdefault(name, {})[f.name] = values.get(f.name, f.default)
+            available = AvailableOption(values.get(f.name, f.default), declared, hints[f.name])
+            self.known.setdefault(name, {})[f.name] = available
             if f.name in wanted:
                 values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name], declared)
         return piece(**values)
@@ -98,10 +116,6 @@ class Setting:
     def _choices(self, name: str) -> str:
         groups = {name: self.known[name]} if name in self.known else self.known
         return ", ".join(f"{group}.{key}" for group, keys in groups.items() for key in keys)
-
-
-def _is_simple(hint: Any) -> bool:
-    return hint in _SIMPLE or typing.get_origin(hint) is typing.Literal
 
 
 def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:

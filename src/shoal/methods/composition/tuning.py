@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shoal.client.train import LocalTraining
 from shoal.client.tuning import TryTuning
@@ -12,19 +12,22 @@ from shoal.errors import UserError
 from shoal.methods.composition.setting import Setting
 from shoal.stages.personalise import Personalise
 from shoal.stages.tuning import PersonaliseTuned, Tune
-from shoal.types import ModelsFor, Stage
+from shoal.types import HasOptions, ModelsFor, Stage, option
 
 PIECE = "personalise"
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(HasOptions):
     """What is fine-tuned, and what to choose from."""
 
-    part: Literal["all", "head"] = "all"
-    tune: bool = False
-    rates: str = "0.01,0.03,0.1,0.3"
-    passes: str = "1,2,5,10"
+    group: ClassVar[str] = PIECE
+    part: Literal["all", "head"] = option("all", "Fine-tune all layers, or only the last layer (head).")
+    tune: bool = option(
+        False, "Let the fleet choose learning rate and epochs of fine-tuning by their accuracy on validation samples."
+    )
+    rates: str = option("0.01,0.03,0.1,0.3", "Learning rates to choose from, separated by commas, in ascending order.")
+    passes: str = option("1,2,5,10", "Numbers of epochs to choose from, separated by commas, in ascending order.")
 
     @property
     def steps(self) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,14 +21,14 @@ from shoal.rng import derive_seed
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.experts import Experts, expert_for, numbered
 from shoal.stages.first_round_clusters import FIRST, FormFirstRoundClusters, Neighbours, trained_by
-from shoal.types import FIXED, ServerState
+from shoal.types import ServerState
 
 
 @dataclass(frozen=True)
 class VectorDbscan(Neighbours):
     """DBSCAN of the vectors that clients reported; of a vector in several parts only the first part is compared."""
 
-    parts: int = field(default=1, metadata=FIXED)
+    parts: int = 1
 
     def __call__(self, rows: Floats, seed: int = 0) -> Labels:  # type: ignore[override]
         return super().__call__(self._row(rows)).labels_
