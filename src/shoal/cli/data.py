@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from shoal.cli.base import AsJson, data_app, err, out, print_json, told
-from shoal.cli.flags import OF_DATA, job_flags, overrides
+from shoal.cli.flags import DATA_FLAGS, job_flags, overrides
 
 
 @data_app.command("list")
@@ -50,7 +50,7 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], a
 
 
 @data_app.command("show")
-@job_flags(*OF_DATA)
+@job_flags(*DATA_FLAGS)
 def data_show(
     flags: dict[str, Any],
     data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",

@@ -179,7 +179,7 @@ def compare(
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
     with told(as_json):
         from shoal.experiment.assemble import check_names
-        from shoal.experiment.job import make_job
+        from shoal.experiment.job import SETTINGS, make_job
         from shoal.methods import METHODS, is_method
         from shoal.report import Questions, parse_accuracy, parse_counted
         from shoal.store.reader import read_run
@@ -201,7 +201,7 @@ def compare(
             else:
                 raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
         if flags and not jobs:
-            raise UserError(f"--{next(iter(flags)).replace('_', '-')} is for methods to run, but only runs are given")
+            raise UserError(f"{SETTINGS[next(iter(flags))].flag} is for methods to run, but only runs are given")
         places = []
         for name in what:
             places.append(place_of(jobs[name]) if name in jobs else Path(name))
