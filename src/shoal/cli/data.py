@@ -35,7 +35,10 @@ def data_list(as_json: AsJson = False) -> None:
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: AsJson = False) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="Download this data set. `shoal data list` shows the names.")],
+    as_json: AsJson = False,
+) -> None:
     """Download a data set into the cache (with a checksum), unless it is already there."""
     with told(as_json):
         from shoal.cli.progress import DownloadProgress
@@ -53,8 +56,13 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], a
 @job_flags(*DATA_FLAGS)
 def data_show(
     flags: dict[str, Any],
-    data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page.")] = None,
+    data: Annotated[
+        str, typer.Argument(help="Show this data set: a name from `shoal data list`, or the path of your own data.")
+    ] = "digits",
+    out_path: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Draw the same on an HTML page in this file.", show_default="no page"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""

@@ -15,7 +15,10 @@ from shoal.errors import UserError
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show the options of this method, of these pieces, or of the method of a recipe."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the options of one."""
@@ -67,7 +70,7 @@ def _details(step: str) -> None:
 
 @app.command()
 def pieces(
-    step: Annotated[str | None, typer.Argument(help="Tell more of the pieces of this step.")] = None,
+    step: Annotated[str | None, typer.Argument(help="Describe in detail the pieces of this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what can stand at each step of a method that is composed in a recipe."""
@@ -97,7 +100,12 @@ def pieces(
 @app.command()
 @job_flags(*FLAGS)
 def explain(
-    what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="A method, its pieces, or a recipe.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|RECIPE.toml", help="Explain this method, these pieces, or every method of this recipe."
+        ),
+    ],
     flags: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
