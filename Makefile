@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -18,6 +18,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+
+# What follows from the declared settings of a job: experiment/settings.py and docs/settings.md.
+docs: $(VENV)/.installed
+	$(BIN)/python -m shoal.experiment.settings_page
 
 # Peers in an environment of their own: about half an hour in all, and 25 GB of disk for a while.
 # A benchmark that fails does not end the others. `make bench-gate` runs one of them; its options go into ARGS.

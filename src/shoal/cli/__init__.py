@@ -26,7 +26,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version of shoal and exit.")
+    ] = False,
 ) -> None:
     from shoal.cli.progress import setup_logging
 

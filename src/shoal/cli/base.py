@@ -11,8 +11,20 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperArgument
 
 from shoal.errors import UserError
+
+
+class _Argument(TyperArgument):
+    """click 8.5 gives arguments a help of its own, which overwrites the one that typer 0.20 was given."""
+
+    def __init__(self, *, help: str | None = None, **kw: Any) -> None:
+        super().__init__(help=help, **kw)
+        self.help = help
+
+
+typer.main.TyperArgument = _Argument  # type: ignore[attr-defined]
 
 app = typer.Typer(
     help="Federated learning for fleets of edge devices whose data differ.",
@@ -27,15 +39,10 @@ out = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a log doe
 err = Console(stderr=True)
 going_on: list[Path] = []  # the run, for the word of farewell
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="Folder of the run, which must be new or empty, or folder of a recipe's runs. Default: a free name under "
-        "runs/, or the recipe's name there.",
-    ),
+    typer.Option("--out", "-o", help="Keep the run in this directory.", show_default="a free name under runs/"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file that shoal did not write.")]
 

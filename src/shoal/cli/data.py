@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from shoal.cli.base import AsJson, Force, data_app, err, out, print_json, told
-from shoal.cli.flags import OF_DATA, job_flags, overrides
+from shoal.cli.flags import DATA_FLAGS, job_flags, overrides
 
 
 @data_app.command("list")
@@ -35,7 +35,10 @@ def data_list(as_json: AsJson = False) -> None:
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: AsJson = False) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="Download this data set. `shoal data list` shows the names.")],
+    as_json: AsJson = False,
+) -> None:
     """Download a data set into the cache (with a checksum), unless it is already there."""
     with told(as_json):
         from shoal.cli.progress import DownloadProgress
@@ -50,12 +53,15 @@ def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], a
 
 
 @data_app.command("show")
-@job_flags(*OF_DATA)
+@job_flags(*DATA_FLAGS)
 def data_show(
     flags: dict[str, Any],
-    data: Annotated[str, typer.Argument(help="A data set by name, or your own file or folder.")] = "digits",
+    data: Annotated[
+        str, typer.Argument(help="Show this data set: a name from `shoal data list`, or the path of your own data.")
+    ] = "digits",
     out_path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also draw it on an HTML page: a file that ends in .html.")
+        Path | None,
+        typer.Option("--out", "-o", help="Draw the same on an HTML page in this file.", show_default="no page"),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show the options of this method, of these pieces, or of the method of a recipe."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the options of one with their defaults, accepted values and meanings."""
@@ -105,7 +108,7 @@ def _details(step: str) -> None:
 
 @app.command()
 def pieces(
-    step: Annotated[str | None, typer.Argument(help="Show the pieces of this step in detail.")] = None,
+    step: Annotated[str | None, typer.Argument(help="Describe in detail the pieces of this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the pieces that can stand at each step of a method."""
@@ -132,7 +135,12 @@ def pieces(
 @app.command()
 @job_flags(*FLAGS)
 def explain(
-    what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="A method, its pieces, or a recipe.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|RECIPE.toml", help="Explain this method, these pieces, or every method of this recipe."
+        ),
+    ],
     flags: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -20,7 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from shoal.engine import Record
+if TYPE_CHECKING:
+    from shoal.engine import Record  # brings torch, which `--help` need not wait for
 
 LINE_EVERY_S = 2.0  # between plain lines, so that a log of a thousand quick rounds stays short
 

@@ -29,7 +29,13 @@ from shoal.errors import UserError, did_you_mean
 @app.command()
 @job_flags(*FLAGS)
 def run(
-    what: Annotated[str, typer.Argument(metavar="METHOD|RECIPE.toml", help="`shoal methods` lists the methods.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|RECIPE.toml",
+            help="Run this method, these pieces, or every job of this recipe. `shoal methods` lists the methods.",
+        ),
+    ],
     flags: dict[str, Any],
     out_path: Out = None,
     force: Force = False,
@@ -62,10 +68,12 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Resume the run in this run directory.")],
     workers: Annotated[
         int | None,
-        typer.Option(help="Number of processes of the pool, for this part of the run. Default: as in config.json."),
+        typer.Option(
+            min=1, help="Run the rest with this many processes of the pool.", show_default="as in config.json"
+        ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -94,20 +102,34 @@ def resume(
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Evaluate the finished run in this run directory.")],
     unseen: Annotated[
-        bool, typer.Option("--unseen", help="On the clients that --unseen held out of training.")
+        bool,
+        typer.Option("--unseen", help="Evaluate the unseen clients instead: those that were excluded from training."),
     ] = False,
     assign: Annotated[
         bool,
-        typer.Option("--assign", help="With --unseen: each as its rows, without labels, tell: by group, or by prior."),
+        typer.Option(
+            "--assign",
+            help="Infer the cluster or the class prior of each unseen client from its inputs, without labels. This "
+            "needs --unseen.",
+        ),
     ] = False,
     inputs: Annotated[
-        int | None, typer.Option("--inputs", help="With --assign: how many of its rows each is judged by (all).")
+        int | None,
+        typer.Option(
+            "--inputs",
+            help="Infer from this many inputs of each unseen client. This needs --assign.",
+            show_default="all its inputs",
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another way to answer, such as serve.rule=energy; may be repeated."),
+        typer.Option(
+            "--set",
+            help="Predict with another serving option, such as serve.rule=energy. Repeat the flag for more than one.",
+            show_default="as the run says",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -154,39 +176,55 @@ def demo(as_json: AsJson = False) -> None:
 def compare(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="RUN|METHOD...", help="Run directories, folders of them (a grid), or methods to run."),
+        typer.Argument(
+            metavar="RUN|METHOD...",
+            help="Compare these run directories, all runs of these folders, and these methods, which are run first.",
+        ),
     ],
     flags: dict[str, Any],
     to_accuracy: Annotated[
         str | None,
-        typer.Option(help="Joules, simulated time and rounds until these accuracies are held, such as 0.4,0.5."),
+        typer.Option(
+            help="Report the joules, the simulated time and the rounds that it takes to sustain these accuracies, such "
+            "as 0.4,0.5.",
+            show_default="no accuracy",
+        ),
     ] = None,
     at_budget: Annotated[
         str | None,
-        typer.Option(help="Accuracy held within these joules: percents of the reference (60,80,100), or 500J, 2Wh."),
+        typer.Option(
+            help="Report the accuracy that is sustained within these joules: percentages of the reference, such as "
+            "60,80,100, or amounts, such as 500J,2Wh.",
+            show_default="no budget",
+        ),
     ] = None,
     of: Annotated[
         str | None,
-        typer.Option(help="The reference, a label or a RUN (default: the runs of fedavg, else the first)."),
+        typer.Option(
+            help="Take the joules of this run as 100 percent. Name it by its label in the table or as a RUN.",
+            show_default="the runs of fedavg, or else the first run",
+        ),
     ] = None,
     held: Annotated[
         int | None,
         typer.Option(
-            help="For how many evaluated rounds in a row (default: a quarter of the shortest run's, 3 to 20)."
+            help="Call an accuracy sustained if it lasts for this many evaluated rounds in a row.",
+            show_default="a quarter of the shortest run's evaluated rounds, from 3 to 20",
         ),
     ] = None,
     accuracy: Annotated[
         str | None,
         typer.Option(
-            help="The accuracy that counts: central, or local (mean over clients). Default: central if known."
+            help="Compare by this accuracy: central is on the central test set, local is the mean over clients.",
+            show_default="central if the runs have it",
         ),
     ] = None,
     joules: Annotated[
-        str, typer.Option(help="Whose joules count: all, or clients without the server's, which are measured.")
+        str, typer.Option(help="Count these joules: all, or clients, which leaves out those of the server.")
     ] = "all",
     out_path: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File of the page, which ends in .html. Default: a free name under runs/."),
+        typer.Option("--out", "-o", help="Write the HTML page to this file.", show_default="a free name under runs/"),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -194,7 +232,7 @@ def compare(
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
     with told(as_json):
         from shoal.experiment.assemble import check_names
-        from shoal.experiment.job import make_job
+        from shoal.experiment.job import SETTINGS, make_job
         from shoal.methods import METHODS, is_method
         from shoal.report import PAGE, Questions, parse_accuracy, parse_counted
         from shoal.store.outputs import check_output
@@ -219,7 +257,7 @@ def compare(
             else:
                 raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
         if flags and not jobs:
-            raise UserError(f"--{next(iter(flags)).replace('_', '-')} is for methods to run, but only runs are given")
+            raise UserError(f"{SETTINGS[next(iter(flags))].flag} is for methods to run, but only runs are given")
         places = []
         for name in what:
             places.append(place_of(jobs[name]) if name in jobs else Path(name))
@@ -233,7 +271,9 @@ def compare(
 @app.command()
 @job_flags(*FLAGS)
 def profile(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="`shoal methods` lists the methods.")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="Profile this method. `shoal methods` lists the methods.")
+    ],
     flags: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
@@ -259,11 +299,13 @@ def profile(
 
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of them (a grid).")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Show these run directories, and all runs of these folders.")
+    ],
     out_path: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="File of the page, which ends in .html. Default: report.html in the first RUN."
+            "--out", "-o", help="Write the HTML page to this file.", show_default="report.html in the first RUN"
         ),
     ] = None,
     force: Force = False,

@@ -10,26 +10,62 @@ import typer
 from shoal.cli.base import AsJson, Force, app, err, out, print_json, told
 from shoal.errors import UserError
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Use the models of the run in this run directory.")]
 
 
 @app.command()
 def serve(
     run_dir: RunDir,
-    host: Annotated[str, typer.Option(help="Where to listen; others than loopback need --tokens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    tokens: Annotated[Path | None, typer.Option(help="A file of hashed tokens, as `shoal token` writes it.")] = None,
-    certificate: Annotated[Path | None, typer.Option(help="TLS: a PEM file with the certificate chain.")] = None,
-    key: Annotated[Path | None, typer.Option(help="TLS: a PEM file with the private key.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Listen on this address. One that other machines can reach needs --tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Listen on this port. The value 0 takes a free one.")
+    ] = 8000,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="Accept only the tokens whose hashes `shoal token` wrote to this file.", show_default="no tokens"
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Use TLS with the certificate chain in this PEM file. This needs --key.", show_default="no TLS"
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Use TLS with the private key in this PEM file. This needs --certificate.", show_default="no TLS"
+        ),
+    ] = None,
     abstain_below: Annotated[
-        float, typer.Option(min=0, max=1, help="No label for rows of less confidence, unless a request says otherwise.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Return no label for a sample that is predicted with less than this confidence. A request may set "
+            "another value.",
+        ),
     ] = 0.0,
-    max_batch: Annotated[int, typer.Option(min=1, help="Rows that are answered in one pass.")] = 64,
-    max_wait_ms: Annotated[float, typer.Option(min=0, help="How long the first row of a pass waits for others.")] = 2.0,
-    queue: Annotated[int, typer.Option(min=1, help="Rows that may wait; beyond it requests are answered 503.")] = 4096,
-    rate: Annotated[float, typer.Option(min=0, help="Requests a second of one token or address; 0: no limit.")] = 200.0,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")] = 8.0,
-    poll_s: Annotated[float, typer.Option(min=0.01, help="How often newer checkpoints are looked for.")] = 1.0,
+    max_batch: Annotated[int, typer.Option(min=1, help="Predict at most this many samples in one batch.")] = 64,
+    max_wait_ms: Annotated[
+        float, typer.Option(min=0, help="Let the first sample of a batch wait this many milliseconds for others.")
+    ] = 2.0,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Let this many samples wait at most. Further requests get the status 503.")
+    ] = 4096,
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Accept this many requests per second from one token or address. The value 0 sets no limit."
+        ),
+    ] = 200.0,
+    max_body_mb: Annotated[
+        float, typer.Option(min=0.001, help="Refuse a request whose body has more than this many megabytes.")
+    ] = 8.0,
+    poll_s: Annotated[float, typer.Option(min=0.01, help="Look for a newer checkpoint every this many seconds.")] = 1.0,
 ) -> None:
     """Answer predictions over HTTP with a run's newest models, also while it is still training."""
     with told(False):
@@ -62,10 +98,12 @@ def _served(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:
 
 @app.command()
 def token(
-    name: Annotated[str, typer.Argument(help="Whose token it is: it is counted and limited under this name.")],
-    file: Annotated[Path, typer.Option(help="Where its hash is added; give it to shoal serve --tokens.")] = Path(
-        "tokens.txt"
-    ),
+    name: Annotated[
+        str, typer.Argument(help="Make a token for this caller. Its requests are counted and limited under this name.")
+    ],
+    file: Annotated[
+        Path, typer.Option(help="Add the hash of the token to this file, for `shoal serve --tokens`.")
+    ] = Path("tokens.txt"),
     as_json: AsJson = False,
 ) -> None:
     """Make a token for `shoal serve`. It is shown this once: only its hash is kept."""
@@ -83,11 +121,14 @@ def token(
 @app.command()
 def export(
     run_dir: RunDir,
-    format: Annotated[str, typer.Option(help="onnx, torchscript or safetensors.")] = "onnx",
+    format: Annotated[
+        str, typer.Option(help="Write the model in this format: onnx, torchscript or safetensors.")
+    ] = "onnx",
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="One cluster's model, by number or name; default: what a client that never trained is served."
+            help="Export the model of this cluster, given by its number or name.",
+            show_default="the model that serves unseen clients",
         ),
     ] = None,
     out_path: Annotated[
@@ -95,8 +136,8 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="File of the model, which ends in .onnx, .pt (torchscript) or .safetensors, as the format says. "
-            "Default: served.ENDING, or the cluster's name, in the run directory.",
+            help="Write the model to this file, which ends in .onnx, .pt (torchscript) or .safetensors.",
+            show_default="a file in the run directory",
         ),
     ] = None,
     force: Force = False,

@@ -12,13 +12,22 @@ from shoal.cli.base import AsJson, Force, app, err, out, print_json, repeatable,
 
 @app.command()
 def study(
-    path: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="What is run, and the claims it is to judge.")],
-    budget: Annotated[str, typer.Option(help="One of the study's budgets.")] = "quick",
+    path: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml", help="Run the study in this file, and judge its claims.")
+    ],
+    budget: Annotated[str, typer.Option(help="Run the study with this one of its budgets.")] = "quick",
     out_path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the runs and tables. Default: runs/NAME-BUDGET.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Keep the runs and tables in this directory.", show_default="runs/NAME-BUDGET"
+        ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per core).")] = None,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; tables of what is there.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Run this many jobs at the same time.", show_default="one per core")
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing, and write the tables of the runs that are there.")
+    ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,6 @@
-"""A job: everything that says what a run does. Flags and recipe files both become one of these."""
+"""A job: everything that says what a run does. Flags and recipe files both become one of these.
+
+A field is declared once: `make docs` writes docs/settings.md and experiment/settings.py from it."""
 
 from __future__ import annotations
 
@@ -7,13 +9,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from shoal.errors import UserError, did_you_mean
-
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Joules = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from shoal.experiment.declaration import declarations, setting
 
 
 def _edges(value: Any) -> Any:
@@ -33,52 +32,280 @@ def _method(value: Any) -> Any:
 
 
 class Job(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    method: Annotated[str, BeforeValidator(_method)] = "fedavg"  # a name, or pieces: cluster=aidc,train=proximal
-    data: str = "digits"
-    partition: str = "dirichlet:0.3"
-    clients: Positive | None = None  # None: 20, or all owners of a natural partition
-    rounds: Positive = 20
-    cohort: int | float = 0.25  # clients per round: a whole number, or a share such as 0.1
-    epochs: Positive = 2
-    batch_size: Positive = 32
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    model: str = "mlp"
-    seed: int = 0
-    variant: str | None = None  # what it is called in tables, where the method's name does not say enough
-    fleet: Literal["auto", "plain", "vector", "pool", "flower"] = "auto"
-    workers: Positive | None = None  # processes of the pool; None: as many as cores, of whichever machine goes on
-    pieces: Positive | None = None  # into which a round's work is cut; None: for a pool, as many as cores at the start
-    eval_every: Positive = 1
-    device: str = "cpu"
-    rows: Positive | None = None  # a subsample of the training data
-    min_size: Positive = 10
-    val_share: Share = 0.1
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    label_column: str = "label"
-    client_column: str | None = None
-    sensitive: Share | None = None  # of a client's rows: of high sensitivity; None: 0.3, or as the column says
-    sensitive_column: str | None = None  # or a column that says of each row whether it is
-    drop_columns: tuple[str, ...] = ()
-    public: Annotated[int, Field(ge=0)] | None = None  # rows that no client holds; None: as many as the method wants
-    edges: Annotated[str | None, BeforeValidator(_edges)] = None  # between clients and the cloud: 5, alike:5, mixed:5
-    edge_column: str | None = None  # or a column that names the edge of a row's client
-    cloud_every: Positive | None = None  # rounds between two meetings of the edges in the cloud; None: 5
-    long_link: str | None = None  # of edges to the cloud; None: ethernet
-    unseen: int | float | None = None  # clients that never train, a number or a share; None: nobody
-    keep: Positive = 3  # checkpoints
-    devices: str = "pi"  # what clients are: a profile, or a mix such as pi:0.5,phone:0.5
-    link: str = "wifi"
-    radio_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # None: as the link says
-    count_idle: bool = False
-    battery: Joules | None = None  # of each client
-    budget_joules: Joules | None = None  # of all clients together
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # of a stage, on the simulated clock
-    measure: Literal["none", "codecarbon"] = "none"
-    country: str | None = None  # three letters, for the CO2 of a measured kilowatt hour
-    set: dict[str, dict[str, Any]] = Field(default_factory=dict)  # options of the method's pieces
+    method: Annotated[str, BeforeValidator(_method)] = setting(
+        "fedavg",
+        "Train with this method: a name from `shoal methods`, or pieces such as cluster=aidc,train=proximal.",
+        panel="Model and method",
+        flag=None,
+    )
+    data: str = setting(
+        "digits",
+        "Use this data set: a name from `shoal data list`, or the path of your own .npz, .parquet or .csv file or "
+        "folder of images.",
+        panel="Data",
+        part="data",
+    )
+    partition: str = setting(
+        "dirichlet:0.3",
+        "Divide the training samples among the clients by this rule: iid, dirichlet:ALPHA, equal:ALPHA, "
+        "groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA or natural, which keeps the clients that the data "
+        "name. Data transformations may follow, each after a plus sign: rotate:0,90, invert:SHARE, noise:SIGMA, "
+        "mislabel:SHARE or permute:SHARE.",
+        panel="Clients",
+        part="partition",
+    )
+    clients: int | None = setting(
+        None,
+        "Divide the samples among this many clients. With a natural partition, keep this many of the clients that the "
+        "data name.",
+        panel="Clients",
+        part="partition",
+        unset="20, or all clients of a natural partition",
+        ge=1,
+    )
+    rounds: int = setting(20, "Train for this many global rounds.", panel="Training", ge=1)
+    cohort: int | float = setting(
+        0.25,
+        "Select this many clients in each round. A whole number counts clients, so 1 is one client. A decimal number "
+        "up to 1.0 is a fraction of the clients that train, so 1.0 is all of them.",
+        panel="Training",
+    )
+    epochs: int = setting(
+        2, "Let each selected client train for this many local epochs per round.", panel="Training", ge=1
+    )
+    batch_size: int = setting(32, "Use this many samples in each step of local training.", panel="Training", ge=1)
+    lr: float = setting(0.1, "Use this learning rate in the clients' local SGD.", panel="Training", gt=0)
+    momentum: float = setting(
+        0.0, "Use this momentum in the clients' local SGD. The value 0 is plain SGD.", panel="Training", ge=0, lt=1
+    )
+    model: str = setting(
+        "mlp",
+        "Train this network: mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, resnet18, resnet18-batchnorm, or your "
+        "own as package.module:Class.",
+        panel="Model and method",
+    )
+    seed: int = setting(0, "Derive every random choice of the data and of the run from this number.", panel="Training")
+    variant: str | None = setting(
+        None,
+        "Show the run under this name in tables and reports.",
+        panel="Model and method",
+        flag=None,
+        unset="the method's name",
+    )
+    fleet: Literal["auto", "plain", "vector", "pool", "flower"] = setting(
+        "auto",
+        "Choose how the clients are executed: plain runs one after the other, vector stacks many in one tensor, pool "
+        "starts worker processes, flower sends Flower messages inside this process, and auto takes what suits the "
+        "model and the machine.",
+        panel="Execution",
+    )
+    workers: int | None = setting(
+        None,
+        "Start this many processes for the pool fleet. The number changes the speed, but no byte of the result.",
+        panel="Execution",
+        unset="one per core",
+        ge=1,
+    )
+    pieces: int | None = setting(
+        None,
+        "Cut the work of a round into this many pieces, of each of which one worker trains the clients together. Runs "
+        "with the same number give the same bytes on any number of cores.",
+        panel="Execution",
+        unset="as many as cores for a pool when the run starts, else no cut",
+        ge=1,
+    )
+    eval_every: int = setting(
+        1, "Evaluate once in this many rounds, and always after the last one.", panel="Evaluation", ge=1
+    )
+    device: str = setting(
+        "cpu",
+        "Keep the data, the models and the clients' state on this PyTorch device: cpu, cuda, mps or xpu, with a number "
+        "where there are several, such as cuda:1.",
+        panel="Execution",
+        part="device",
+    )
+    rows: int | None = setting(
+        None,
+        "Use only this many of the training samples, drawn at random with the same fraction of every class.",
+        panel="Data",
+        part="data",
+        unset="all training samples",
+        ge=1,
+    )
+    min_size: int = setting(
+        10,
+        "Give every client at least this many samples. Samples for validation and testing count too.",
+        panel="Clients",
+        part="partition",
+        ge=1,
+    )
+    val_share: float = setting(
+        0.1,
+        "Keep this fraction of each client's samples for validation.",
+        panel="Evaluation",
+        part="partition",
+        ge=0,
+        lt=1,
+    )
+    test_share: float = setting(
+        0.2,
+        "Keep this fraction of each client's samples for testing.",
+        panel="Evaluation",
+        part="partition",
+        gt=0,
+        lt=1,
+    )
+    label_column: str = setting(
+        "label", "Read the labels from this column of your own table.", panel="Data", part="data"
+    )
+    client_column: str | None = setting(
+        None,
+        "Read from this column of your own table which client has the sample. The partition is then natural unless "
+        "another is given.",
+        panel="Data",
+        part="data",
+        unset="no column",
+    )
+    sensitive: float | None = setting(
+        None,
+        "Mark this fraction of each client's samples, drawn at random, as sensitive. The method scmoe shares no model "
+        "that was trained on sensitive samples.",
+        panel="Privacy",
+        part="partition",
+        unset="0.3, or as the sensitive column says",
+        ge=0,
+        lt=1,
+    )
+    sensitive_column: str | None = setting(
+        None,
+        "Read from this column of your own data which samples are sensitive: 1 or true if they are, 0 or false if not.",
+        panel="Privacy",
+        part="data",
+        unset="no column",
+    )
+    drop_columns: tuple[str, ...] = setting(
+        (),
+        "Leave these columns of your own table out of the features.",
+        panel="Data",
+        part="data",
+        flag="--drop-column",
+        unset="no column",
+    )
+    public: int | None = setting(
+        None,
+        "Set this many training samples aside for the server. They are public, and no client has them.",
+        panel="Data",
+        part="partition",
+        unset="as many as the method asks for",
+        ge=0,
+    )
+    edges: Annotated[str | None, BeforeValidator(_edges, json_schema_input_type=int | str | None)] = setting(
+        None,
+        "Put this many edge servers between the clients and the cloud: 5 or chance:5 divides the clients at random, "
+        "alike:5 brings similar label distributions together, mixed:5 makes each edge server as diverse as possible, "
+        "and none means no edge servers.",
+        panel="Edges",
+        unset="none, unless the method has some",
+    )
+    edge_column: str | None = setting(
+        None,
+        "Read from this column of your own table to which edge server the client of the sample belongs.",
+        panel="Edges",
+        part="data",
+        unset="no column",
+    )
+    cloud_every: int | None = setting(
+        None,
+        "Average the models of the edge servers in the cloud once in this many rounds.",
+        panel="Edges",
+        unset="5 if there are edge servers",
+        ge=1,
+    )
+    long_link: str | None = setting(
+        None,
+        "Model the traffic between the edge servers and the cloud as this link: wifi, wifi-slow, lte-m or ethernet.",
+        panel="Edges",
+        unset="ethernet if there are edge servers",
+    )
+    unseen: int | float | None = setting(
+        None,
+        "Exclude this many clients from training, so that `shoal evaluate --unseen` can test on them. A whole number "
+        "counts clients, and a decimal number below 1 is a fraction of all clients.",
+        panel="Clients",
+        part="partition",
+        unset="no unseen clients",
+    )
+    keep: int = setting(
+        3, "Keep this many of the newest checkpoints in the run directory.", panel="Execution", part="storage", ge=1
+    )
+    devices: str = setting(
+        "pi",
+        "Model the clients' computation in seconds and joules as on this device: microcontroller, pi, phone, jetson, "
+        "server, your own as file.toml#table, or a random mix such as pi:0.7,phone:0.3.",
+        panel="Devices and energy",
+    )
+    link: str = setting(
+        "wifi",
+        "Model the clients' traffic in seconds and joules as on this link: wifi, wifi-slow, lte-m or ethernet.",
+        panel="Devices and energy",
+    )
+    radio_w: float | None = setting(
+        None,
+        "Assume that the electronics of a client's radio draw this many watts during a transfer.",
+        panel="Devices and energy",
+        unset="the value of the link",
+        ge=0,
+    )
+    count_idle: bool = setting(
+        False,
+        "Charge a client also for the joules that it uses while it waits for slower clients.",
+        panel="Devices and energy",
+    )
+    battery: float | None = setting(
+        None,
+        "Give each client a battery of this many joules. A client with an empty battery takes no further part.",
+        panel="Devices and energy",
+        unset="no limit",
+        gt=0,
+    )
+    budget_joules: float | None = setting(
+        None,
+        "End the run after the round in which all clients together have used this many joules. What the server uses "
+        "does not count.",
+        panel="Devices and energy",
+        unset="no limit",
+        gt=0,
+    )
+    deadline_s: float | None = setting(
+        None,
+        "Drop a client's report that takes longer than this many simulated seconds in its stage.",
+        panel="Devices and energy",
+        unset="no limit",
+        gt=0,
+    )
+    measure: Literal["none", "codecarbon"] = setting(
+        "none",
+        "Measure also the energy that this machine uses for the simulation: codecarbon does it with CodeCarbon, none "
+        "does not.",
+        panel="Devices and energy",
+        part="measurement",
+    )
+    country: str | None = setting(
+        None,
+        "Compute the CO2 of the measured energy for the electricity of this country, written as three letters such as "
+        "ESP.",
+        panel="Devices and energy",
+        part="measurement",
+        unset="the world's average",
+    )
+    set: dict[str, dict[str, Any]] = setting(
+        {},
+        "Change options of the method's pieces, such as train.mu=0.1. `shoal methods NAME` lists them.",
+        panel="Model and method",
+        unset="no option",
+    )
 
     @property
     def natural(self) -> bool:
@@ -103,6 +330,10 @@ class Job(BaseModel):
         return size
 
 
+SETTINGS = declarations(Job)
+_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than")
+
+
 def make_job(values: Mapping[str, Any]) -> Job:
     """A column that says whose row it is asks for the natural partition."""
     if values.get("client_column") is not None and "partition" not in values:
@@ -110,7 +341,7 @@ def make_job(values: Mapping[str, Any]) -> Job:
     try:
         job = Job(**values)
     except ValidationError as error:
-        raise UserError(_sentence(error.errors()[0])) from None
+        raise UserError(_sentence(error.errors()[0], values)) from None
     if job.sensitive is not None and job.sensitive_column is not None:
         raise UserError(
             f"sensitive is {job.sensitive} and sensitive_column {job.sensitive_column!r}; it must be one of them: "
@@ -134,15 +365,23 @@ def make_job(values: Mapping[str, Any]) -> Job:
     return job
 
 
-def _sentence(problem: Mapping[str, Any]) -> str:
+def _sentence(problem: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     field = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         hint = did_you_mean(field, Job.model_fields) or f" (known: {', '.join(Job.model_fields)})"
         return f"key {field!r} is not known{hint}"
     if isinstance(told := problem.get("ctx", {}).get("error"), UserError):
         return str(told)
-    message = str(problem["msg"])
-    return f"{field} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    declared = SETTINGS[field]
+    right = declared.bounds if problem["type"] in _OUT_OF_RANGE else declared.accepted
+    if problem["type"] == "finite_number":
+        right = right.replace("a number", "a finite number")
+    return f"{field} is {_shown(values[field])}: it must be {right}"
+
+
+def _shown(value: Any) -> str:
+    """As users write it: the flag --lr -1 arrives as -1.0."""
+    return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 
 
 def parse_options(pairs: list[str]) -> dict[str, dict[str, Any]]:

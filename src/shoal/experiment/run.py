@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -31,17 +31,20 @@ from shoal.experiment.assemble import (
     make_fleet,
     setup,
 )
-from shoal.experiment.job import Job, make_job
+from shoal.experiment.job import SETTINGS, Job, make_job
 from shoal.experiment.result import predict_ms, promised, protection, summarise, warn_of_little_noise
+from shoal.experiment.settings import JobSettings
 from shoal.methods import Setting
 from shoal.store.run_directory import RunStore
 from shoal.types import Method
 
-OF_DATA = (
-    *("data", "partition", "clients", "rows", "min_size", "val_share", "test_share"),
-    *("label_column", "client_column", "sensitive", "sensitive_column", "edge_column", "drop_columns", "public"),
-    "unseen",
-)
+ELSEWHERE: dict[str, str] = {  # part of a setting -> why `shoal.run` does not take it
+    "data": "shoal.run is given a federation; say it to shoal.load",
+    "partition": "shoal.run is given a federation; say it to shoal.partition",
+    "device": "shoal.run is given a federation; say it to shoal.partition",
+    "measurement": "only runs that are kept are measured: use the command line",
+    "storage": "shoal.run writes no checkpoints: use the command line",
+}
 WITHOUT_LIBRARIES = (
     "again",
     "heads",
@@ -59,18 +62,37 @@ def run(
     federation: Federation,
     *,
     on_round: OnRound | None = None,
-    **keys: Any,
+    **keys: Unpack[JobSettings],
 ) -> Result:
-    """A run in memory: `keys` are those of a job (rounds, cohort, epochs, lr, model, seed, set, ...)."""
+    """Trains a method on a federation, in memory, and returns its result.
+
+    Parameters
+    ----------
+    method : str or callable
+        Name of a method, its pieces, or a function that builds a method from a `Setting`.
+    federation : Federation
+        Clients and their data, as `shoal.partition` returns them.
+    on_round : callable, optional
+        Is called with the record of every round. An exception in it ends the run.
+    **keys : JobSettings
+        Settings of the run, such as `rounds=20`. The page docs/settings.md describes them.
+
+    Returns
+    -------
+    Result
+        Final models, records of the rounds, evaluation and cost ledger.
+
+    Raises
+    ------
+    UserError
+        A setting is unknown, out of range, or belongs to the data.
+    """
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
-    for key in (*OF_DATA, "keep", "device"):
-        if key in keys:
-            where = "shoal.load" if key in ("data", "rows") or "_column" in key else "shoal.partition"
-            raise UserError(f"{key} is {keys[key]!r}, but shoal.run is given a federation; say it to {where}")
-    for key in ("measure", "country"):
-        if key in keys:
-            raise UserError(f"{key} is {keys[key]!r}, but only runs that are kept are measured: use the command line")
-    bench = arrange(make_job({"method": name} | keys), method, federation)
+    given: dict[str, Any] = {**keys}
+    for key, value in given.items():
+        if key in SETTINGS and (reason := ELSEWHERE.get(SETTINGS[key].part)):
+            raise UserError(f"{key} is {value!r}, but {reason}")
+    bench = arrange(make_job({"method": name} | given), method, federation)
     fleet = make_fleet(bench)
     with at_work(bench, fleet):
         return engine.run(

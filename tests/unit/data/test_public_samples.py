@@ -233,7 +233,7 @@ class TestJobs:
         assert resume_run(tmp_path / "run")["public"] == 0
 
     def test_refused(self):
-        with pytest.raises(UserError, match="public is -1: input should be greater than or equal to 0"):
+        with pytest.raises(UserError, match="public is -1: it must be at least 0"):
             self.job(public=-1)
         federation = partition(load("digits"), "iid", clients=5, seed=0)
         with pytest.raises(UserError, match=r"public is 3, but .* is given a federation"):

@@ -412,7 +412,7 @@ class TestJobs:
             ({"edges": "x"}, "edges is 'x'; it must be how many there are"),
             ({"edges": "0"}, "edges is '0'"),
             ({"edges": "near:3"}, "edges is 'near:3'"),
-            ({"edges": "3", "cloud_every": 0}, "cloud_every is 0: input should be greater than or equal to 1"),
+            ({"edges": "3", "cloud_every": 0}, "cloud_every is 0: it must be at least 1"),
             ({"cloud_every": 3}, "cloud_every is 3, but there are no edges: add --edges"),
             ({"long_link": "wifi"}, "long_link is 'wifi', but there are no edges"),
             ({"edges": "3", "long_link": "pigeon"}, "link 'pigeon' is not known"),

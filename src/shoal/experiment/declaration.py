@@ -1,0 +1,163 @@
+"""How a setting of a job is declared: once, with all that its flag, its errors and its documentation say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+Panel = Literal[
+    "Data",
+    "Clients",
+    "Model and method",
+    "Training",
+    "Evaluation",
+    "Devices and energy",
+    "Edges",
+    "Privacy",
+    "Execution",
+]
+PANELS: tuple[Panel, ...] = get_args(Panel)
+Part = Literal["run", "data", "partition", "device", "measurement", "storage"]
+
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below"}  # as pydantic's Field calls them
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a list of texts",
+    dict: "a table of tables",
+}
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    panel: Panel,
+    part: Part = "run",
+    flag: str | None = "",
+    unset: str = "",
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """Declares a field of a job.
+
+    Parameters
+    ----------
+    default : Any
+        Value of the field where nothing is given.
+    description : str
+        Full sentences: what the setting does, its unit, and its values if they are names. The default and the range
+        are added wherever the description is shown.
+    panel : Panel
+        Heading under which the help and the page of settings list the field.
+    part : Part
+        What the setting belongs to. `shoal.run` takes only those of the run: its federation has its data already.
+    flag : str or None
+        Flag of the command line. By default it follows from the field's name, and None stands for no flag.
+    unset : str
+        What a default of None, or an empty one, means.
+    gt, ge, lt : float, optional
+        Bounds of a number: above, at least, below.
+
+    Returns
+    -------
+    FieldInfo
+        Field of a pydantic model.
+    """
+    shown: dict[str, Any] = {"panel": panel, "part": part, "flag": flag, "unset": unset}
+    return Field(default, description=description, json_schema_extra=shown, gt=gt, ge=ge, lt=lt)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is declared of one setting."""
+
+    name: str
+    annotation: Any  # type of what may be given
+    default: Any
+    description: str
+    panel: Panel
+    part: Part
+    flag: str | None
+    unset: str
+    bounds: str  # "at least 1"; empty: none
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """Types of the values that may be given, without None."""
+        union = get_args(self.annotation) if get_origin(self.annotation) not in (Literal, tuple, dict) else ()
+        return tuple(kind for kind in union if kind is not NoneType) or (self.annotation,)
+
+    @property
+    def is_amount(self) -> bool:
+        """Whether it is a number of clients or a fraction of them."""
+        return set(self.types) == {int, float}
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether its flag may be given several times."""
+        return any(get_origin(kind) in (tuple, dict) for kind in self.types)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
+
+    @property
+    def _words(self) -> list[str]:
+        if self.choices:
+            return ["one of " + ", ".join(self.choices)]
+        return ["a number"] if self.is_amount else [_WORDS[get_origin(kind) or kind] for kind in self.types]
+
+    @property
+    def kind(self) -> str:
+        """Words for its type: "whole number"."""
+        return " or ".join(words.removeprefix("a ") for words in self._words)
+
+    @property
+    def accepted(self) -> str:
+        """How an error says what would be right: "a whole number, at least 1"."""
+        return " or ".join(self._words) + (f", {self.bounds}" if self.bounds else "")
+
+    @property
+    def help_text(self) -> str:
+        """The description with the range of values."""
+        return self.description + (f" It must be {self.bounds}." if self.bounds else "")
+
+
+def declarations(model: type[BaseModel]) -> dict[str, Declaration]:
+    """The settings that a model declares, by name, in the order of the panels."""
+    found = [_declaration(name, field) for name, field in model.model_fields.items()]
+    return {d.name: d for d in sorted(found, key=lambda d: PANELS.index(d.panel))}
+
+
+def _declaration(name: str, field: FieldInfo) -> Declaration:
+    shown: Any = field.json_schema_extra
+    flag = f"--{name.replace('_', '-')}" if shown["flag"] == "" else shown["flag"]
+    bounds = [f"{_BOUNDS[k]} {getattr(entry, k)}" for entry in field.metadata for k in _BOUNDS if hasattr(entry, k)]
+    return Declaration(
+        name=name,
+        annotation=_given_type(field),
+        default=field.default,
+        description=field.description or "",
+        panel=shown["panel"],
+        part=shown["part"],
+        flag=flag,
+        unset=shown["unset"],
+        bounds=" and ".join(bounds),
+    )
+
+
+def _given_type(field: FieldInfo) -> Any:
+    """A validator may take more than the field holds."""
+    for entry in field.metadata:
+        if isinstance(entry, BeforeValidator) and entry.json_schema_input_type is not PydanticUndefined:
+            return entry.json_schema_input_type
+    return field.annotation
