@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,13 +13,16 @@ from torch import Tensor
 from shoal import tree
 from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import Table
-from shoal.clusterers.neighbours import NeighbourClusters, nearest
+from shoal.errors import UserError
 from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
 from shoal.stages.train import AroundTraining, Federate
 from shoal.stages.vectors import vector
 from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
+
+if TYPE_CHECKING:
+    from shoal.clusterers import NeighbourClusters
 
 GROUPS, FIRST = "cluster", "first"
 
@@ -31,13 +35,15 @@ class Neighbours:
     smallest: int = 2
 
     def __post_init__(self) -> None:
-        self._clusters().fit(np.zeros((1, 1)))
-
-    def _clusters(self) -> NeighbourClusters:
-        return NeighbourClusters(self.reach, self.smallest)
+        if not 0 < self.reach < np.inf:
+            raise UserError(f"cluster.reach is {self.reach}; it must be a finite number, above 0")
+        if self.smallest < 1:
+            raise UserError(f"cluster.smallest is {self.smallest}; it must be a whole number, 1 or more")
 
     def __call__(self, rows: np.ndarray) -> NeighbourClusters:
-        return self._clusters().fit(rows)
+        from shoal.clusterers import NeighbourClusters
+
+        return NeighbourClusters(self.reach, min_samples=self.smallest).fit(rows)
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,8 @@ class TrainApart(AroundTraining):
         return {"risen": change[:, places] > 0} if bool(places.any()) else {}
 
     def _joined(self, state: ServerState, newcomers: Table) -> ServerState:
+        from shoal.clusterers.neighbours import nearest
+
         known = Table.load(state, GROUPS)
         groups = np.array([int(state.membership[c].argmax()) for c in known.clients], dtype=np.int64)
         labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())

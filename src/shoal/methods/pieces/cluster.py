@@ -11,7 +11,6 @@ from torch import Tensor
 
 from shoal.client.shift_probe import ClassFeatures
 from shoal.client_table import Table
-from shoal.clusterers.neighbours import nearest
 from shoal.methods.composition.builder import Draft, Piece
 from shoal.methods.composition.model_functions import mean_predict, numbered_init, received_model_predict
 from shoal.methods.pieces.represent import told_labels
@@ -67,6 +66,8 @@ class NearVectors(Neighbours):
         return super().__call__(self._row(rows)).labels_
 
     def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
+        from shoal.clusterers.neighbours import nearest
+
         return nearest(self._row(rows), labels, self._row(newcomers))
 
     def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
