@@ -61,7 +61,7 @@ def measured(fleet: str, clients: int, references: int | None) -> dict[str, Any]
     changed, _, _ = sparsities(fleet, clients, 1)
     AdaptiveDensityClusters().fit(rows[:50])  # libraries are loaded
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    clusterer = AdaptiveDensityClusters(references=references)
+    clusterer = AdaptiveDensityClusters(n_references=references)
     found: dict[str, Any] = {"fleet": fleet, "clients": clients, "references": references}
     found["fit_s"] = _seconds(lambda: clusterer.fit(rows))
     found["labels"] = clusterer.labels_.tolist()
@@ -86,7 +86,7 @@ def guarded(fleet: str, seeds: int) -> dict[str, Any]:
     fits = []
     for seed in range(seeds):
         rows, halves, _ = sparsities(fleet, SMALL, seed)
-        fits.append(AdaptiveDensityClusters().fit(rows, halves))
+        fits.append(AdaptiveDensityClusters().fit(rows, halves=halves))
     ratios = [f.noise_ratio_ for f in fits]
     one = sum(f.guarded_ for f in fits)
     return {

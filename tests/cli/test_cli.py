@@ -560,6 +560,16 @@ def test_help_does_not_wait_for_torch():
     assert "--partition" in done.stdout
 
 
+def test_methods_do_not_wait_for_scikit_learn():
+    """It takes a second to load, and only runs with clusters need it."""
+    at_exit = "import atexit, sys; atexit.register(lambda: print('sklearn' in sys.modules))"
+    command = [sys.executable, "-c", f"{at_exit}; from shoal.cli import main; main()", "methods"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *lines, is_loaded = done.stdout.splitlines()
+    assert any("fedepc" in line for line in lines)
+    assert is_loaded == "False"
+
+
 class TestJoules:
     def test_devices_and_links_change_seconds_and_joules_only(self):
         one = as_json("run", "fedavg", *QUICK, "--out", "one")

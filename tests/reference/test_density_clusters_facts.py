@@ -158,7 +158,11 @@ class TestSplitsAndMerges:
         unit = 2 * log(2) / distance  # unit vectors are 2 ln 2 apart with γ = 1
         found = AdaptiveDensityClusters(merge * unit, split * unit, scale="none", literal=True).fit(np.eye(clients))
         assert not found.converged_
-        assert found.sweeps_ == found.most_sweeps
+        assert found.n_iter_ == found.max_iter
+
+
+def fitted(rows, halves, planted):
+    return AdaptiveDensityClusters().fit(rows, halves=halves)
 
 
 class TestFleets:
@@ -166,7 +170,7 @@ class TestFleets:
     @pytest.mark.parametrize("law", GROUPS, ids=str)
     def test_planted_groups_are_found(self, law, seed):
         rows, halves, planted = fleet(law, seed)
-        found = AdaptiveDensityClusters().fit(rows, halves)
+        found = AdaptiveDensityClusters().fit(rows, halves=halves)
         assert not found.guarded_
         assert found.labels_.tolist() == planted.tolist()
         assert found.predict(fleet(law, seed)[1][0]).tolist() == planted.tolist()
@@ -175,23 +179,21 @@ class TestFleets:
     @pytest.mark.parametrize("law", [10.0, inf], ids=str)
     def test_fleets_near_iid_are_one_cluster_by_the_guard_only(self, law, seed):
         rows, halves, _ = fleet(law, seed)
-        assert set(AdaptiveDensityClusters().fit(rows, halves).labels_) == {0}
+        assert set(AdaptiveDensityClusters().fit(rows, halves=halves).labels_) == {0}
         assert AdaptiveDensityClusters().fit(rows).labels_.max() >= 5
 
     @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("law", [0.1, 0.5], ids=str)
     def test_skewed_fleets_pass_the_guard(self, law, seed):
         rows, halves, _ = fleet(law, seed)
-        found = AdaptiveDensityClusters().fit(rows, halves)
+        found = AdaptiveDensityClusters().fit(rows, halves=halves)
         assert found.noise_ratio_ > 2 * found.guard
         assert found.labels_.max() > 5
 
     @pytest.mark.parametrize("examples", [(100, 100), (100, 500), (500, 500)])
     def test_the_ratio_is_1_for_equal_laws_and_grows_with_skew(self, examples):
         ratios = [
-            np.mean(
-                [AdaptiveDensityClusters().fit(*fleet(law, s, 50, 1.0, examples)[:2]).noise_ratio_ for s in range(3)]
-            )
+            np.mean([fitted(*fleet(law, s, 50, 1.0, examples)).noise_ratio_ for s in range(3)])
             for law in (inf, 10.0, 1.0, 0.5, 0.1)
         ]
         assert ratios[0] == pytest.approx(1, abs=0.05)
@@ -200,10 +202,7 @@ class TestFleets:
     @pytest.mark.parametrize("spread", [0.5, 2.0])
     @pytest.mark.parametrize("seed", SEEDS)
     def test_the_guard_holds_where_classes_differ_less_or_more(self, seed, spread):
-        guarded = [
-            AdaptiveDensityClusters().fit(*fleet(law, seed, spread=spread)[:2]).guarded_
-            for law in (inf, 10.0, 0.5, 0.1, (1, 1, 1, 1, 1))
-        ]
+        guarded = [fitted(*fleet(law, seed, spread=spread)).guarded_ for law in (inf, 10.0, 0.5, 0.1, (1, 1, 1, 1, 1))]
         assert guarded == [True, True, False, False, False]
 
     @pytest.mark.parametrize("seed", SEEDS)
@@ -211,14 +210,14 @@ class TestFleets:
     def test_unequal_groups_need_the_mean(self, law, seed):
         """More than half of all pairs are within a group, and so is the median distance."""
         rows, halves, planted = fleet(law, seed, spread=2.0)
-        median, mean = (AdaptiveDensityClusters(scale=scale).fit(rows, halves) for scale in ("median", "mean"))
+        median, mean = (AdaptiveDensityClusters(scale=scale).fit(rows, halves=halves) for scale in ("median", "mean"))
         assert not mean.guarded_
         assert adjusted_rand_score(planted, mean.labels_) == 1
         assert adjusted_rand_score(planted, median.labels_) < 0.9
 
     def test_references_find_planted_groups_and_agree_less_where_there_are_none(self):
         rows, _, planted = fleet((1, 1, 1, 1, 1), 0, clients=400)
-        assert AdaptiveDensityClusters(references=50).fit(rows).labels_.tolist() == planted.tolist()
+        assert AdaptiveDensityClusters(n_references=50).fit(rows).labels_.tolist() == planted.tolist()
         rows, _, _ = fleet(0.1, 0, clients=400)
-        full, some = AdaptiveDensityClusters().fit(rows), AdaptiveDensityClusters(references=100).fit(rows)
+        full, some = AdaptiveDensityClusters().fit(rows), AdaptiveDensityClusters(n_references=100).fit(rows)
         assert 0.4 < adjusted_rand_score(full.labels_, some.labels_) < 0.95

@@ -75,7 +75,7 @@ def agreement(gamma, rho=5, seeds=5):
     found = []
     for seed in range(seeds):
         noisy = noisy_distribution(torch.from_numpy(p), label_noise(gamma, CLASSES), seed)
-        found.append(adjusted_rand_score(truth, SimilarClusters(rho, seed).fit(noisy.numpy()).labels_))
+        found.append(adjusted_rand_score(truth, SimilarClusters(rho, random_state=seed).fit(noisy.numpy()).labels_))
     return float(np.mean(found))
 
 

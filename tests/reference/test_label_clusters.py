@@ -31,7 +31,8 @@ def label_distributions(rho, alpha, seed, clients=100, classes=10, of_class=4900
 
 @cache
 def repulsive(groups, rho, alpha, seed, swaps="closest", top=None):
-    return RepulsiveClusters(groups, seed, swaps, top).fit(label_distributions(rho, alpha, seed)[0])
+    rule = RepulsiveClusters(groups, random_state=seed, swaps=swaps, top=top)
+    return rule.fit(label_distributions(rho, alpha, seed)[0])
 
 
 def of_each_partition(labels, partition):
@@ -120,7 +121,7 @@ def test_few_top_groups_are_not_enough():
 @pytest.mark.parametrize("rho", [2, 5])
 def test_similar_clusters_are_the_partitions(rho, seed):
     p, partition = label_distributions(rho, 1.0, seed)
-    mean, jeffreys = (SimilarClusters(rho, seed, centre=centre).fit(p) for centre in ("mean", "jeffreys"))
+    mean, jeffreys = (SimilarClusters(rho, random_state=seed, centre=centre).fit(p) for centre in ("mean", "jeffreys"))
     assert adjusted_rand_score(partition, mean.labels_) == 1
     assert adjusted_rand_score(partition, jeffreys.labels_) == 1
     assert 0.85 < jeffreys.inertia_ / mean.inertia_ < 0.99

@@ -1,43 +1,74 @@
-"""FLACC: the two most similar clusters become one, again and again, while all of their clients pull in one direction.
+"""FLACC: merges the two most similar clusters, again and again, while all pairs of their rows are similar.
 
-Mehta, Shao, A greedy agglomerative framework for clustered federated learning, IEEE Transactions on Industrial
-Informatics 19(12), 2023. Its text could not be had. The rules are those of its abstract and of MetaClusterFL
-(github.com/ICT-CUbiCS/MetaClusterFL), which compares with it.
+Mehta, Shao, "A greedy agglomerative framework for clustered federated learning", IEEE Transactions on Industrial
+Informatics 19(12), 2023. The text of the paper was not available. The rules are those of its abstract and of
+MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), which compares with it.
 
 | there | here |
 |---|---|
-| cosine of the updates of clients i and j, if it was measured | an entry of `S`; NaN where it is not known |
-| similarity of two clusters: the least that is known between their clients | complete linkage |
+| cosine of the updates of clients i and j, if it was measured | an entry of `X`; NaN where it is not known |
+| similarity of two clusters: the smallest known one between their clients | complete linkage |
 | the pair with the greatest similarity is merged if that is above 0 | `threshold` |
 
-The least similarity lets one pair of clients that pull against each other keep two clusters apart; a mean of cosines
-is above 0 as soon as a few are large.
+With the smallest similarity, one pair of clients that pull against each other keeps two clusters apart. A mean of
+cosines is above 0 as soon as a few of them are large.
 
-Deviation: MetaClusterFL merges once a round, and two clusters of several clients only if some pair across is closer
-than the least close pair within. Here all merges are made that can be: cosines of IID clients are above 0 only early in
-training, and with one merge a round 20 of them ended in two clusters. The second condition, on digits, held back right
-merges more often than wrong ones, and is left out.
+Deviation: MetaClusterFL merges once a round, and it merges two clusters of several clients only if some pair across is
+closer than the least close pair within. Here all possible merges are made at once. Cosines of IID clients are above 0
+only early in training, and with one merge a round 20 of them ended in two clusters. The second condition is left out
+because, on digits, it prevented right merges more often than wrong ones.
 
-Equal similarities are merged in the order of the rows; other than that the partition does not depend on it.
+Equal similarities are merged in the order of the rows. Apart from that the partition does not depend on the order.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, by_first_appearance
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    by_first_appearance,
+    check_features,
+    check_shape,
+    number,
+    numeric,
+)
 from shoal.errors import UserError
 
 
-class GreedyClusters:
-    """Agglomeration by a similarity of which some entries may be unknown.
+class GreedyClusters(ClusterMixin, BaseEstimator):
+    """Complete-linkage clustering of similarities of which some may be unknown.
 
-    `fit(S, start)` goes on from the clusters `start` (a label for each row; none: every row for itself). Clusters
-    between which nothing is known are not merged. Found: `labels_` [n], `merges_`: the similarity of each pair that was
-    merged, in the order of merging.
+    Two clusters between which no similarity is known are not merged.
+
+    Parameters
+    ----------
+    threshold : float, default=0.0
+        Two clusters are merged if the smallest known similarity between their rows is above this value.
+
+    Attributes
+    ----------
+    labels_ : ndarray of shape (n_rows,)
+        Cluster of each row, numbered by first appearance.
+    merges_ : ndarray of shape (n_merges,)
+        Similarity of each pair that was merged, in the order of merging.
+    n_features_in_ : int
+        Number of columns of `X`, which is the number of rows.
+
+    References
+    ----------
+    Mehta, Shao, "A greedy agglomerative framework for clustered federated learning", 2023.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import GreedyClusters
+    >>> GreedyClusters().fit_predict([[1.0, 0.9, -0.2], [0.9, 1.0, 0.4], [-0.2, 0.4, 1.0]]).tolist()
+    [0, 0, 1]
     """
 
     labels_: Labels
@@ -46,13 +77,38 @@ class GreedyClusters:
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
 
-    def fit(self, S: ArrayLike, start: ArrayLike | None = None) -> Self:
-        similar = _symmetric(S)
-        given = np.arange(len(similar)) if start is None else np.asarray(start)
-        if given.shape != (len(similar),):
-            raise UserError(f"start has shape {given.shape}; it must be ({len(similar)},), a label for each row of S")
+    def fit(self, X: ArrayLike, y: object = None, *, start: ArrayLike | None = None) -> Self:
+        """Merge clusters while a pair is similar enough.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_rows)
+            Symmetric similarities, NaN where one is not known. Of two entries for the same pair one may be NaN.
+        y : None
+            Ignored; it is there by convention.
+        start : array-like of shape (n_rows,), optional
+            Labels of the clusters to continue from. By default every row is a cluster of its own.
+
+        Returns
+        -------
+        self : GreedyClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter, `X` or `start` is not as described.
+        """
+        number("threshold", self.threshold, -np.inf)
+        similarities = _symmetric(X)
+        check_features(self, X, reset=True)
+        given = np.arange(len(similarities)) if start is None else np.asarray(start)
+        if given.shape != (len(similarities),):
+            raise UserError(
+                f"start has shape {given.shape}; it must be ({len(similarities)},), a label for each row of X"
+            )
         labels, _ = by_first_appearance(given)
-        least, merges = _least(similar, labels), []
+        least, merges = _least(similarities, labels), []
         while (closest := np.max(least, initial=-np.inf, where=np.isfinite(least))) > self.threshold:
             p, q = np.argwhere(least == closest)[0]
             labels[labels == q] = p
@@ -63,22 +119,32 @@ class GreedyClusters:
         self.merges_ = np.array(merges, dtype=np.float64)
         return self
 
-
-def _symmetric(S: ArrayLike) -> Floats:
-    found = np.asarray(S, dtype=np.float64)
-    if found.ndim != 2 or found.shape[0] != found.shape[1] or not np.allclose(found, found.T, equal_nan=True):
-        raise UserError(f"S has shape {found.shape}; it must be square and symmetric, clients by clients")
-    if np.isinf(found).any():
-        raise UserError("S has an infinite entry; entries must be finite, or NaN where a similarity is not known")
-    return found
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.pairwise = True
+        tags.input_tags.allow_nan = True
+        return tags
 
 
-def _least(similar: Floats, labels: Labels) -> Floats:
-    """[clusters, clusters]: the least similarity that is known between their rows; infinite where none is, and of a
-    cluster to itself."""
+def _symmetric(X: ArrayLike) -> Floats:
+    similarities = numeric(X)
+    check_shape(similarities.shape, "X", min_rows=1)
+    rows, columns = similarities.shape
+    if rows == columns:
+        similarities = np.where(np.isnan(similarities), similarities.T, similarities)
+    if rows != columns or not np.allclose(similarities, similarities.T, equal_nan=True):
+        raise UserError(f"X has shape {similarities.shape}; it must be square and symmetric, similarities of all rows")
+    if np.isinf(similarities).any():
+        raise UserError("X has an infinite entry; entries must be finite, or NaN where a similarity is not known")
+    return similarities
+
+
+def _least(similarities: Floats, labels: Labels) -> Floats:
+    """Returns [clusters, clusters]: the smallest known similarity between the rows of two clusters; infinite where none
+    is known, and between a cluster and itself."""
     count = int(labels.max(initial=-1)) + 1
-    rows, least = np.full((count, len(similar)), np.inf), np.full((count, count), np.inf)
-    np.fmin.at(rows, labels, similar)
+    rows, least = np.full((count, len(similarities)), np.inf), np.full((count, count), np.inf)
+    np.fmin.at(rows, labels, similarities)
     np.fmin.at(least, labels, rows.T)
     np.fill_diagonal(least, np.inf)
     return least

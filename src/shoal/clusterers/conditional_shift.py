@@ -1,10 +1,10 @@
-"""Rows told class by class, cut in two where the same classes look different: p(x|y) differs, whatever p(y) is.
+"""Splits rows in two where the same classes have different features: p(x|y) differs, whatever p(y) is.
 
-Each row (a client) tells, for either half of its examples and for each class, how many there are and the sum of their
-features. Means are compared within a class only, by whoever holds it, in units of how much features vary within the
-classes of a row: which classes are held, and how often, makes no difference. Two means divide rows of any kind. Whether
-a cut means something is asked of the examples that had no part in it: found in one half, it is measured in the other,
-where without a difference it is 0 in the mean, however many cuts were tried.
+For either half of its samples and for each class, a row (a client) has their number and the sum of their features.
+Means are compared within a class only, between the rows that have it, in units of how much features vary within the
+classes of a row. Therefore it makes no difference which classes a row has, and how often. Two means split rows of any
+kind. Whether a split is meaningful is tested on the samples that had no part in it: it is found in one half and
+measured in the other. Without a difference the measured effect is 0 in the mean, however many splits were tried.
 """
 
 from __future__ import annotations
@@ -18,31 +18,77 @@ from numpy.typing import ArrayLike, NDArray
 from shoal.clusterers.validation import Floats, Labels, one_thread, whole
 from shoal.errors import UserError
 
-REPEATS = 0.5  # the least cosine of what either half says: 0 by chance, 1 where rows are many
+REPEATS = 0.5  # smallest cosine between the differences in either half: 0 by chance, 1 where samples are many
 AXES, STARTS, PASSES = 3, 10, 30
 TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class Told:
-    """Means of classes, in units of the spread within them."""
+    """Means of the features of each class, in units of the spread within classes.
 
-    count: Floats  # [rows, classes]
-    mean: Floats  # [rows, classes, features]; 0 where nothing is held
+    Attributes
+    ----------
+    count : ndarray of shape (n_rows, n_classes)
+        Number of samples.
+    mean : ndarray of shape (n_rows, n_classes, n_features)
+        Means; 0 for a class that a row does not have.
+    """
+
+    count: Floats
+    mean: Floats
 
     def of(self, rows: NDArray[np.bool_] | Labels) -> Told:
+        """Return the means of some rows.
+
+        Parameters
+        ----------
+        rows : ndarray
+            Indices, or a bool for each row.
+
+        Returns
+        -------
+        Told
+            The counts and means of these rows.
+        """
         return Told(self.count[rows], self.mean[rows])
 
     def centres(self, labels: Labels, groups: int) -> Floats:
-        """[groups, classes, features]: drawn by one example towards what all have in common, which is all that is known
-        of a class that a group does not hold."""
+        """Return the means of groups of rows.
+
+        A mean is drawn, as if by one sample, towards the mean of all rows, which is all that is known of a class that a
+        group does not have.
+
+        Parameters
+        ----------
+        labels : ndarray of shape (n_rows,)
+            Group of each row.
+        groups : int
+            Number of groups.
+
+        Returns
+        -------
+        ndarray of shape (n_groups, n_classes, n_features)
+            The centres.
+        """
         total = self.count[..., None] * self.mean
         common = total.sum(0) / np.maximum(self.count.sum(0), TINY)[:, None]
         held = [(self.count[labels == g].sum(0)[:, None], total[labels == g].sum(0)) for g in range(groups)]
         return np.stack([(inside + common) / (count + 1) for count, inside in held])
 
     def distances(self, centres: Floats) -> Floats:
-        """[rows, groups]: squared, each class by its examples."""
+        """Return the squared distances between rows and centres, each class weighted with its number of samples.
+
+        Parameters
+        ----------
+        centres : ndarray of shape (n_groups, n_classes, n_features)
+            Centres of groups.
+
+        Returns
+        -------
+        ndarray of shape (n_rows, n_groups)
+            The distances.
+        """
         weighted, flat = (
             (self.count[..., None] * self.mean).reshape(len(self.count), -1),
             centres.reshape(len(centres), -1),
@@ -52,8 +98,28 @@ class Told:
 
 
 def told(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[Told, Told, Told]:
-    """All and both halves, from counts [rows, 2, classes], sums of features [rows, 2, classes, features], and sums of
-    their squares over all examples [rows, features]. What does not vary within classes is left out."""
+    """Return the means of classes over all samples and over either half of them.
+
+    Parameters
+    ----------
+    count : array-like of shape (n_rows, 2, n_classes)
+        Number of samples in each half.
+    total : array-like of shape (n_rows, 2, n_classes, n_features)
+        Sums of their features.
+    square : array-like of shape (n_rows, n_features)
+        Sums of the squared features over all samples.
+
+    Returns
+    -------
+    every, one, other : Told
+        The means over all samples, over the first half and over the second. A feature that does not vary within classes
+        is left out.
+
+    Raises
+    ------
+    UserError
+        If the shapes do not fit.
+    """
     n, s, q = (np.asarray(x, dtype=np.float64) for x in (count, total, square))
     if n.ndim != 3 or n.shape[1] != 2 or s.shape[:3] != n.shape or q.shape != (len(s), s.shape[-1]):
         raise UserError(
@@ -72,20 +138,58 @@ def told(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[Told, T
 
 
 class Division(NamedTuple):
-    """Effect and agreement are those of the first cut, made or not."""
+    """Groups of rows, and the effect of the first split, made or not.
+
+    Attributes
+    ----------
+    labels : ndarray of shape (n_rows,)
+        Group of each row.
+    effect : float
+        How far apart both sides of the first split are, in variances within a class; 0 by chance.
+    agreement : float
+        Cosine between the differences of both sides in either half of the samples.
+    parents : dict of int to int
+        For each new group, the group that it was split off.
+    """
 
     labels: Labels
-    effect: float  # how far apart its sides are, in variances within a class; 0 by chance
-    agreement: float  # of both halves about it, a cosine
-    parents: dict[int, int]  # of each group that is new, which one it was cut off
+    effect: float
+    agreement: float
+    parents: dict[int, int]
 
 
 class Cut(NamedTuple):
+    """A split of rows in two.
+
+    Attributes
+    ----------
+    effect : float
+        How far apart both sides are, in variances within a class; 0 by chance.
+    agreement : float
+        Cosine between the differences of both sides in either half of the samples.
+    aside : ndarray of shape (n_rows,)
+        True for the rows that are not on the side of the first row. Empty if no split was found.
+    """
+
     effect: float
     agreement: float
-    aside: NDArray[np.bool_]  # who is not with the first row
+    aside: NDArray[np.bool_]
 
     def clear(self, threshold: float, agreement: float) -> bool:
+        """Return whether effect and agreement are above the given values.
+
+        Parameters
+        ----------
+        threshold : float
+            The effect must be above this value.
+        agreement : float
+            The agreement must be above this value.
+
+        Returns
+        -------
+        bool
+            True if both are, and a split was found.
+        """
         return bool(self.aside.any()) and self.effect > threshold and self.agreement > agreement
 
 
@@ -102,9 +206,40 @@ def divided(
     groups: int = 1,
     agreement: float = REPEATS,
 ) -> Division:
-    """Groups cut in two for as long as a cut is clear, the clearest first, up to `most`. The part of a group that holds
-    its first row keeps the number, the other has the next: `groups` says how many there are, some of which may have no
-    rows here. After each cut all whose group was the same before go where it is nearest, and nobody else."""
+    """Split groups in two while a split is clear, the clearest first.
+
+    The part of a group with its first row keeps the number, the other part has the next one. After each split, the rows
+    that were in the same group before go to the nearest of its parts. No other row moves.
+
+    Parameters
+    ----------
+    rows : tuple of three Told
+        The means over all samples and over either half of them.
+    labels : ndarray of shape (n_rows,)
+        Group of each row.
+    threshold : float
+        A split is clear if its effect is above this value.
+    smallest : int
+        Smallest number of rows of a part.
+    most : int
+        Largest number of groups.
+    seed : int
+        Seed of the random starts of two means.
+    groups : int, default=1
+        Number of groups that there are; some may have no rows here.
+    agreement : float, default=0.5
+        A split is clear if its agreement is above this value.
+
+    Returns
+    -------
+    Division
+        The groups.
+
+    Raises
+    ------
+    UserError
+        If `smallest` or `most` is not 1 or more.
+    """
     least, count = whole("smallest", smallest, 1), whole("most", most, 1)
     before, labels, first, parents = labels, labels.copy(), NO_CUT, dict[int, int]()
     for new in range(max(groups, int(labels.max(initial=0)) + 1), count):
@@ -124,7 +259,22 @@ def divided(
 
 
 def halved(rows: tuple[Told, Told, Told], smallest: int, seed: int) -> Cut:
-    """Two groups of all examples, and what cuts found in either half are worth in the other."""
+    """Split rows in two by all samples, and measure splits that are found in one half of the samples in the other.
+
+    Parameters
+    ----------
+    rows : tuple of three Told
+        The means over all samples and over either half of them.
+    smallest : int
+        Smallest number of rows of a side.
+    seed : int
+        Seed of the random starts of two means.
+
+    Returns
+    -------
+    Cut
+        The split; without rows aside if there is none with sides large enough.
+    """
     every, one, other = rows
     if len(every.count) < max(3, 2 * smallest):
         return NO_CUT
@@ -137,8 +287,22 @@ def halved(rows: tuple[Told, Told, Told], smallest: int, seed: int) -> Cut:
 
 
 def two_means(rows: Told, seed: int) -> Labels:
-    """Of several starts that which explains most; the first row is in group 0. Starts are sides of the directions in
-    which rows vary most, all rows counting alike, and chance."""
+    """Split rows in two by k-means, the best of several starts.
+
+    Starts are the two sides of the directions in which rows vary most, where all rows count the same, and random ones.
+
+    Parameters
+    ----------
+    rows : Told
+        Means of classes.
+    seed : int
+        Seed of the starts.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The side of each row, 0 or 1. The first row is on side 0.
+    """
     common = rows.centres(np.zeros(len(rows.count), dtype=np.int64), 1)[0]
     away = (np.sqrt(rows.count)[..., None] * (rows.mean - common)).reshape(len(rows.count), -1)
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), TINY)
@@ -155,7 +319,7 @@ def two_means(rows: Told, seed: int) -> Labels:
 
 
 def _settled(rows: Told, labels: Labels, groups: int = 2) -> tuple[Labels, float]:
-    """Everybody in the nearest group, again and again; nobody in one that is empty."""
+    """Assigns each row to the nearest group until nothing changes. An empty group stays empty."""
     for _ in range(PASSES):
         distances = rows.distances(rows.centres(labels, groups))
         distances[:, np.bincount(labels, minlength=groups) == 0] = np.inf
@@ -166,8 +330,26 @@ def _settled(rows: Told, labels: Labels, groups: int = 2) -> tuple[Labels, float
 
 
 def held_out(found: Told, asked: Told, labels: Labels) -> tuple[float, float]:
-    """How far apart the two groups are, by the product of what each half says of it, over classes that both groups hold
-    in both halves; and the cosine of the two. Without a difference both are 0 in the mean."""
+    """Return how far apart two groups are, by the product of their differences in both halves of the samples.
+
+    Only classes count that both groups have in both halves.
+
+    Parameters
+    ----------
+    found : Told
+        Means over the half in which the groups were found.
+    asked : Told
+        Means over the other half.
+    labels : ndarray of shape (n_rows,)
+        Group of each row, 0 or 1.
+
+    Returns
+    -------
+    effect : float
+        The product, in variances within a class. Without a difference it is 0 in the mean.
+    agreement : float
+        The cosine of the two differences. Without a difference it is 0 in the mean.
+    """
     (a, held_a), (b, held_b) = _apart(found, labels), _apart(asked, labels)
     weight = np.sqrt(held_a * held_b)  # [classes]
     product, lengths = weight @ (a * b).sum(-1), (weight @ (a**2).sum(-1)) * (weight @ (b**2).sum(-1))
@@ -175,7 +357,7 @@ def held_out(found: Told, asked: Told, labels: Labels) -> tuple[float, float]:
 
 
 def _apart(rows: Told, labels: Labels) -> tuple[Floats, Floats]:
-    """By class the difference of both groups' means, and by how many examples it is known."""
+    """Returns, for each class, the difference between the means of two groups, and how many samples support it."""
     n = np.stack([rows.count[labels == g].sum(0) for g in (0, 1)])
     total = [(rows.count[..., None] * rows.mean)[labels == g].sum(0) for g in (0, 1)]
     one, other = (x / np.maximum(k, TINY)[:, None] for x, k in zip(total, n, strict=True))
@@ -183,8 +365,25 @@ def _apart(rows: Told, labels: Labels) -> tuple[Floats, Floats]:
 
 
 def placed(rows: Told, centres: Floats, was: Labels, stay: float) -> Labels:
-    """The nearest group of each row. Who was in one (`was`, -1: in none) leaves it only if it is nearer to the other by
-    more than a share `stay` of how far both are apart: 0 is halfway, 1 the middle of the other."""
+    """Return the nearest group of each row, where a row does not leave its group for a small advantage.
+
+    Parameters
+    ----------
+    rows : Told
+        Means of classes.
+    centres : ndarray of shape (n_groups, n_classes, n_features)
+        Centres of the groups.
+    was : ndarray of shape (n_rows,)
+        Group of each row so far, -1 for none.
+    stay : float
+        A row leaves its group only if it is nearer to another by more than this share of the distance between both: 0
+        is halfway, 1 the centre of the other.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The groups.
+    """
     distances, each = rows.distances(centres), np.arange(len(was))
     nearest, own = distances.argmin(1), np.maximum(was, 0)
     between = (rows.count * ((centres[own] - centres[nearest]) ** 2).sum(-1)).sum(-1)

@@ -1,19 +1,19 @@
-"""EDC: clients whose updates make like angles with the main directions of all updates, in one cluster.
+"""EDC: rows whose angles with the main directions of all rows are alike belong to one cluster.
 
-Duan, Liu, Ji, Liu, Liang, Chen, Tan, FedGroup: efficient federated learning via decomposed similarity-based clustering,
-ISPA 2021 (arXiv:2010.06870).
+Duan, Liu, Ji, Liu, Liang, Chen, Tan, "FedGroup: efficient federated learning via decomposed similarity-based
+clustering", ISPA 2021 (arXiv:2010.06870).
 
 | paper | here |
 |---|---|
 | Δw_i, update of client i | a row of `X` |
 | V, the first m left singular vectors of ΔWᵀ | never formed: only their cosines with the rows are |
-| m, one direction for each cluster | `clusters` |
+| m, one direction for each cluster | `n_clusters` |
 | K(Δw_i, v), cosine | `vectors_` |
-| EDC(i, j) | the Euclidean distance of rows i and j of `vectors_`, but for a factor 1/m that changes no cluster |
-| k-means++ | scikit-learn's, the best of `restarts` |
+| EDC(i, j) | the Euclidean distance of rows i and j of `vectors_`; the factor 1/m is left out and changes no cluster |
+| k-means++ | scikit-learn's, the best of `n_init` |
 
-With X = U Σ Vᵀ the cosine of row i and direction j is U_ij Σ_j / |x_i|, and X Xᵀ = U Σ² Uᵀ: the products of rows are
-all that is needed, however many parameters a row has.
+With X = U Σ Vᵀ the cosine of row i and direction j is U_ij Σ_j / |x_i|, and X Xᵀ = U Σ² Uᵀ. The products of rows are
+all that is needed, however many columns a row has.
 """
 
 from __future__ import annotations
@@ -22,54 +22,122 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, by_first_appearance, table, whole
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    RandomState,
+    by_first_appearance,
+    fitted_rows,
+    seed_of,
+    whole,
+)
 from shoal.rng import derive_seed
 
 
-class DecomposedClusters:
-    """k-means on the cosines between rows and their main directions.
+class DecomposedClusters(ClusterMixin, BaseEstimator):
+    """k-means of the cosines between rows and their main directions, for a few rows with many columns.
 
-    There are never more clusters than distinct rows of cosines. A row of zeros has no direction: its cosines are 0.
-    Found: `labels_` [L], `vectors_` [L, at most `clusters`].
+    A row of zeros has no direction: its cosines are 0.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+        Number of clusters and of directions. There are never more clusters than distinct rows of cosines.
+    random_state : int, RandomState or None, default=0
+        Seed of k-means.
+    n_init : int, default=10
+        Number of starts of k-means, of which the best result is kept.
+
+    Attributes
+    ----------
+    labels_ : ndarray of shape (n_rows,)
+        Cluster of each row, numbered by first appearance.
+    vectors_ : ndarray of shape (n_rows, n_directions)
+        Cosines of each row with the main directions, at most `n_clusters` of them.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Duan et al., "FedGroup: efficient federated learning via decomposed similarity-based clustering", 2021.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import DecomposedClusters
+    >>> DecomposedClusters(n_clusters=2).fit_predict([[3, 0, 0], [0, 2, 0], [1, 0, 0], [0, 7, 0]]).tolist()
+    [0, 1, 0, 1]
     """
 
     labels_: Labels
     vectors_: Floats
 
-    def __init__(self, clusters: int, seed: int = 0, restarts: int = 10) -> None:
-        self.clusters = clusters
-        self.seed = seed
-        self.restarts = restarts
+    def __init__(self, n_clusters: int = 8, *, random_state: RandomState = 0, n_init: int = 10) -> None:
+        self.n_clusters = n_clusters
+        self.random_state = random_state
+        self.n_init = n_init
 
-    def fit(self, X: ArrayLike) -> Self:
-        whole("clusters", self.clusters, 1)
-        whole("restarts", self.restarts, 1)
-        whole("seed", self.seed, 0)
-        rows = table(X, least=-np.inf, column="parameter")
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Find the main directions and cluster the rows by their cosines with them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Any finite numbers.
+        y : None
+            Ignored; it is there by convention.
+
+        Returns
+        -------
+        self : DecomposedClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter or `X` is not as described.
+        """
+        whole("n_clusters", self.n_clusters, 1)
+        whole("n_init", self.n_init, 1)
+        seed = seed_of(self.random_state)
+        rows = fitted_rows(self, X)
         order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
         back = np.argsort(order)
-        vectors = decomposed_cosines(rows[order], self.clusters)
+        vectors = decomposed_cosines(rows[order], self.n_clusters)
         self.vectors_ = vectors[back]
-        self.labels_, _ = by_first_appearance(self._grouped(vectors)[back])
+        self.labels_, _ = by_first_appearance(self._k_means(vectors, seed)[back])
         return self
 
-    def _grouped(self, vectors: Floats) -> Labels:
+    def _k_means(self, vectors: Floats, seed: int) -> Labels:
         from sklearn.cluster import KMeans
 
         distinct = len(np.unique(vectors.round(9), axis=0))
         if distinct < 2:
             return np.zeros(len(vectors), dtype=np.int64)
-        chance = derive_seed(int(self.seed), "decomposed") % 2**32
-        found = KMeans(min(self.clusters, distinct), n_init=self.restarts, random_state=chance).fit(vectors)
-        return np.asarray(found.labels_, dtype=np.int64)
+        random_state = derive_seed(seed, "decomposed") % 2**32
+        k_means = KMeans(min(self.n_clusters, distinct), n_init=self.n_init, random_state=random_state).fit(vectors)
+        return np.asarray(k_means.labels_, dtype=np.int64)
 
 
 def decomposed_cosines(rows: Floats, directions: int) -> Floats:
-    """Cosines of the rows [n, P] with the first singular directions: [n, at most min(directions, n, P)].
+    """Return the cosines of rows with their first singular directions.
 
-    A direction has no sign; it is turned so that the cosine that is farthest from 0 is positive. Directions along which
-    nothing lies are left out.
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Any finite numbers.
+    directions : int
+        Number of directions. Directions along which nothing lies are left out.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_directions)
+        The cosines. A direction has no sign of its own; it is turned such that the cosine farthest from 0 is positive.
+
+    References
+    ----------
+    Duan et al., "FedGroup: efficient federated learning via decomposed similarity-based clustering", 2021.
     """
     products = rows @ rows.T
     values, left = np.linalg.eigh(products)

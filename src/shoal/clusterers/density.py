@@ -1,84 +1,162 @@
-"""AIDC: clients with similar sparsity vectors in one cluster, as many clusters as two thresholds ask for.
+"""AIDC: rows with similar sparsity vectors in one cluster, as many clusters as two thresholds ask for.
 
-Tang et al., FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
-fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241), Sec. 3.3, Eq. (3)-(8), Alg. 2.
+Tang et al., "FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
+fusion scenarios", Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241), Sec. 3.3, Eq. (3)-(8), Alg. 2.
 
 | paper | here |
 |---|---|
-| s^(i), N devices | a row of `S`, its rows |
-| MJS, γ | `jensen`, `gamma`; D in units of `distances_scale_` |
+| s^(i), N devices | a row of `X`, its rows |
+| MJS, γ | `jensen_shannon`, `gamma`; D in units of `distances_scale_` |
 | ε_i, Eq. (5) | `local_density`; as printed: `printed_radius` |
 | MinPts_i, η, Eq. (6) | `local_density`, `eta`; as printed: `printed_least` |
-| N_k, C_k of Eq. (5) and (6) | client i and its `neighbours` nearest, k = ⌈√N⌉; as printed: all clients |
+| N_k, C_k of Eq. (5) and (6) | row i and its `n_neighbors` nearest, k = ⌈√N⌉; as printed: all rows |
 | b(C_p, C_q), left side of Eq. (7) | mean distance between two clusters, off the diagonal of a matrix of means |
-| w(C_k), left side of Eq. (8) | mean distance within a cluster, each client to itself included: on that diagonal |
+| w(C_k), left side of Eq. (8) | mean distance within a cluster, each row to itself included: on that diagonal |
 | θ_merge, θ_split | `merge`, `split` |
-| reference client (Sec. 3.5) | `references` |
+| reference client (Sec. 3.5) | `n_references` |
 
-Density clusters (noise: clusters of one), then splits while Eq. (8) holds, then merges while Eq. (7) holds.
+First there are density clusters (noise: clusters of one row), then splits while Eq. (8) holds, then merges while
+Eq. (7) holds.
 
-It ends, and where neither equation holds any more: a split raises the number of clusters, a merge lowers it, so there
-are fewer than N of either. And w(p ∪ q) = (n_p² w_p + n_q² w_q + 2 n_p n_q b) / (n_p + n_q)² is a mean of w_p, w_q ≤
-θ_split and b < θ_merge: with θ_merge ≤ θ_split no merge makes a cluster that Eq. (8) would split.
+The algorithm ends, and where neither equation holds any more. A split raises the number of clusters and a merge lowers
+it, so there are fewer than N of either. And w(p ∪ q) = (n_p² w_p + n_q² w_q + 2 n_p n_q b) / (n_p + n_q)² is a mean of
+w_p, w_q ≤ θ_split and b < θ_merge: with θ_merge ≤ θ_split no merge makes a cluster that Eq. (8) would split.
 
-Merging the closest pair while its b < θ_merge is average linkage, started from clusters instead of single clients and
-cut at θ_merge. b of a union is a mean of its parts' b, hence b(p ∪ q, r) ≥ min(b(p, r), b(q, r)): a cluster without a
-neighbour nearer than θ_merge never gets one, and two clusters that are nearest to each other stay so whatever else is
-merged before. So they may be merged at once, in any order (a chain of nearest neighbours): the result is the same, up
-to ties. SciPy's average linkage is the same from single clients; it knows neither clusters to start from nor single
-precision, and holds two copies of all distances.
+Merging the closest pair while its b < θ_merge is average linkage, started from clusters instead of single rows and cut
+at θ_merge. b of a union is a mean of the b of its parts, hence b(p ∪ q, r) ≥ min(b(p, r), b(q, r)). Therefore a cluster
+without a neighbour nearer than θ_merge never gets one, and two clusters that are nearest to each other stay so whatever
+else is merged before. They may be merged at once, in any order (a chain of nearest neighbours), and the result is the
+same up to ties. SciPy's average linkage is the same from single rows. It can start neither from clusters nor in single
+precision, and it holds two copies of all distances.
 
-Deviation: distances are divided by their median: thresholds mean nothing otherwise, for MJS grows with the number of
-channels. θ = 0.30 and 0.36 are in medians. Two limits: it is relative, so that a fleet without groups is cut up all the
-same, which is what `halves` are for; and the median has to lie between groups, which it does not where one has most of
-the clients (60 of 100 in one of two are enough to lose both). `scale="mean"` bears that.
-Deviation: Eq. (5) as printed is in units of sparsity, not of distance; here it is (μ + σ) / √log10(k + 1) of the k
-nearest distances. Eq. (6) as printed is all clients as soon as there are many channels; here the entropy is a mean over
+Deviation: distances are divided by their median, because thresholds mean nothing otherwise: MJS grows with the number
+of channels. θ = 0.30 and 0.36 are in medians. This has two limits. It is relative, so a fleet without groups is cut up
+all the same, which is what `halves` are for. And the median has to lie between groups, which it does not where one
+group has most of the rows (60 of 100 in one of two are enough to lose both). `scale="mean"` can deal with that.
+Deviation: Eq. (5) as printed is in units of sparsity, not of distance. Here it is (μ + σ) / √log10(k + 1) of the k
+nearest distances. Eq. (6) as printed is all rows as soon as there are many channels. Here the entropy is a mean over
 C_i of the normalised vectors, in units of its largest value. ε_i falls behind the nearest distances as k grows, and
-with many channels these are all alike: from some hundred clients on all may be noise, and the rest is average linkage.
-Deviation: with a radius for each client, who reaches whom is not mutual and Alg. 2 depends on the order of the
-clients. Here two core clients are together if each reaches the other: one far from all has a large radius and would
-tie together what it reaches. Any other client is with the nearest core client such that each reaches the other.
-Deviation: Alg. 2 merges, then splits; here the other way round, which is what makes it end. `literal=True` follows
-Eq. (5), (6) and the order of Alg. 2, again and again until nothing changes or `most_sweeps` are over.
+with many channels these are all similar: from some hundred rows on all may be noise, and the rest is average linkage.
+Deviation: with a radius for each row, reaching is not mutual, and Alg. 2 depends on the order of the rows. Here two
+core rows are together if each reaches the other. Otherwise a row far from all others, which has a large radius, would
+connect everything that it reaches. Any other row is with the nearest core row such that each reaches the other.
+Deviation: Alg. 2 merges, then splits. Here it is the other way round, and therefore the algorithm ends. `literal=True`
+follows Eq. (5), (6) and the order of Alg. 2, repeated until nothing changes or `max_iter` is reached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import ceil, exp, sqrt
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.utils.validation import check_is_fitted
 
 from shoal.clusterers.jensen_shannon import Matrix, modified_js, normalised, paired_modified_js, pairwise_modified_js
-from shoal.clusterers.validation import Floats, Labels, as_before, by_first_appearance, one_of, table, whole
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    RandomState,
+    as_before,
+    by_first_appearance,
+    check_features,
+    check_shape,
+    fitted_rows,
+    new_rows,
+    number,
+    numeric,
+    one_of,
+    seed_of,
+    table,
+    whole,
+)
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 
 Clusters = list[Labels]  # the rows of each cluster, ascending
 
 _BLOCK = 256  # rows of a large matrix looked at together
-_DOUBLE = 4096  # clients up to which distances are held in double precision
-_REPRESENTATIVES = 64  # members of a cluster to which newcomers are compared
+_DOUBLE = 4096  # rows up to which distances are held in double precision
+_REPRESENTATIVES = 64  # members of a cluster to which new rows are compared
 
 
-class AdaptiveDensityClusters:
-    """Density clusters, split and merged to a joint fixed point of Eq. (7) and (8).
+class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
+    """Density clusters, split and merged until no cluster is too wide and no two clusters are too close.
 
-    `scale`: thresholds are in units of the median or the mean distance, or of MJS itself. `metric="precomputed"`: S
-    holds distances [n, n]. `references=q`: only q clients, drawn by `seed`, are clustered, and each of the others joins
-    the cluster whose references are nearest to it in the mean: n q distances instead of n²/2. `guard` needs `halves`
-    (see `fit`): without them nothing is tested, and rows that differ by chance alone are cut up all the same. Clusters
-    with less than `smallest` clients join the nearest that has as many; that may break Eq. (8), and where none has as
-    many they stay. `literal=True` with `merge=0.15, split=0.18, scale="none"` is the paper's own setting; the method
-    `fedepc` has `merge=0.35, split=0.42, scale="mean"`, which bears groups of unequal size.
+    `literal=True` with `merge=0.15, split=0.18, scale="none"` is the paper's own setting. The method `fedepc` has
+    `merge=0.35, split=0.42, scale="mean"`, which works with groups of unequal size.
 
-    Found: `labels_` [n]; `settled_` [n], the fixed point before small clusters joined others (-1: no reference);
-    `distances_scale_`, what distances were divided by; `splits_`, `merges_` of the last `fit` or `update`; `sweeps_`;
-    `converged_`: False if `most_sweeps` ended it, which happens to `literal` only; `references_`, the rows clustered;
-    `representatives_`, the rows that `predict` compares with; `noise_ratio_` (nan without halves) and `guarded_`.
+    Parameters
+    ----------
+    merge : float, default=0.30
+        Two clusters are merged if the mean distance between them is below this value, Eq. (7).
+    split : float, default=0.36
+        A cluster is split if the mean distance within it is above this value, Eq. (8). Not below `merge`.
+    gamma : float, default=1.0
+        Weight of the part of the divergence that is not normalised, Eq. (3).
+    eta : float, default=1.0
+        How strongly entropy raises the number of neighbours of a core row, Eq. (6).
+    n_neighbors : int, optional
+        Number of nearest rows from which the radius of a row follows. By default the square root of their number.
+    scale : {"median", "mean", "none"}, default="median"
+        Unit of the thresholds: the median or the mean of all distances, or 1.
+    metric : {"mjs", "precomputed"}, default="mjs"
+        Whether `X` holds vectors, compared by the modified Jensen-Shannon divergence, or distances.
+    n_references : int, optional
+        Number of rows, drawn at random, that are clustered. Each of the others joins the cluster whose references are
+        nearest to it in the mean: n_rows * n_references distances instead of n_rows² / 2. By default all rows.
+    literal : bool, default=False
+        Whether to follow the paper as printed.
+    guard : float, default=2.2
+        With `halves`, the smallest `noise_ratio_` for which there is more than one cluster. Without `halves` nothing is
+        tested, and rows that differ by chance alone are cut up.
+    min_cluster_size : int, default=2
+        A smaller cluster joins the nearest one that is large enough, even if that breaks Eq. (8). If none is large
+        enough, all stay.
+    random_state : int, RandomState or None, default=0
+        Seed by which references are drawn.
+    max_iter : int, default=100
+        Largest number of sweeps of `literal=True`.
+
+    Attributes
+    ----------
+    labels_ : ndarray of shape (n_rows,)
+        Cluster of each row, numbered by first appearance.
+    settled_ : ndarray of shape (n_rows,)
+        The clusters before small ones joined others; -1 for a row that is no reference.
+    references_ : ndarray of shape (n_references,)
+        Indices of the rows that were clustered.
+    representatives_ : ndarray of shape (n_representatives,)
+        Indices of the rows that `predict` compares with.
+    distances_scale_ : float
+        What distances were divided by.
+    noise_ratio_ : float
+        Difference between rows in units of what is due to chance; NaN without `halves`.
+    guarded_ : bool
+        Whether there is one cluster because `noise_ratio_` is below `guard`.
+    splits_, merges_ : int
+        Number of splits and merges of the last `fit` or `update`.
+    n_iter_ : int
+        Number of sweeps: 1 unless `literal` is True, and 0 if there was nothing to split or merge.
+    converged_ : bool
+        False if `max_iter` ended the sweeps, which happens with `literal=True` only.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Tang et al., "FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
+    fusion scenarios", 2025, Sec. 3.3.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import AdaptiveDensityClusters
+    >>> rows = [[0.80, 0.10], [0.81, 0.10], [0.80, 0.11], [0.10, 0.80], [0.11, 0.80]]
+    >>> AdaptiveDensityClusters().fit_predict(rows).tolist()
+    [0, 0, 0, 1, 1]
     """
 
     labels_: Labels
@@ -90,62 +168,88 @@ class AdaptiveDensityClusters:
     guarded_: bool
     splits_: int
     merges_: int
-    sweeps_: int
+    n_iter_: int
     converged_: bool
 
     def __init__(
         self,
         merge: float = 0.30,
         split: float = 0.36,
+        *,
         gamma: float = 1.0,
         eta: float = 1.0,
-        neighbours: int | None = None,
+        n_neighbors: int | None = None,
         scale: Literal["median", "mean", "none"] = "median",
         metric: Literal["mjs", "precomputed"] = "mjs",
-        references: int | None = None,
+        n_references: int | None = None,
         literal: bool = False,
         guard: float = 2.2,
-        smallest: int = 2,
-        seed: int = 0,
-        most_sweeps: int = 100,
+        min_cluster_size: int = 2,
+        random_state: RandomState = 0,
+        max_iter: int = 100,
     ) -> None:
         self.merge = merge
         self.split = split
         self.gamma = gamma
         self.eta = eta
-        self.neighbours = neighbours
+        self.n_neighbors = n_neighbors
         self.scale = scale
         self.metric = metric
-        self.references = references
+        self.n_references = n_references
         self.literal = literal
         self.guard = guard
-        self.smallest = smallest
-        self.seed = seed
-        self.most_sweeps = most_sweeps
+        self.min_cluster_size = min_cluster_size
+        self.random_state = random_state
+        self.max_iter = max_iter
 
-    def fit(self, S: ArrayLike, halves: tuple[ArrayLike, ArrayLike] | None = None) -> Self:
-        """`halves`: the vectors of each client on one and on the other half of its examples.
+    def fit(self, X: ArrayLike, y: object = None, *, halves: tuple[ArrayLike, ArrayLike] | None = None) -> Self:
+        """Find the clusters.
 
-        What differs between them is chance. MJS is quadratic in small differences, and the mean of half the examples
-        has twice the variance: between two clients with the same law, MJS is about half of that between the halves of
-        one. `noise_ratio_` is the mean MJS between clients over half the mean MJS between halves: 1 for clients with
-        the same law, 1 + (variance between clients) / (variance by chance) in general, so it grows with the number of
-        examples. If it is less than `guard`, the fleet is one cluster. (Means: medians miss a group of a quarter.)
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns) or (n_rows, n_rows)
+            Non-negative numbers; the paper's are shares from 0 to 1, which `literal=True` requires. With
+            `metric="precomputed"` symmetric distances, of which single precision is kept.
+        y : None
+            Ignored; it is there by convention.
+        halves : tuple of two array-likes of shape (n_rows, n_columns), optional
+            If a row is a mean over examples, the rows over the one and over the other half of its examples.
 
-        The default is from fleets of 50 and 100 clients with 64 channels and 100 to 500 examples of ten classes, which
-        account for 5, 15 or 36% of the variance of a channel: 0.9 to 1.2 for equal laws, 1.0 to 2.1 for Dirichlet(10),
-        1.6 to 11 for Dirichlet(1), 2.1 to 19 for Dirichlet(0.5); for two planted groups 1.9 to 2.8, 4 to 7 and 9 to 15.
+        Returns
+        -------
+        self : AdaptiveDensityClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter, `X` or `halves` is not as described.
+
+        Notes
+        -----
+        What differs between halves is due to chance. MJS is quadratic in small differences, and the mean of half the
+        examples has twice the variance. Between two rows of the same distribution MJS is therefore about half of that
+        between the halves of one. `noise_ratio_` is the mean MJS between rows over half the mean MJS between halves: 1
+        for rows of the same distribution, 1 + (variance between rows) / (variance by chance) in general, so it grows
+        with the number of examples. If it is less than `guard`, there is one cluster. (Means, because medians miss a
+        group of a quarter of the rows.)
+
+        The default of `guard` is from fleets of 50 and 100 clients with 64 channels and 100 to 500 examples of ten
+        classes, which account for 5, 15 or 36 % of the variance of a channel. The ratios are 0.9 to 1.2 for equal
+        distributions, 1.0 to 2.1 for Dirichlet(10), 1.6 to 11 for Dirichlet(1), 2.1 to 19 for Dirichlet(0.5), and for
+        two planted groups 1.9 to 2.8, 4 to 7 and 9 to 15.
         """
         self._check()
-        rows = _distances(S) if self.metric == "precomputed" else _sparsities(S, "S")
-        drawn = self._drawn(rows)
+        seed = seed_of(self.random_state)
+        rows = self._validated(X)
+        drawn = self._drawn(rows, seed)
         distances = self._matrix(rows, drawn)
         mean = float(distances.sum(dtype=np.float64)) / max(len(drawn) * (len(drawn) - 1), 1)
         self.noise_ratio_ = np.nan if halves is None else self._noise_ratio(mean, halves, rows.shape)
         self.guarded_ = bool(self.noise_ratio_ < self.guard)
         self.distances_scale_ = self._unit(distances, mean)
         distances /= self.distances_scale_
-        self.splits_, self.merges_, self.sweeps_, self.converged_ = 0, 0, 0, True
+        self.splits_, self.merges_, self.n_iter_, self.converged_ = 0, 0, 0, True
         if self.guarded_ or len(drawn) < 2:
             clusters = _clusters(np.zeros(len(drawn), np.int64))
             self._between = _means(distances, clusters)
@@ -158,48 +262,83 @@ class AdaptiveDensityClusters:
         self._label(rows)
         return self
 
-    def predict(self, S: ArrayLike) -> Labels:
-        """For clients that join later: the cluster with the least mean distance to its representatives.
+    def predict(self, X: ArrayLike) -> Labels:
+        """Return, for each new row, the cluster with the smallest mean distance to its representatives.
 
-        With precomputed distances S is [m, n]: from each newcomer to each client of `fit`.
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns) or (n_rows, n_fitted_rows)
+            Rows as in `fit`. With `metric="precomputed"` distances from each new row to each row of `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+            The labels.
         """
-        if not hasattr(self, "labels_"):
-            raise UserError("AdaptiveDensityClusters has no clusters yet; fit(S) must come before predict(S)")
-        rows = table(S, "S") if self.metric == "precomputed" else _sparsities(S, "S")
-        if rows.shape[1] != self._rows.shape[1]:
-            raise UserError(f"S has {rows.shape[1]} columns; it must have {self._rows.shape[1]}, as in fit")
-        if len(rows) and not len(self.labels_):
-            raise UserError("AdaptiveDensityClusters was fitted on no rows; fit(S) must see 1 before predict(S)")
-        return self._nearest(rows)
+        return self._nearest(new_rows(self, X, non_negative=True))
 
-    def resume(self, S: ArrayLike, labels: ArrayLike) -> Self:
-        """Takes up clusters that were found before, by another process perhaps, so that they can be updated. Distances
-        are in units of those of S as it is now."""
+    def resume(self, X: ArrayLike, labels: ArrayLike) -> Self:
+        """Continue from clusters that were found before, perhaps by another process, so that they can be updated.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            The rows as they are now. Distances are in units of theirs.
+        labels : array-like of shape (n_rows,)
+            Cluster of each row, whole numbers from 0.
+
+        Returns
+        -------
+        self : AdaptiveDensityClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter, `X` or `labels` is not as described.
+        """
         self._check()
-        rows, found = _sparsities(S, "S"), np.asarray(labels)
-        if found.shape != (len(rows),) or not np.issubdtype(found.dtype, np.integer) or (found < 0).any():
-            raise UserError(f"labels are {found.tolist()}; they must be {len(rows)} whole numbers from 0, one per row")
+        rows, known = fitted_rows(self, X, non_negative=True), np.asarray(labels)
+        if known.shape != (len(rows),) or not np.issubdtype(known.dtype, np.integer) or (known < 0).any():
+            raise UserError(f"labels are {known.tolist()}; they must be {len(rows)} whole numbers from 0, one per row")
         distances = self._pairwise(rows)
         mean = float(distances.sum(dtype=np.float64)) / max(len(rows) * (len(rows) - 1), 1)
         self.distances_scale_ = self._unit(distances, mean)
         distances /= self.distances_scale_
         self.noise_ratio_, self.guarded_ = np.nan, False
-        self.splits_, self.merges_, self.sweeps_, self.converged_ = 0, 0, 0, True
-        self._clusters, self._rows = _clusters(by_first_appearance(found)[0]), rows
+        self.splits_, self.merges_, self.n_iter_, self.converged_ = 0, 0, 0, True
+        self._clusters, self._rows = _clusters(by_first_appearance(known)[0]), rows
         self._between = _means(distances, self._clusters)
         self._label(rows)
         return self
 
-    def update(self, S_changed: ArrayLike, indices: ArrayLike) -> Self:
-        """The vectors of the clients `indices` are now `S_changed`; back to a joint fixed point from where it was.
+    def update(self, X: ArrayLike, indices: ArrayLike) -> Self:
+        """Change some rows and find clusters again, from those that there are.
 
-        A changed client leaves its cluster and starts alone, as noise does. The clusters that lost one are split while
-        Eq. (8) holds; clients and clusters that are new or smaller, and no others, are merged while Eq. (7) holds.
-        `distances_scale_` stays as `fit` found it, and a fleet found to be one cluster by the guard stays one.
-        Clusters keep their numbers, by the clients that they share with those before, first of all those that did not
-        change: a number may come to be missing, and what is new has a new one.
+        A changed row leaves its cluster and starts alone, as noise does. The clusters that lost a row are split while
+        Eq. (8) holds. Rows and clusters that are new or smaller, and no others, are merged while Eq. (7) holds.
+        `distances_scale_` stays as `fit` found it, and what the guard made one cluster stays one. Clusters keep their
+        numbers, by the rows that they share with those before, first of all the rows that did not change. A number may
+        come to be missing, and a new cluster has a new one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_changed, n_columns)
+            The changed rows.
+        indices : array-like of shape (n_changed,)
+            Their places among the rows of `fit`.
+
+        Returns
+        -------
+        self : AdaptiveDensityClusters
+            The estimator, updated.
+
+        Raises
+        ------
+        UserError
+            If `X` or `indices` is not as described, or with `metric="precomputed"` or `literal=True`.
         """
-        at, rows = self._changed(S_changed, indices)
+        at, rows = self._changed(X, indices)
         before, was, self._rows = self._rows, self.labels_, self._rows.copy()
         self._rows[at] = rows
         at = at[(before[at] != self._rows[at]).any(1)]
@@ -211,14 +350,18 @@ class AdaptiveDensityClusters:
         self.labels_ = as_before(self.labels_, was, np.where(np.isin(np.arange(len(was)), at), 1, len(was)))
         return self
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.input_tags.pairwise = self.metric == "precomputed"
+        return tags
+
     def _check(self) -> None:
         for name in ("merge", "split", "gamma", "eta", "guard"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
-                raise UserError(f"{name} is {value!r}; it must be a number, 0 or more")
-        for name, least in (("smallest", 1), ("seed", 0), ("most_sweeps", 1)):
-            whole(name, getattr(self, name), least)
-        for name in ("neighbours", "references"):
+            number(name, getattr(self, name), 0)
+        for name in ("min_cluster_size", "max_iter"):
+            whole(name, getattr(self, name), 1)
+        for name in ("n_neighbors", "n_references"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
         one_of("scale", self.scale, ("median", "mean", "none"))
@@ -231,12 +374,27 @@ class AdaptiveDensityClusters:
                 f"again for ever (literal=True tries all the same)"
             )
 
-    def _drawn(self, rows: Matrix) -> Labels:
-        """The rows to be clustered, vectors in an order of their values: neither chance nor ties depend on another."""
+    def _validated(self, X: ArrayLike) -> Matrix:
+        if self.metric == "precomputed":
+            distances = _distances(X)
+            check_features(self, distances, reset=True)
+            return distances
+        rows = fitted_rows(self, X, non_negative=True)
+        if self.literal:
+            for row, column in np.argwhere(rows > 1)[:1]:
+                raise UserError(
+                    f"X has {rows[row, column]} in row {row}, column {column}; entries must be 1 or less if literal is "
+                    "True, Eq. (6) needs shares"
+                )
+        return rows
+
+    def _drawn(self, rows: Matrix, seed: int) -> Labels:
+        """Returns the rows to be clustered. Vectors are in the order of their values, so that neither randomness nor
+        ties depend on the order in which they came."""
         order = np.arange(len(rows)) if self.metric == "precomputed" else np.lexsort(rows.T[::-1])
-        if self.references is not None and self.references < len(rows):
-            rng = np.random.default_rng(derive_seed(int(self.seed), "references"))
-            order = order[np.sort(rng.choice(len(rows), self.references, replace=False))]
+        if self.n_references is not None and self.n_references < len(rows):
+            rng = np.random.default_rng(derive_seed(seed, "references"))
+            order = order[np.sort(rng.choice(len(rows), self.n_references, replace=False))]
         return order
 
     def _matrix(self, rows: Matrix, drawn: Labels) -> Matrix:
@@ -254,23 +412,23 @@ class AdaptiveDensityClusters:
 
     def _noise_ratio(self, mean: float, halves: tuple[ArrayLike, ArrayLike], shape: tuple[int, ...]) -> float:
         if self.metric == "precomputed":
-            raise UserError("halves are given with precomputed distances; they must be vectors, as S must be then")
-        one, other = (_sparsities(half, "halves") for half in halves)
+            raise UserError("halves are given with precomputed distances; they must be vectors, as X must be then")
+        one, other = (table(half, "halves", non_negative=True) for half in halves)
         if one.shape != shape or other.shape != shape:
-            raise UserError(f"halves have shapes {one.shape} and {other.shape}; both must have {shape}, as S has")
+            raise UserError(f"halves have shapes {one.shape} and {other.shape}; both must have {shape}, as X has")
         noise = float(paired_modified_js(one, other, self.gamma).sum()) / max(len(one), 1) / 2
         if noise == 0:
             return np.inf if mean > 0 else 1.0
         return mean / noise
 
     def _dense(self, distances: Matrix, rows: Matrix, drawn: Labels) -> Clusters:
-        """Lines 1 to 12 of Alg. 2, noise as clusters of one."""
+        """Does lines 1 to 12 of Alg. 2, with noise as clusters of one row."""
         if self.literal:
             radius = np.full(len(drawn), printed_radius(rows[drawn]))
             least = np.full(len(drawn), printed_least(rows[drawn], self.eta))
         else:
             entropies = np.ones(len(drawn)) if self.metric == "precomputed" else relative_entropy(rows[drawn])
-            radius, least = local_density(distances, entropies, self.neighbours, self.eta)
+            radius, least = local_density(distances, entropies, self.n_neighbors, self.eta)
         labels = dense_clusters(distances, radius, least)
         noise = labels < 0
         labels[noise] = labels.max(initial=-1) + 1 + np.arange(noise.sum())
@@ -279,13 +437,13 @@ class AdaptiveDensityClusters:
     def _split_and_merged(self, distances: Matrix, clusters: Clusters) -> Clusters:
         parts = split_clusters(distances, clusters, self.split)
         groups, self._between = merge_clusters(_means(distances, parts), _sizes(parts), self.merge)
-        self.splits_, self.merges_, self.sweeps_ = len(parts) - len(clusters), len(parts) - len(groups), 1
+        self.splits_, self.merges_, self.n_iter_ = len(parts) - len(clusters), len(parts) - len(groups), 1
         return _united(parts, groups)
 
     def _swept(self, distances: Matrix, clusters: Clusters) -> Clusters:
-        """Lines 13 and 14 of Alg. 2 until line 14 changes nothing."""
-        while self.sweeps_ < self.most_sweeps:
-            self.sweeps_ += 1
+        """Does lines 13 and 14 of Alg. 2 until line 14 changes nothing."""
+        while self.n_iter_ < self.max_iter:
+            self.n_iter_ += 1
             groups, self._between = merge_clusters(_means(distances, clusters).copy(), _sizes(clusters), self.merge)
             united = _united(clusters, groups)
             parts = split_clusters(distances, united, self.split)
@@ -298,7 +456,7 @@ class AdaptiveDensityClusters:
         return clusters
 
     def _label(self, rows: Matrix) -> None:
-        """Small clusters join others, and clients that are no references the nearest."""
+        """Lets small clusters join others, and rows that are no references the nearest cluster."""
         self.references_ = np.sort(np.concatenate([*self._clusters, np.empty(0, np.int64)]))
         self.settled_, self.labels_ = np.full(len(rows), -1), np.full(len(rows), -1)
         for k, home in enumerate(self._homes()):
@@ -311,8 +469,8 @@ class AdaptiveDensityClusters:
         self.labels_, _ = by_first_appearance(self.labels_)
 
     def _homes(self) -> Labels:
-        """For each settled cluster the one that it ends in."""
-        small = _sizes(self._clusters) < self.smallest
+        """Returns, for each settled cluster, the one that it ends in."""
+        small = _sizes(self._clusters) < self.min_cluster_size
         homes = np.arange(len(small))
         if small.any() and not small.all():
             homes[small] = homes[~small][self._between[np.ix_(small, ~small)].argmin(1)]
@@ -323,14 +481,14 @@ class AdaptiveDensityClusters:
         return np.sort(np.concatenate([*map(self._some, clusters), np.empty(0, np.int64)]))
 
     def _some(self, inside: Labels) -> Labels:
-        """Not more than are needed for a mean, at equal intervals in the order of their values."""
+        """Returns no more rows than a mean needs, at equal intervals in the order of their values."""
         if len(inside) <= _REPRESENTATIVES:
             return inside
         order = inside if self.metric == "precomputed" else inside[np.lexsort(self._rows[inside].T[::-1])]
         return order[np.linspace(0, len(order) - 1, _REPRESENTATIVES).astype(np.int64)]
 
     def _nearest(self, rows: Matrix) -> Labels:
-        """The label with the least mean distance between each row and its representatives."""
+        """Returns, for each row, the label whose representatives have the smallest mean distance to it."""
         by_label = self.representatives_[np.argsort(self.labels_[self.representatives_], kind="stable")]
         numbers, starts, counts = np.unique(self.labels_[by_label], return_index=True, return_counts=True)
         labels = np.empty(len(rows), np.int64)
@@ -342,18 +500,17 @@ class AdaptiveDensityClusters:
             labels[block] = numbers[(np.add.reduceat(distance, starts, axis=1) / counts).argmin(1)]
         return labels
 
-    def _changed(self, S_changed: ArrayLike, indices: ArrayLike) -> tuple[Labels, Floats]:
-        if not hasattr(self, "labels_"):
-            raise UserError("AdaptiveDensityClusters has no clusters yet; fit(S) must come before update")
+    def _changed(self, X: ArrayLike, indices: ArrayLike) -> tuple[Labels, Floats]:
+        check_is_fitted(self)
         if self.metric == "precomputed" or self.literal:
-            raise UserError("update needs vectors and literal=False; fit(S) must be called again instead")
-        rows, at = _sparsities(S_changed, "S_changed"), np.asarray(indices)
+            raise UserError("update needs vectors and literal=False; fit(X) must be called again instead")
+        rows, at = new_rows(self, X, non_negative=True), np.asarray(indices)
         if at.size == 0:
             at = at.astype(np.int64)
-        if rows.shape != (len(at), self._rows.shape[1]):
-            raise UserError(f"S_changed has shape {rows.shape}; it must be {(len(at), self._rows.shape[1])}")
-        known = np.issubdtype(at.dtype, np.integer) and ((at >= 0) & (at < len(self._rows))).all()
-        if not known or len(np.unique(at)) < len(at):
+        if len(rows) != len(at):
+            raise UserError(f"X has {len(rows)} rows; it must have {len(at)}, one for each of indices")
+        is_known = np.issubdtype(at.dtype, np.integer) and ((at >= 0) & (at < len(self._rows))).all()
+        if not is_known or len(np.unique(at)) < len(at):
             raise UserError(f"indices are {at.tolist()}; they must be different row numbers below {len(self._rows)}")
         return at, rows
 
@@ -381,7 +538,7 @@ class AdaptiveDensityClusters:
         return [inside[part] for part in split_clusters(distances, [np.arange(len(inside))], self.split)]
 
     def _forget(self, before: Matrix, moved: Labels, lost: Labels) -> None:
-        """The means of the clusters that lost clients: from each sum that is taken which these were part of."""
+        """Updates the means of the clusters that lost rows: what the rows contributed is taken from each sum."""
         labels, sizes = _labels(self._clusters, len(before)), _sizes(self._clusters)
         home = (labels[moved, None] == lost).astype(np.float64)
         taken = home.T @ self._sums(before, moved, labels, len(sizes))
@@ -395,7 +552,7 @@ class AdaptiveDensityClusters:
         self._between[:, lost] = means.T
 
     def _extended(self, stay: Labels, clusters: Clusters) -> Matrix:
-        """The means between clusters, of which the first are those that stay."""
+        """Returns the means between clusters, of which the first are those that stay."""
         known, sizes = len(stay), _sizes(clusters)
         new = np.concatenate(clusters[known:])
         sums = self._sums(self._rows, new, _labels(clusters, len(self._rows)), len(clusters))
@@ -409,7 +566,7 @@ class AdaptiveDensityClusters:
         return found
 
     def _sums(self, rows: Matrix, some: Labels, labels: Labels, count: int) -> Floats:
-        """The sums of the distances between some rows and all those with label 0, with label 1, ...: [some, count]."""
+        """Returns the sums of the distances between some rows and all rows with label 0, 1, ...: [some, count]."""
         used = np.flatnonzero(labels >= 0)
         found = np.empty((len(some), count))
         for block in _blocks(len(some)):
@@ -418,23 +575,66 @@ class AdaptiveDensityClusters:
         return found
 
 
-def printed_radius(S: ArrayLike) -> float:
-    """Eq. (5) as printed, for one cluster of all rows: infinite for a single one."""
-    rows = table(S, "S")
+def printed_radius(X: ArrayLike) -> float:
+    """Return the radius of Eq. (5) as printed, for one cluster of all rows.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Shares from 0 to 1.
+
+    Returns
+    -------
+    float
+        The radius; infinite for a single row.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (5).
+    """
+    rows = table(X, non_negative=True)
     with np.errstate(divide="ignore"):
         return float((rows.mean() + rows.std()) / np.sqrt(np.log(len(rows))))
 
 
-def printed_least(S: ArrayLike, eta: float = 1.0) -> int:
-    """Eq. (6) as printed, for one cluster of all rows: the entropy is summed over rows and entries."""
+def printed_least(X: ArrayLike, eta: float = 1.0) -> int:
+    """Return the number of neighbours of Eq. (6) as printed, for one cluster of all rows.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Shares from 0 to 1.
+    eta : float, default=1.0
+        Weight of the entropy, which is summed over rows and entries.
+
+    Returns
+    -------
+    int
+        The number.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (6).
+    """
     from scipy.special import entr
 
-    rows = table(S, "S")
+    rows = table(X, non_negative=True)
     return ceil(len(rows) / (1 + exp(-eta * float(entr(rows).sum()))))
 
 
 def relative_entropy(rows: Matrix) -> Floats:
-    """The entropy of each row, normalised, in units of its largest value: in [0, 1]."""
+    """Return the entropy of each normalised row in units of the largest possible one.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Non-negative numbers.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        Entropies from 0 to 1.
+    """
     from scipy.special import entr
 
     entropies: Floats = entr(normalised(rows)).sum(1) / np.log(max(rows.shape[1], 2))
@@ -444,7 +644,30 @@ def relative_entropy(rows: Matrix) -> Floats:
 def local_density(
     distances: Matrix, entropies: Floats, neighbours: int | None = None, eta: float = 1.0
 ) -> tuple[Floats, Labels]:
-    """ε_i and MinPts_i of each client, from itself and its nearest clients."""
+    """Return the radius and the number of neighbours of each row, from itself and its nearest rows.
+
+    Parameters
+    ----------
+    distances : ndarray of shape (n_rows, n_rows)
+        Distances of all pairs.
+    entropies : ndarray of shape (n_rows,)
+        Relative entropy of each row.
+    neighbours : int, optional
+        Number of nearest rows. By default the square root of their number, rounded up.
+    eta : float, default=1.0
+        How strongly entropy raises the number of neighbours.
+
+    Returns
+    -------
+    radius : ndarray of shape (n_rows,)
+        ε_i of Eq. (5).
+    least : ndarray of shape (n_rows,)
+        MinPts_i of Eq. (6), 2 at least.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (5) and (6), with the deviations that the module describes.
+    """
     n = len(distances)
     k = min(neighbours or ceil(sqrt(n)), n - 1)
     radius, least = np.zeros(n), np.full(n, 2)
@@ -462,10 +685,25 @@ def local_density(
 
 
 def dense_clusters(distances: Matrix, radius: Floats, least: Labels) -> Labels:
-    """DBSCAN with a radius and a least number of neighbours, itself among them, for each client; -1 is noise."""
+    """Cluster by DBSCAN with a radius and a number of neighbours for each row.
+
+    Parameters
+    ----------
+    distances : ndarray of shape (n_rows, n_rows)
+        Distances of all pairs.
+    radius : ndarray of shape (n_rows,)
+        Radius of each row.
+    least : ndarray of shape (n_rows,)
+        Number of rows within its radius, itself included, from which on a row is a core row.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The labels, -1 for noise.
+    """
     n = len(distances)
     within = np.array([np.count_nonzero(row < reach) for row, reach in zip(distances, radius, strict=True)], np.int64)
-    core = within + (radius <= 0) >= least  # nobody is nearer than 0, not even a client to itself
+    core = within + (radius <= 0) >= least  # no row is nearer than 0, not even to itself
     labels, found = np.full(n, -1), -1
     for first in np.flatnonzero(core):
         if labels[first] >= 0:
@@ -486,10 +724,29 @@ def dense_clusters(distances: Matrix, radius: Floats, least: Labels) -> Labels:
 
 
 def split_clusters(distances: Matrix, clusters: Clusters, threshold: float) -> Clusters:
-    """Splits until Eq. (8) holds for none: by the farthest pair, the others to the nearer, ties to the first.
+    """Split clusters until Eq. (8) holds for none.
 
-    Nothing is found twice: the sum over a cluster is known, so of its parts only the smaller is summed up, and what
-    lies between them; and who is farthest from a client stays so as long as both are in one part.
+    A cluster is split by its farthest pair: each of its rows goes to the nearer of the two, ties to the first. Nothing
+    is computed twice. The sum over a cluster is known, so only the smaller of its parts is summed up, and what lies
+    between them. And the row farthest from another stays so as long as both are in one part.
+
+    Parameters
+    ----------
+    distances : ndarray of shape (n_rows, n_rows)
+        Distances of all pairs.
+    clusters : list of ndarray
+        Indices of the rows of each cluster, ascending.
+    threshold : float
+        A cluster is split if the mean distance within it is above this value.
+
+    Returns
+    -------
+    list of ndarray
+        The parts, in the order of their first rows.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (8) and Alg. 2.
     """
     parts: Clusters = []
     fellows = np.full(len(distances), -1)
@@ -511,9 +768,29 @@ def split_clusters(distances: Matrix, clusters: Clusters, threshold: float) -> C
 def merge_clusters(
     between: Matrix, sizes: Labels, threshold: float, start: Iterable[int] | None = None
 ) -> tuple[list[list[int]], Matrix]:
-    """Merges until Eq. (7) holds for no pair with a cluster of `start` (None: all); what is merged counts as such.
+    """Merge clusters until Eq. (7) holds for no pair.
 
-    The groups of clusters that are merged, and the means between these. `between` is used up.
+    Parameters
+    ----------
+    between : ndarray of shape (n_clusters, n_clusters)
+        Mean distances between clusters, and within them on the diagonal. It is overwritten.
+    sizes : ndarray of shape (n_clusters,)
+        Number of rows of each cluster.
+    threshold : float
+        Two clusters are merged if the mean distance between them is below this value.
+    start : iterable of int, optional
+        A pair is merged only if one of it is among these clusters or was merged with one of them. By default all.
+
+    Returns
+    -------
+    groups : list of list of int
+        The clusters that each new one consists of.
+    between : ndarray of shape (n_groups, n_groups)
+        Mean distances between the new clusters.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (7) and Alg. 2.
     """
     within, sizes = np.diag(between).astype(np.float64), sizes.astype(np.float64)
     np.fill_diagonal(between, np.inf)
@@ -541,30 +818,25 @@ def merge_clusters(
     return [groups[k] for k in left], means if 2 * len(left) > len(between) else means.copy()
 
 
-def _sparsities(S: ArrayLike, name: str) -> Floats:
-    rows = table(S, name)
-    if (rows > 1).any():
-        row, column = np.argwhere(rows > 1)[0]
-        raise UserError(f"{name} has {rows[row, column]} in row {row}, column {column}; sparsities must be 1 or less")
-    return rows
-
-
-def _distances(S: ArrayLike) -> Matrix:
-    """A copy, in single precision if S is."""
-    given = S if isinstance(S, np.ndarray) else table(S, "S")
-    if given.ndim != 2 or given.shape[0] != given.shape[1]:
-        raise UserError(f"S has shape {given.shape}; precomputed distances must be a square")
-    found: Matrix = np.empty(given.shape, np.float32 if given.dtype == np.float32 else np.float64)
+def _distances(X: ArrayLike) -> Matrix:
+    """Returns a copy, in single precision if X is."""
+    given = X if isinstance(X, np.ndarray) else numeric(X)
+    check_shape(given.shape, "X", min_rows=1)
+    if given.shape[0] != given.shape[1]:
+        table(given, non_negative=True)  # a bad entry is reported first, as it is for other input
+        raise UserError(f"X has shape {given.shape}; precomputed distances must be a square")
+    distances: Matrix = np.empty(given.shape, np.float32 if given.dtype == np.float32 else np.float64)
     for block in _blocks(len(given)):
-        rows = table(given[block], "S")
-        if not np.allclose(rows, given[:, block].T.astype(np.float64), rtol=1e-5) or np.diag(rows, block.start).any():
-            raise UserError("S is not symmetric with zeros on the diagonal; precomputed distances must be")
-        found[block] = rows
-    return found
+        rows = table(given[block], non_negative=True)
+        others = given[:, block].T.astype(np.float64)
+        if not np.allclose(rows, others, rtol=1e-5) or np.diag(rows, block.start).any():
+            raise UserError("X is not symmetric with zeros on the diagonal; precomputed distances must be")
+        distances[block] = rows
+    return distances
 
 
 def _median(distances: Matrix) -> float:
-    """Of the distances between two clients; of those that are not 0 if most are."""
+    """Returns the median distance of two rows; if it is 0, that of the distances that are not 0."""
     if len(distances) < 2:
         return 0.0
     pairs = np.concatenate([row[i + 1 :] for i, row in enumerate(distances)])
@@ -575,7 +847,8 @@ def _median(distances: Matrix) -> float:
 
 
 def _means(distances: Matrix, clusters: Clusters) -> Matrix:
-    """The left sides of Eq. (7), and of Eq. (8) on the diagonal. For clusters of one they are `distances` itself."""
+    """Returns the left sides of Eq. (7), and of Eq. (8) on the diagonal. For clusters of one row these are `distances`
+    itself."""
     if len(clusters) == len(distances):
         return distances
     labels, sizes = _labels(clusters, len(distances)), _sizes(clusters)
@@ -593,7 +866,8 @@ def _sum(distances: Matrix, some: Labels, others: Labels) -> float:
 
 
 def _farthest(distances: Matrix, inside: Labels, fellows: Labels) -> tuple[int, int]:
-    """The farthest pair of a cluster; `fellows`, the farthest of each client, is put right where it is no member."""
+    """Returns the farthest pair of a cluster. `fellows`, the farthest row of each, is corrected where that is no
+    member."""
     member = np.zeros(len(distances), bool)
     member[inside] = True
     stale = inside[(fellows[inside] < 0) | ~member[fellows[inside]]]
@@ -608,7 +882,7 @@ def _blocks(n: int) -> list[slice]:
 
 
 def _clusters(labels: Labels) -> Clusters:
-    """In order of their first rows."""
+    """Returns the rows of each cluster, in the order of their first rows."""
     numbered, old = by_first_appearance(labels)
     ends = np.cumsum(np.bincount(numbered, minlength=len(old)))[:-1]
     return np.split(np.argsort(numbered, kind="stable"), ends) if len(old) else []

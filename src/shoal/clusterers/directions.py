@@ -1,4 +1,4 @@
-"""Where rows point: their principal components, from the products of rows alone.
+"""The directions of rows: their principal components, from the products of rows alone.
 
 | paper | here |
 |---|---|
@@ -6,9 +6,9 @@
 | V, principal components | never formed: with G = U Λ Uᵀ the products of rows, g V = U √Λ |
 | z_i = g_i V, Eq. (2) | a row of `principal_directions(rows)` |
 
-Deviation: Eq. (2) has no mean removed, which is the default here; principal components as commonly understood are those
-of rows without their mean: `centred=True`. Rows of one sense have cosines near 1 in the first reading, and spread over
-all angles in the second.
+Deviation: in Eq. (2) no mean is removed, which is the default here. Principal components as commonly understood are
+those of rows without their mean: `centred=True`. Rows of similar directions have cosines near 1 without removing the
+mean, and cosines of all sizes with it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,41 @@ _TIE = 1e-9  # entries that differ relatively less are equally large: which is l
 
 
 def principal_directions(rows: ArrayLike, share: float = 0.95, centred: bool = False) -> Floats:
-    """Components [N, m] of the rows [N, d], each divided by its length (a row of zeros stays one), largest first.
+    """Return the principal components of rows of unit length.
 
-    m: as few as have `share` of the sum of all eigenvalues, and at least 1. An eigenvalue that is nothing but rounding
-    is 0, so `share=1` keeps min(N, d) components at most, and one less with `centred`. A component has no sign of its
-    own: its entry that is farthest from 0 is positive, the first of several. Nothing as large as `rows` is made.
+    Nothing as large as `rows` is made.
+
+    Parameters
+    ----------
+    rows : array-like of shape (n_rows, n_columns)
+        Any finite numbers, such as updates of models. Each row is divided by its length; a row of zeros stays one.
+    share : float, default=0.95
+        Share of the sum of all eigenvalues that the components have together, above 0 and at most 1. An eigenvalue that
+        is nothing but rounding counts as 0, so `share=1` keeps at most min(n_rows, n_columns) components, and one less
+        if `centred`.
+    centred : bool, default=False
+        Whether the mean of the rows is removed first.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_components)
+        As few components as have the share, at least 1, the largest first. A component has no sign of its own; it is
+        turned such that its entry farthest from 0 is positive (the first of several).
+
+    Raises
+    ------
+    UserError
+        If `share` or `rows` is not as described.
+
+    References
+    ----------
+    Li, Jia, Liu, Zhang, Wang, "SCMoE-PFL: a soft-clustering mixture-of-experts framework for personalized federated
+    learning", 2026, Eq. (1) and (2).
+
+    Examples
+    --------
+    >>> principal_directions([[3.0, 0.0], [1.0, 0.0], [0.0, 2.0]], share=1.0).round(6).tolist()
+    [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
     """
     if not 0 < share <= 1:
         raise UserError(f"share is {share}; it must be above 0 and at most 1")
@@ -50,7 +80,7 @@ def _components(products: Floats, share: float, centred: bool) -> Floats:
 
 
 def _checked(rows: ArrayLike) -> NDArray[Any]:
-    found = np.asarray(rows) if hasattr(rows, "__array__") else table(rows, "rows", -np.inf, "parameter")
+    found = np.asarray(rows) if hasattr(rows, "__array__") else table(rows, "rows")
     if found.dtype.kind not in "biuf":
         raise UserError(f"rows holds entries of type {found.dtype}; it must be a table of numbers")
     if found.ndim != 2 or 0 in found.shape:
@@ -59,7 +89,7 @@ def _checked(rows: ArrayLike) -> NDArray[Any]:
 
 
 def _products(rows: NDArray[Any]) -> Floats:
-    """The cosines of all pairs of rows; 0 for a row of zeros.
+    """Returns the cosines of all pairs of rows; 0 for a row of zeros.
 
     Each row is divided by its largest entry first: squares then neither overflow nor vanish, whatever its unit.
     """
@@ -80,7 +110,9 @@ def _products(rows: NDArray[Any]) -> Floats:
 def _refuse_infinite(rows: NDArray[Any], largest: Floats) -> None:
     for row in np.flatnonzero(~np.isfinite(largest))[:1]:
         column = np.flatnonzero(~np.isfinite(rows[row]))[0]
-        raise UserError(f"rows has {rows[row, column]} in row {row}, column {column}; entries must be finite")
+        raise UserError(
+            f"rows has {rows[row, column]} in row {row}, column {column}; entries must be finite, not NaN or infinite"
+        )
 
 
 def _turned(components: Floats) -> Floats:

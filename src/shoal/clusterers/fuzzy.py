@@ -1,13 +1,13 @@
-"""Soft clusters: every row belongs to every cluster, more to the near ones (fuzzy c-means).
+"""Fuzzy c-means: every row belongs to every cluster, more to the near ones.
 
-Bezdek, Pattern recognition with fuzzy objective function algorithms, 1981.
+Bezdek, "Pattern recognition with fuzzy objective function algorithms", 1981.
 
 | symbol | here |
 |---|---|
-| x_i, c_k | a row of `X`, a row of `centres_` |
+| x_i, c_k | a row of `X`, a row of `cluster_centers_` |
 | m > 1 | `fuzziness`: towards 1 memberships become all or nothing, with larger m they become equal |
-| u_ik = 1 / Σ_j (‖x_i − c_k‖ / ‖x_i − c_j‖)^(2 / (m − 1)) | `memberships_` |
-| c_k = Σ_i u_ik^m x_i / Σ_i u_ik^m | `centres_` |
+| u_ik = 1 / Σ_j (‖x_i − c_k‖ / ‖x_i − c_j‖)^(2 / (m − 1)) | `membership_` |
+| c_k = Σ_i u_ik^m x_i / Σ_i u_ik^m | `cluster_centers_` |
 """
 
 from __future__ import annotations
@@ -16,63 +16,168 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, table, whole
-from shoal.errors import UserError
+from shoal.clusterers.validation import Floats, Labels, RandomState, fitted_rows, new_rows, number, seed_of, whole
 
-CLOSE = 1e-9  # a step of the centres, relative to the spread of the rows, after which nothing more is to be gained
+CLOSE = 1e-9  # a step of the centres, relative to the spread of the rows, that is too small to matter
 
 
-class FuzzyClusters:
-    """Fuzzy c-means from the centres of k-means.
+class FuzzyClusters(ClusterMixin, BaseEstimator):
+    """Fuzzy c-means, started from the centres of k-means.
 
-    There are never more clusters than distinct rows. Found: `memberships_` [L, clusters], whose rows sum to 1, and
-    `centres_` [clusters, M]. Clusters have no order of their own: that of the centres k-means found.
+    Clusters are in the order in which k-means finds their centres.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+        Number of clusters. There are never more clusters than distinct rows.
+    random_state : int, RandomState or None, default=0
+        Seed of k-means.
+    fuzziness : float, default=2.0
+        Exponent of the memberships, above 1. Towards 1 memberships become all or nothing, with larger values they
+        become equal.
+    max_iter : int, default=300
+        Largest number of iterations.
+
+    Attributes
+    ----------
+    membership_ : ndarray of shape (n_rows, n_clusters)
+        How much each row belongs to each cluster. Every row sums to 1.
+    labels_ : ndarray of shape (n_rows,)
+        The cluster that each row belongs to most.
+    cluster_centers_ : ndarray of shape (n_clusters, n_columns)
+        Centres of the clusters.
+    n_iter_ : int
+        Number of iterations.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Bezdek, "Pattern recognition with fuzzy objective function algorithms", 1981.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import FuzzyClusters
+    >>> FuzzyClusters(n_clusters=2).fit([[0.0], [5.0], [10.0]]).membership_[1].round(3).tolist()
+    [0.5, 0.5]
     """
 
-    memberships_: Floats
-    centres_: Floats
+    membership_: Floats
+    labels_: Labels
+    cluster_centers_: Floats
+    n_iter_: int
 
-    def __init__(self, clusters: int, seed: int = 0, fuzziness: float = 2.0, most_iterations: int = 300) -> None:
-        self.clusters = clusters
-        self.seed = seed
+    def __init__(
+        self, n_clusters: int = 8, *, random_state: RandomState = 0, fuzziness: float = 2.0, max_iter: int = 300
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.random_state = random_state
         self.fuzziness = fuzziness
-        self.most_iterations = most_iterations
+        self.max_iter = max_iter
 
-    def fit(self, X: ArrayLike) -> Self:
-        for name in ("clusters", "most_iterations"):
-            whole(name, getattr(self, name), 1)
-        if not (np.isfinite(self.fuzziness) and self.fuzziness > 1):
-            raise UserError(f"fuzziness is {self.fuzziness}; it must be a number above 1")
-        given = table(X)
-        rows, place, weights = np.unique(given, axis=0, return_inverse=True, return_counts=True)
-        if len(rows) == 0:
-            self.memberships_, self.centres_ = np.empty((0, 0)), given
-            return self
-        self.centres_ = self._settled(rows, weights, self._first(rows, weights))
-        self.memberships_ = memberships(rows, self.centres_, self.fuzziness)[place.reshape(-1)]
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Find centres and memberships.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Any finite numbers.
+        y : None
+            Ignored; it is there by convention.
+
+        Returns
+        -------
+        self : FuzzyClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter or `X` is not as described.
+        """
+        whole("n_clusters", self.n_clusters, 1)
+        whole("max_iter", self.max_iter, 1)
+        number("fuzziness", self.fuzziness, 1, above=True)
+        seed = seed_of(self.random_state)
+        rows, inverse, weights = np.unique(fitted_rows(self, X), axis=0, return_inverse=True, return_counts=True)
+        self._settle(rows, weights, self._first_centres(rows, weights, seed))
+        self.membership_ = memberships(rows, self.cluster_centers_, self.fuzziness)[inverse.reshape(-1)]
+        self.labels_ = self.membership_.argmax(axis=1)
         return self
 
-    def _first(self, rows: Floats, weights: Labels) -> Floats:
+    def predict_membership(self, X: ArrayLike) -> Floats:
+        """Return how much new rows belong to each cluster.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Rows as in `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows, n_clusters)
+            The memberships. Every row sums to 1.
+        """
+        return memberships(new_rows(self, X), self.cluster_centers_, self.fuzziness)
+
+    def predict(self, X: ArrayLike) -> Labels:
+        """Return the cluster that each new row belongs to most.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Rows as in `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+            The labels.
+        """
+        return self.predict_membership(X).argmax(axis=1)
+
+    def _first_centres(self, rows: Floats, weights: Labels, seed: int) -> Floats:
         from sklearn.cluster import KMeans
 
-        count = min(self.clusters, len(rows))
-        found = KMeans(count, n_init=10, random_state=self.seed % 2**32).fit(rows, sample_weight=weights)
-        return np.asarray(found.cluster_centers_)
+        k_means = KMeans(min(self.n_clusters, len(rows)), n_init=10, random_state=seed % 2**32)
+        return np.asarray(k_means.fit(rows, sample_weight=weights).cluster_centers_)
 
-    def _settled(self, rows: Floats, weights: Labels, centres: Floats) -> Floats:
+    def _settle(self, rows: Floats, weights: Labels, centres: Floats) -> None:
         spread = np.ptp(rows, axis=0).max()
-        for _ in range(self.most_iterations):
+        self.n_iter_ = 0
+        for _ in range(self.max_iter):
+            self.n_iter_ += 1
             before = centres
             pull = weights[:, None] * memberships(rows, centres, self.fuzziness) ** self.fuzziness
             centres = pull.T @ rows / pull.sum(axis=0)[:, None]
             if np.abs(centres - before).max() <= CLOSE * spread:
                 break
-        return centres
+        self.cluster_centers_ = centres
 
 
 def memberships(rows: Floats, centres: Floats, fuzziness: float) -> Floats:
-    """u [rows, centres]. A row that lies on centres belongs to these alone, in equal parts."""
+    """Return how much rows belong to clusters with the given centres.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Any finite numbers.
+    centres : ndarray of shape (n_clusters, n_columns)
+        Centres of the clusters.
+    fuzziness : float
+        Exponent of the memberships, above 1.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_clusters)
+        The memberships. A row that lies on centres belongs to these alone, in equal parts.
+
+    Examples
+    --------
+    >>> memberships(np.array([[1.0]]), np.array([[0.0], [4.0]]), fuzziness=2.0).round(6).tolist()
+    [[0.9, 0.1]]
+    """
     squares = ((rows[:, None] - centres[None]) ** 2).sum(axis=-1)
     nearest = squares.min(axis=1, keepdims=True)
     share = np.divide(nearest, squares, out=np.ones_like(squares), where=squares > 0) ** (1 / (fuzziness - 1))

@@ -1,7 +1,7 @@
-"""How far apart two sparsity vectors are: the modified Jensen-Shannon divergence of FedEPC.
+"""The modified Jensen-Shannon divergence of FedEPC, between sparsity vectors.
 
-Tang et al., FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
-fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241), Eq. (3) and (4).
+Tang et al., "FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
+fusion scenarios", Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241), Eq. (3) and (4).
 
 | paper | here |
 |---|---|
@@ -12,11 +12,12 @@ fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.0
 | MJS, Eq. (3) | `modified_js`, `pairwise_modified_js`, `paired_modified_js` |
 
 With h(x) = x ln x, 0 for x = 0, Eq. (4) is Σ_c [(h(s_c) + h(t_c)) / 2 - h((s_c + t_c) / 2)]. The first two terms belong
-to one row each, so one logarithm is left for a pair and an entry. Both parts of Eq. (3) have this form, hence they are
-one sum over 2C columns: those of P and Q with weight 1, those of s and t with weight γ.
+to one row each, so one logarithm is left for each pair and entry. Both parts of Eq. (3) have this form. They are one
+sum over 2C columns: those of P and Q with weight 1, those of s and t with weight γ.
 
-Each column is divided by its mean and weighted with it, which changes nothing: JS is homogeneous in every entry. But
-entries are then near 1, h is near 0, and little is lost by cancellation: single precision does where rows are similar.
+Each column is divided by its mean and weighted with it. This changes nothing because JS is homogeneous in every entry.
+But entries are then near 1, h is near 0, and little is lost by cancellation: single precision is enough where rows are
+similar.
 """
 
 from __future__ import annotations
@@ -37,7 +38,31 @@ _LEAST = 1e-30  # stands for 0: x ln x is 0 to any precision, and finite
 
 
 def modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
-    """Eq. (3) between the rows of P [n, C] and of Q [m, C]: [n, m]."""
+    """Return the modified Jensen-Shannon divergence of all pairs of rows of two tables.
+
+    Parameters
+    ----------
+    P : ndarray of shape (n_p, n_columns)
+        Non-negative numbers.
+    Q : ndarray of shape (n_q, n_columns)
+        The same.
+    gamma : float, default=1.0
+        Weight of the part that is not normalised.
+
+    Returns
+    -------
+    ndarray of shape (n_p, n_q)
+        The divergences.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (3).
+
+    Examples
+    --------
+    >>> modified_js(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5], [1.0, 0.0]])).round(4).tolist()
+    [[0.4315, 0.0]]
+    """
     found = np.empty((len(P), len(Q)))
     entries, weights = _entries(np.concatenate([P, Q]), gamma, np.float64)
     for rows in _tiles(0, len(P)):
@@ -48,7 +73,28 @@ def modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
 
 
 def pairwise_modified_js(S: Matrix, gamma: float = 1.0, dtype: type[np.floating[Any]] = np.float64) -> Matrix:
-    """Eq. (3) between all rows of S: [n, n], symmetric, zero on the diagonal. Nothing else of that size is held."""
+    """Return the modified Jensen-Shannon divergence of all pairs of rows of one table.
+
+    Nothing else of the size of the result is held in memory.
+
+    Parameters
+    ----------
+    S : ndarray of shape (n_rows, n_columns)
+        Non-negative numbers.
+    gamma : float, default=1.0
+        Weight of the part that is not normalised.
+    dtype : type, default=numpy.float64
+        Precision of the result.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_rows)
+        The divergences, symmetric and with zeros on the diagonal.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (3).
+    """
     found = np.empty((len(S), len(S)), dtype)
     entries, weights = _entries(S, gamma, dtype)
     for rows in _tiles(0, len(S)):
@@ -59,7 +105,26 @@ def pairwise_modified_js(S: Matrix, gamma: float = 1.0, dtype: type[np.floating[
 
 
 def paired_modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
-    """Eq. (3) between each row of P and the same row of Q: [n]."""
+    """Return the modified Jensen-Shannon divergence of each row of a table and the same row of another.
+
+    Parameters
+    ----------
+    P : ndarray of shape (n_rows, n_columns)
+        Non-negative numbers.
+    Q : ndarray of shape (n_rows, n_columns)
+        The same.
+    gamma : float, default=1.0
+        Weight of the part that is not normalised.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The divergences.
+
+    References
+    ----------
+    Tang et al., "FedEPC", 2025, Eq. (3).
+    """
     from scipy.special import rel_entr
 
     total = np.zeros(len(P))
@@ -70,13 +135,25 @@ def paired_modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
 
 
 def normalised(rows: Matrix) -> Matrix:
-    """Rows divided by their sums; zeros stay zeros."""
+    """Return rows divided by their sums.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Non-negative numbers.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_columns)
+        Rows that sum to 1; a row of zeros stays one.
+    """
     sums = rows.sum(1, keepdims=True)
     return rows / np.where(sums > 0, sums, 1.0)
 
 
 def _entries(rows: Matrix, gamma: float, dtype: type[np.floating[Any]]) -> tuple[Tensor, list[float]]:
-    """[columns, n] and the weight of each column; columns of zeros, or without weight, say nothing and are left out."""
+    """Returns [columns, n] and the weight of each column. Columns of zeros or without weight contribute nothing and are
+    left out."""
     both = np.concatenate([normalised(rows), rows], axis=1)
     weights = np.repeat([1.0, gamma], rows.shape[1])
     means = both.mean(0) if len(both) else np.zeros(len(weights))
@@ -90,7 +167,7 @@ def _tiles(start: int, stop: int) -> list[slice]:
 
 
 def _tile(left: Tensor, right: Tensor, weights: list[float]) -> NDArray[Any]:
-    """Eq. (3) between the columns of `left` and of `right`, which hold the entries of one client each."""
+    """Returns Eq. (3) between the columns of `left` and of `right`, which hold the entries of one row each."""
     total = left.new_zeros(left.shape[1], right.shape[1])
     left_h, right_h = left * left.log() / 2, right * right.log() / 2
     for a, b, a_h, b_h, weight in zip(left / 2, right / 2, left_h, right_h, weights, strict=True):

@@ -1,13 +1,13 @@
-"""Groups of rows that are dense, by DBSCAN with a radius that follows from the rows (FedClusterEnsemble, paper 004).
+"""DBSCAN with a radius that follows from the rows, and without noise (FedClusterEnsemble, paper 004).
 
-Ester, Kriegel, Sander, Xu, A density-based algorithm for discovering clusters in large spatial databases with noise,
-KDD 1996; scikit-learn's, on Euclidean distances.
+Ester, Kriegel, Sander, Xu, "A density-based algorithm for discovering clusters in large spatial databases with noise",
+KDD 1996. scikit-learn's implementation, on Euclidean distances.
 
 | DBSCAN | here |
 |---|---|
-| eps | `reach` times the distance that nine tenths of all pairs are within |
-| min_samples, with the row itself | `smallest` |
-| noise | joins the cluster to whose rows its mean distance is least; where there is no cluster, all rows are one |
+| eps | `eps_factor` times the distance that nine tenths of all pairs are within |
+| min_samples, with the row itself | `min_samples` |
+| noise | joins the cluster with the smallest mean distance to its rows; without any cluster, all rows are one |
 """
 
 from __future__ import annotations
@@ -16,57 +16,144 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, by_first_appearance, table, whole
-from shoal.errors import UserError
+from shoal.clusterers.validation import Floats, Labels, by_first_appearance, fitted_rows, new_rows, number, whole
 
 MOST = 0.9  # of all pairs
 
 
-class NeighbourClusters:
-    """Found: `labels_` [L], `noise_` [L], who was in no dense group, and `radius_`."""
+class NeighbourClusters(ClusterMixin, BaseEstimator):
+    """DBSCAN with a radius that follows from the rows, in which noise joins the nearest cluster.
+
+    Parameters
+    ----------
+    eps_factor : float, default=0.5
+        The radius of DBSCAN as a multiple of the 90 % quantile of all pairwise distances.
+    min_samples : int, default=2
+        Number of rows within the radius of a core row, itself included.
+
+    Attributes
+    ----------
+    labels_ : ndarray of shape (n_rows,)
+        Cluster of each row, numbered by first appearance. Rows that DBSCAN calls noise are in the cluster with the
+        smallest mean distance to its rows. If all rows are noise, all are in one cluster.
+    noise_ : ndarray of shape (n_rows,)
+        True for the rows that DBSCAN calls noise.
+    eps_ : float
+        The radius that was used.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Ester, Kriegel, Sander, Xu, "A density-based algorithm for discovering clusters in large spatial databases with
+    noise", 1996.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import NeighbourClusters
+    >>> found = NeighbourClusters(eps_factor=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
+    >>> found.labels_.tolist(), found.noise_.tolist()
+    ([0, 0, 1, 1, 1], [False, False, False, False, True])
+    """
 
     labels_: Labels
     noise_: NDArray[np.bool_]
-    radius_: float
+    eps_: float
 
-    def __init__(self, reach: float = 0.5, smallest: int = 2) -> None:
-        self.reach = reach
-        self.smallest = smallest
+    def __init__(self, eps_factor: float = 0.5, *, min_samples: int = 2) -> None:
+        self.eps_factor = eps_factor
+        self.min_samples = min_samples
 
-    def fit(self, X: ArrayLike) -> Self:
-        whole("smallest", self.smallest, 1)
-        if not 0 < self.reach < np.inf:
-            raise UserError(f"reach is {self.reach}; it must be above 0")
-        rows = table(X, least=-np.inf, column="parameter")
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Find dense clusters and assign noise to them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Any finite numbers.
+        y : None
+            Ignored; it is there by convention.
+
+        Returns
+        -------
+        self : NeighbourClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter or `X` is not as described.
+        """
+        whole("min_samples", self.min_samples, 1)
+        number("eps_factor", self.eps_factor, 0, above=True)
+        rows = fitted_rows(self, X)
         order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
         ordered, back = rows[order], np.argsort(order)
-        labels = self._dense(ordered)  # a row between two groups goes to the first: sorted, that is always the same one
+        labels = self._dense(ordered)  # a row between two clusters joins the first: sorted rows make that well defined
         noise = labels < 0
         if noise.any():
             labels[noise] = nearest(ordered[~noise], labels[~noise], ordered[noise]) if not noise.all() else 0
         self.noise_, self.labels_ = noise[back], by_first_appearance(labels[back])[0]
+        self._rows = rows
         return self
 
+    def predict(self, X: ArrayLike) -> Labels:
+        """Return the cluster with the smallest mean distance to its rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Rows as in `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+            The labels.
+        """
+        rows = new_rows(self, X)
+        return nearest(self._rows, self.labels_, rows)
+
     def _dense(self, rows: Floats) -> Labels:
-        """-1 for noise."""
+        """Returns the labels of DBSCAN, -1 for noise."""
         from scipy.spatial.distance import pdist, squareform
         from sklearn.cluster import DBSCAN
 
         distances = pdist(rows) if len(rows) > 1 else np.empty(0)
-        # a median would be a distance within a group as soon as one group has most of the pairs
-        self.radius_ = self.reach * float(np.quantile(distances, MOST)) if len(distances) else 0.0
+        # not the median: it would be a distance within a cluster as soon as one cluster has most of the pairs
+        self.eps_ = self.eps_factor * float(np.quantile(distances, MOST)) if len(distances) else 0.0
         if len(rows) < 2:
             return np.zeros(len(rows), dtype=np.int64)
         least = np.finfo(np.float64).tiny  # most rows may be equal: then these are neighbours
-        found = DBSCAN(eps=max(self.radius_, least), min_samples=self.smallest, metric="precomputed")
-        return np.asarray(found.fit(squareform(distances)).labels_, dtype=np.int64)
+        dbscan = DBSCAN(eps=max(self.eps_, least), min_samples=self.min_samples, metric="precomputed")
+        return np.asarray(dbscan.fit(squareform(distances)).labels_, dtype=np.int64)
 
 
-def nearest(rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
-    """For each newcomer the cluster to whose rows its mean distance is least; of equals the first."""
+def nearest(rows: Floats, labels: Labels, new: Floats) -> Labels:
+    """Return, for each new row, the cluster with the smallest mean distance to its rows.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Rows that have been clustered.
+    labels : ndarray of shape (n_rows,)
+        Cluster of each of them.
+    new : ndarray of shape (n_new, n_columns)
+        The new rows.
+
+    Returns
+    -------
+    ndarray of shape (n_new,)
+        The labels; of clusters at the same distance the one with the smallest number.
+
+    Examples
+    --------
+    >>> nearest(np.array([[0.0], [1.0], [9.0]]), np.array([0, 0, 1]), np.array([[4.0]])).tolist()
+    [0]
+    """
     from scipy.spatial.distance import cdist
 
-    distances, known = cdist(newcomers, rows), np.unique(labels)
+    distances, known = cdist(new, rows), np.unique(labels)
     means = np.stack([distances[:, labels == k].mean(axis=1) for k in known], axis=1)
     return np.asarray(known[means.argmin(axis=1)], dtype=np.int64)

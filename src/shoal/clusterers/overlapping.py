@@ -1,25 +1,28 @@
-"""MCTC: a row is in every cluster whose centre it points alike enough (multi-centre threshold clustering).
+"""MCTC: a row belongs to every cluster whose centre points in a similar direction (multi-centre threshold clustering).
+
+Li, Jia, Liu, Zhang, Wang, "SCMoE-PFL: a soft-clustering mixture-of-experts framework for personalized federated
+learning", Information Fusion 2026 (paper 001).
 
 | paper | here |
 |---|---|
-| z_i, N of them | a row of `z` |
-| K | `clusters`, of which `n_clusters_` are left |
+| z_i, N of them | a row of `X` |
+| K | `n_clusters`, of which `n_clusters_` are left |
 | threshold of the cosine, 0.2 at first, 0.6 at most | `threshold`, `threshold_`, `LARGEST` in steps of `STEP` |
 | initial centres, Alg. 1: ends of the least similar pairs | `seeds` |
-| centre of a cluster, Eq. (4) | a row of `centres_`: the mean of its members |
-| cos_avg, Eq. (3), accepted up to 0.3 | `separation_`, `limit` |
+| centre of a cluster, Eq. (4) | a row of `cluster_centers_`: the mean of its members |
+| cos_avg, Eq. (3), accepted up to 0.3 | `centre_similarity_`, `max_centre_similarity` |
 
-A row's first place in the ascending list of pairs is the pair of it and the row least like it, so the walk over the
-N (N − 1) / 2 pairs is a sort of N rows. A row that the guard passes over there is passed over at its later places too:
-seeds only become more. And seeds for K − 1 are the first K − 1 of those for K.
+The first place of a row in the ascending list of pairs is its pair with the row least similar to it. The walk over the
+N (N − 1) / 2 pairs is therefore a sort of N rows. A row that is passed over at its first place is passed over at its
+later places too, because seeds are only added. And the seeds for K − 1 clusters are the first K − 1 of those for K.
 
-The members depend on the order of the rows by design: centres move with each row that is assigned. Where groups are
-separated they do not.
+The members depend on the order of the rows by design: a centre moves with each row that is assigned. Where clusters are
+separated they do not depend on it.
 
-Deviation: the two ends of one pair may be far from each other and yet each be in a group that has its seed already;
-then two clusters share a group. `guarded` passes over such a row: one whose cosine with a seed reaches the threshold,
-so that it would be a member of the seed's cluster. It passes over rows of zeros too, which point nowhere. There may be
-fewer clusters than asked then. `guarded=False` is Alg. 1 as printed.
+Deviation: the two ends of one pair may be far from each other and yet each be in a group that has its seed already.
+Then two clusters share a group. With `distinct_seeds` such a row is passed over: a row whose cosine with a seed reaches
+the threshold, so that it would be a member of the seed's cluster. A row of zeros, which has no direction, is passed
+over too. There may then be fewer clusters than asked for. `distinct_seeds=False` is Alg. 1 as printed.
 """
 
 from __future__ import annotations
@@ -28,118 +31,233 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, table, whole
-from shoal.errors import UserError
+from shoal.clusterers.validation import Floats, Labels, fitted_rows, new_rows, number, whole
 
 Members = NDArray[np.bool_]
 
 LARGEST = 0.6  # threshold up to which it is raised
 STEP = 0.1
-DIGITS = 12  # of a cosine; what follows is rounding, by which neither ties nor thresholds may be decided
-NOTHING = 1e-12  # length, relative to the largest entry of all rows, up to which a vector is one of zeros
+DIGITS = 12  # of a cosine; the digits that follow are rounding and must decide neither ties nor thresholds
+NOTHING = 1e-12  # length, relative to the largest entry of all rows, up to which a vector counts as zeros
 
 
-class OverlappingClusters:
-    """Clusters that share rows: seeds far apart, and every other row wherever its cosine reaches a threshold.
+class OverlappingClusters(ClusterMixin, BaseEstimator):
+    """Clusters that share rows: seeds far apart, every other row wherever its cosine reaches a threshold.
 
-    A row that reaches none is in the cluster with the nearest centre; a seed is in its own cluster only. A row of zeros
-    has cosine 0 with everything. `validate`: while centres point alike (Eq. 3 above `limit`), the threshold is raised;
-    where it can be raised no more, there is one cluster less, and the threshold is as asked again. A single cluster is
-    always accepted.
+    A row that reaches no centre is in the cluster with the nearest one. A seed is in its own cluster only. A row of
+    zeros has cosine 0 with everything. Clusters are in the order of their seeds.
 
-    Found: `membership_` [N, K], `centres_` [K, m], `labels_` [N] (of the clusters that a row is in, the one whose
-    centre is nearest), `n_clusters_`, `threshold_` that was used last, `separation_`: the mean cosine between centres,
-    0 for a single cluster, which has none to be compared with. Clusters are in the order of their seeds.
+    Parameters
+    ----------
+    n_clusters : int, default=4
+        Largest number of clusters.
+    threshold : float, default=0.2
+        Cosine between a row and a centre from which on the row is a member of the cluster.
+    distinct_seeds : bool, default=True
+        Whether a row that would be a member of an earlier seed's cluster is passed over as a seed. There may then be
+        fewer clusters than asked for.
+    validate : bool, default=True
+        Whether clusters with similar centres are refused. The threshold is then raised up to 0.6, and if that does not
+        help there is one cluster less, with the threshold as it was given. A single cluster is always accepted.
+    max_centre_similarity : float, default=0.3
+        Mean cosine between centres up to which `validate` accepts clusters.
+
+    Attributes
+    ----------
+    membership_ : ndarray of shape (n_rows, n_clusters_)
+        True where a row is in a cluster.
+    labels_ : ndarray of shape (n_rows,)
+        Of the clusters that a row is in, the one with the nearest centre.
+    cluster_centers_ : ndarray of shape (n_clusters_, n_columns)
+        Means of the members of each cluster.
+    n_clusters_ : int
+        Number of clusters.
+    threshold_ : float
+        The threshold that was used last.
+    centre_similarity_ : float
+        Mean cosine between centres; 0 for a single cluster.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Li, Jia, Liu, Zhang, Wang, "SCMoE-PFL: a soft-clustering mixture-of-experts framework for personalized federated
+    learning", 2026, Alg. 1, Eq. (3) and (4).
+
+    Examples
+    --------
+    >>> from shoal.clusterers import OverlappingClusters
+    >>> rule = OverlappingClusters(n_clusters=2, threshold=0.6, validate=False)
+    >>> rule.fit([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).membership_.tolist()
+    [[True, False], [False, True], [True, True]]
     """
 
     membership_: Members
-    centres_: Floats
     labels_: Labels
+    cluster_centers_: Floats
     n_clusters_: int
     threshold_: float
-    separation_: float
+    centre_similarity_: float
 
     def __init__(
         self,
-        clusters: int = 4,
+        n_clusters: int = 4,
+        *,
         threshold: float = 0.2,
-        guarded: bool = True,
+        distinct_seeds: bool = True,
         validate: bool = True,
-        limit: float = 0.3,
+        max_centre_similarity: float = 0.3,
     ) -> None:
-        self.clusters = clusters
+        self.n_clusters = n_clusters
         self.threshold = threshold
-        self.guarded = guarded
+        self.distinct_seeds = distinct_seeds
         self.validate = validate
-        self.limit = limit
+        self.max_centre_similarity = max_centre_similarity
 
-    def fit(self, z: ArrayLike) -> Self:
-        whole("clusters", self.clusters, 1)
-        for name in ("threshold", "limit"):
-            if not -1 <= getattr(self, name) < np.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be a finite number, -1 or more")
-        given = table(z, "z", -np.inf, "component")
-        if len(given) == 0:
-            raise UserError(f"z has shape {given.shape}; it must have one row at least")
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Find seeds, assign the other rows in their order, and check that the clusters are different.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Any finite numbers.
+        y : None
+            Ignored; it is there by convention.
+
+        Returns
+        -------
+        self : OverlappingClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter or `X` is not as described.
+        """
+        whole("n_clusters", self.n_clusters, 1)
+        for name in ("threshold", "max_centre_similarity"):
+            number(name, getattr(self, name), -1)
+        given = fitted_rows(self, X)
         rows, self._unit = rescaled(given)
         self.membership_, self.threshold_ = self._accepted(rows)
         self.n_clusters_ = self.membership_.shape[1]
-        self.separation_ = separation(means(rows, self.membership_))
+        self.centre_similarity_ = centre_similarity(means(rows, self.membership_))
         self.labels_ = nearest_own(rows, self.membership_)
-        self.centres_ = means(given, self.membership_)
+        self.cluster_centers_ = means(given, self.membership_)
         return self
 
-    def predict(self, z: ArrayLike) -> Members:
-        """Membership of newcomers, by the same rule, with centres and threshold as they were found."""
-        if not hasattr(self, "membership_"):
-            raise UserError("OverlappingClusters has no clusters yet; fit(z) must come before predict(z)")
-        rows = table(z, "z", -np.inf, "component")
-        if rows.shape[1] != self.centres_.shape[1]:
-            raise UserError(f"z has {rows.shape[1]} columns; it must have {self.centres_.shape[1]}, as in fit")
-        return within(rows / self._unit, self.centres_ / self._unit, self.threshold_)
+    def predict_membership(self, X: ArrayLike) -> Members:
+        """Return the clusters of new rows, by the same rule, with the centres and the threshold of the end of `fit`.
+
+        For a row of `fit` there may be more clusters than in `membership_`: centres moved after it was assigned.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Rows as in `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows, n_clusters_)
+            True where a row is in a cluster.
+        """
+        rows = new_rows(self, X)
+        return within(rows / self._unit, self.cluster_centers_ / self._unit, self.threshold_)
+
+    def predict(self, X: ArrayLike) -> Labels:
+        """Return the cluster with the nearest centre for each new row.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Rows as in `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+            The labels.
+        """
+        rows = new_rows(self, X)
+        return cosines(rows / self._unit, self.cluster_centers_ / self._unit).argmax(1)
 
     def _accepted(self, rows: Floats) -> tuple[Members, float]:
-        """The first partition that Eq. (3) accepts, and its threshold."""
-        alike, most = cosines(rows, rows), min(self.clusters, len(rows))
+        """Returns the first clusters that Eq. (3) accepts, and their threshold."""
+        similarities, most = cosines(rows, rows), min(self.n_clusters, len(rows))
         thresholds = self._thresholds()
-        found = {threshold: seeds(alike, most, threshold if self.guarded else np.inf) for threshold in thresholds}
+        first = {t: seeds(similarities, most, t if self.distinct_seeds else np.inf) for t in thresholds}
         for count in range(most, 0, -1):
             for threshold in thresholds:
-                if len(found[threshold]) <= count < most:
+                if len(first[threshold]) <= count < most:
                     continue  # the same seeds were refused with a larger count
-                member = assigned(rows, found[threshold][:count], threshold)
-                one = member.shape[1] == 1
-                if one or not self.validate or separation(means(rows, member)) <= self.limit:  # Eq. (3)
+                member = assigned(rows, first[threshold][:count], threshold)
+                is_single = member.shape[1] == 1
+                if is_single or not self.validate or self._are_different(means(rows, member)):
                     return member, threshold
         raise AssertionError("a single cluster is always accepted")
+
+    def _are_different(self, centres: Floats) -> bool:
+        return centre_similarity(centres) <= self.max_centre_similarity  # Eq. (3)
 
     def _thresholds(self) -> list[float]:
         steps = int(round(max(LARGEST - self.threshold, 0.0) / STEP, DIGITS))
         return [round(float(self.threshold) + STEP * step, DIGITS) for step in range(steps + 1)]
 
 
-def seeds(alike: Floats, count: int, threshold: float = np.inf) -> Labels:
-    """Up to `count` rows, from pairs in ascending order of their cosines `alike` [N, N], ties by index.
+def seeds(similarities: Floats, count: int, threshold: float = np.inf) -> Labels:
+    """Return the rows that start clusters, from pairs in ascending order of their cosines, ties by index.
 
-    Passed over: a row whose cosine with an earlier seed is `threshold` or more, and, where there is a threshold, a row
-    of zeros. If nothing is left, the first row of all.
+    Parameters
+    ----------
+    similarities : ndarray of shape (n_rows, n_rows)
+        Cosines of all rows.
+    count : int
+        Largest number of seeds.
+    threshold : float, default=inf
+        A row whose cosine with an earlier seed is this or more is passed over. If it is finite, a row of zeros is
+        passed over too.
+
+    Returns
+    -------
+    ndarray of shape (n_seeds,)
+        Indices of the seeds, `count` at most. If all rows are passed over, the first row of the first pair.
+
+    References
+    ----------
+    Li, Jia, Liu, Zhang, Wang, "SCMoE-PFL: a soft-clustering mixture-of-experts framework for personalized federated
+    learning", 2026, Alg. 1.
     """
-    own, apart = np.arange(len(alike)), alike.copy()
+    own, apart = np.arange(len(similarities)), similarities.copy()
     np.fill_diagonal(apart, np.inf)
     partner = apart.argmin(1)
     order = np.lexsort((own, np.maximum(own, partner), np.minimum(own, partner), apart[own, partner]))
-    free = np.isinf(threshold) | (np.diag(alike) > 0)
-    found: list[int] = []
+    free = np.isinf(threshold) | (np.diag(similarities) > 0)
+    chosen: list[int] = []
     for row in order:
-        if len(found) < count and free[row]:
-            found.append(int(row))
-            free = free & (alike[row] < threshold)
-    return np.array(found or order[:1], dtype=np.int64)
+        if len(chosen) < count and free[row]:
+            chosen.append(int(row))
+            free = free & (similarities[row] < threshold)
+    return np.array(chosen or order[:1], dtype=np.int64)
 
 
 def assigned(rows: Floats, first: Labels, threshold: float) -> Members:
-    """Membership [N, K] if row `first[k]` starts cluster k and the others follow in order."""
+    """Assign rows one after another to the clusters that are near enough, from given seeds.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Rows on the scale of `rescaled`.
+    first : ndarray of shape (n_clusters,)
+        Index of the row that starts each cluster.
+    threshold : float
+        Cosine from which on a row is a member of a cluster.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_clusters)
+        True where a row is in a cluster.
+    """
     member = np.zeros((len(rows), len(first)), dtype=bool)
     member[first, np.arange(len(first))] = True
     sums, sizes = rows[first], np.ones((len(first), 1))
@@ -152,37 +270,115 @@ def assigned(rows: Floats, first: Labels, threshold: float) -> Members:
 
 
 def within(rows: Floats, centres: Floats, threshold: float) -> Members:
-    """In which clusters rows are [rows, centres]: where the cosine reaches the threshold, else the nearest."""
-    alike = cosines(rows, centres)
-    reached = alike >= threshold
-    nearest = np.arange(len(centres)) == alike.argmax(1)[:, None]
+    """Return the clusters of rows: those whose centre is near enough, or else the nearest.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Rows on the scale of `rescaled`.
+    centres : ndarray of shape (n_clusters, n_columns)
+        Centres on the same scale.
+    threshold : float
+        Cosine from which on a centre is near enough.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_clusters)
+        True where a row is in a cluster.
+    """
+    similarities = cosines(rows, centres)
+    reached = similarities >= threshold
+    nearest = np.arange(len(centres)) == similarities.argmax(1)[:, None]
     return np.where(reached.any(1, keepdims=True), reached, nearest)
 
 
-def separation(centres: Floats) -> float:
-    """Eq. (3): the mean cosine over pairs of centres; 0 for a single one."""
+def centre_similarity(centres: Floats) -> float:
+    """Return the mean cosine over pairs of centres, Eq. (3).
+
+    Parameters
+    ----------
+    centres : ndarray of shape (n_clusters, n_columns)
+        Centres on the scale of `rescaled`.
+
+    Returns
+    -------
+    float
+        The mean; 0 for a single centre.
+    """
     pairs = cosines(centres, centres)[np.triu_indices(len(centres), 1)]
     return round(float(pairs.mean()), DIGITS) if len(pairs) else 0.0
 
 
 def means(rows: Floats, member: Members) -> Floats:
-    """Eq. (4)."""
-    found: Floats = member.T.astype(np.float64) @ rows / member.sum(0)[:, None]
-    return found
+    """Return the centres of clusters, Eq. (4).
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Any finite numbers.
+    member : ndarray of shape (n_rows, n_clusters)
+        True where a row is in a cluster; no cluster is empty.
+
+    Returns
+    -------
+    ndarray of shape (n_clusters, n_columns)
+        Means of the members.
+    """
+    centres: Floats = member.T.astype(np.float64) @ rows / member.sum(0)[:, None]
+    return centres
 
 
 def nearest_own(rows: Floats, member: Members) -> Labels:
-    """Of the clusters that each row is in, the one whose centre has the largest cosine, the first of equals."""
+    """Return, of the clusters that each row is in, the one whose centre has the largest cosine with it.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Rows on the scale of `rescaled`.
+    member : ndarray of shape (n_rows, n_clusters)
+        True where a row is in a cluster.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The labels; of equals the first.
+    """
     return np.where(member, cosines(rows, means(rows, member)), -np.inf).argmax(1)
 
 
 def cosines(rows: Floats, others: Floats) -> Floats:
-    """[rows, others], for vectors on the scale of `rescaled`; 0 where one of them is NOTHING."""
+    """Return the cosines of all pairs of rows of two tables.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Rows on the scale of `rescaled`.
+    others : ndarray of shape (n_others, n_columns)
+        Rows on the same scale.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_others)
+        The cosines, rounded to `DIGITS`; 0 where a row is not longer than `NOTHING`.
+    """
     return np.round(_unit(rows) @ _unit(others).T, DIGITS) + 0.0
 
 
 def rescaled(rows: Floats) -> tuple[Floats, float]:
-    """The rows in units of the largest entry, and that unit; 1 if there is none."""
+    """Return rows in units of their largest entry.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Any finite numbers.
+
+    Returns
+    -------
+    rows : ndarray of shape (n_rows, n_columns)
+        The rows divided by the unit.
+    unit : float
+        The largest absolute value; 1 if all entries are 0.
+    """
     unit = float(np.abs(rows).max(initial=0.0)) or 1.0
     return rows / unit, unit
 

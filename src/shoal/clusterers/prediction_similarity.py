@@ -1,4 +1,4 @@
-"""FLIS: clients are alike if their models predict alike on the server's samples.
+"""FLIS: clients are similar if their models make similar predictions on the server's samples.
 
 Morafah et al., "FLIS: Clustered Federated Learning via Inference Similarity for Non-IID Data Distribution", 2022,
 arXiv 2208.09754.
@@ -14,9 +14,31 @@ from shoal.errors import UserError
 
 
 def inference_similarity(predictions: ArrayLike) -> Floats:
-    """A_ij, the cosine of the one-hot predictions of i and j: the share of rows on which they agree.
+    """Return the cosines between the predictions of models.
 
-    `predictions` is [clients, rows] of classes, or [clients, rows, classes] of one-hot rows or probabilities.
+    Parameters
+    ----------
+    predictions : array-like of shape (n_models, n_samples) or (n_models, n_samples, n_classes)
+        Classes as whole numbers, or one-hot rows or probabilities.
+
+    Returns
+    -------
+    ndarray of shape (n_models, n_models)
+        A_ij, the cosine of the one-hot predictions of i and j, which is the share of samples on which they agree.
+
+    Raises
+    ------
+    UserError
+        If `predictions` is not as described.
+
+    References
+    ----------
+    Morafah et al., "FLIS: Clustered Federated Learning via Inference Similarity for Non-IID Data Distribution", 2022.
+
+    Examples
+    --------
+    >>> inference_similarity([[0, 1, 2, 2], [0, 1, 1, 1]]).tolist()
+    [[1.0, 0.5], [0.5, 1.0]]
     """
     found = np.asarray(predictions)
     if found.ndim not in (2, 3) or found.shape[1] == 0 or (found.ndim == 2 and found.dtype.kind not in "iu"):
@@ -40,8 +62,32 @@ def inference_similarity(predictions: ArrayLike) -> Floats:
 
 
 def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, clusters: int | None = None) -> Labels:
-    """Labels by complete linkage, numbered by first appearance: all pairs of a cluster are at least `threshold` alike,
-    or the tree is cut into `clusters` (at most as many as there are clients)."""
+    """Cluster similarities by complete linkage.
+
+    Parameters
+    ----------
+    similarity : array-like of shape (n_rows, n_rows)
+        Symmetric similarities.
+    threshold : float, optional
+        The smallest similarity of two rows of one cluster.
+    clusters : int, optional
+        Number of clusters, at most as many as rows. Exactly one of `threshold` and `clusters` must be given.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The labels, numbered by first appearance.
+
+    Raises
+    ------
+    UserError
+        If an argument is not as described.
+
+    Examples
+    --------
+    >>> similarity_clusters([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]], threshold=0.5).tolist()
+    [0, 0, 1]
+    """
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
     from scipy.spatial.distance import squareform
 

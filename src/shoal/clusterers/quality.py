@@ -1,8 +1,9 @@
-"""How good clusters are, overlapping ones and partitions, so that they can be compared on the same rows.
+"""The quality of overlapping clusters and of partitions, so that they can be compared on the same rows.
 
-The distance of two rows is 1 − cosine; a row of zeros is at distance 1 from every other. The silhouette of a row is
-(b − a) / max(a, b): a its mean distance to the others of its cluster, b the least mean distance to another cluster. It
-is 0 for a row alone in its cluster and where a = b = 0. Nothing is ever NaN: what is not defined is 0.
+The distance of two rows is 1 − cosine. A row of zeros is at distance 1 from every other. The silhouette of a row is
+(b − a) / max(a, b), where a is its mean distance to the others of its cluster and b the smallest mean distance to
+another cluster. It is 0 for a row alone in its cluster and where a = b = 0. Nothing is ever NaN: what is not defined
+is 0.
 """
 
 from __future__ import annotations
@@ -11,67 +12,160 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.clusterers.overlapping import Members, cosines, nearest_own, rescaled
-from shoal.clusterers.validation import Floats, Labels, one_thread, table, whole
+from shoal.clusterers.validation import Floats, Labels, RandomState, one_thread, seed_of, table, whole
 from shoal.errors import UserError
 
 
-def overlap_quality(z: ArrayLike, membership: ArrayLike, truth: ArrayLike | None = None) -> dict[str, float]:
-    """Of clusters that may share rows: membership [N, K], true where a row is in a cluster.
+def overlap_quality(X: ArrayLike, membership: ArrayLike, truth: ArrayLike | None = None) -> dict[str, float]:
+    """Return the quality of clusters that may share rows.
 
-    - `overlap`: the mean number of clusters that a row is in.
-    - `silhouette`: each row counted only in that of its clusters whose centre is nearest, centres being means of all
-      members; mean over rows. 0 for a single cluster and for as many as rows.
-    - `silhouette_each`: mean over memberships, a taken from that cluster's other members and b from the clusters that
-      the row is not in. 0 for a row that is in all.
-    - `silhouette_core`: mean over the rows that are in exactly one cluster, all others left out.
-    - `purity`, with labels `truth`: share of memberships whose row has the label most frequent in the cluster.
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Any finite numbers.
+    membership : array-like of bool of shape (n_rows, n_clusters)
+        True where a row is in a cluster. Every row is in one cluster at least.
+    truth : array-like of shape (n_rows,), optional
+        Labels that clusters are compared with.
 
-    For a partition the three silhouettes are one.
+    Returns
+    -------
+    dict of str to float
+        The three silhouettes are the same for a partition.
+
+        - `overlap`: the mean number of clusters that a row is in.
+        - `silhouette`: the mean over rows, each counted only in that of its clusters whose centre is nearest. Centres
+          are means of all members. 0 for a single cluster and for as many clusters as rows.
+        - `silhouette_each`: the mean over memberships, with a from the other members of that cluster and b from the
+          clusters that the row is not in. 0 for a row that is in all clusters.
+        - `silhouette_core`: the mean over the rows that are in exactly one cluster; all others are left out.
+        - `purity`, with `truth`: the share of memberships whose row has the most frequent label of the cluster.
+
+    Raises
+    ------
+    UserError
+        If an argument is not as described.
     """
-    rows, member = _rows(z), _members(membership)
+    rows, member = _rows(X), _members(membership)
     if len(rows) != len(member):
-        raise UserError(f"membership has {len(member)} rows; it must have {len(rows)}, as many as z")
+        raise UserError(f"membership has {len(member)} rows; it must have {len(rows)}, as many as X")
     distances, labels = cosine_distances(rows), nearest_own(rows, member)
     core = np.flatnonzero(member.sum(1) == 1)
-    found = {
+    quality = {
         "overlap": float(member.sum(1).mean()),
         "silhouette": _silhouette(distances, labels),
         "silhouette_each": _silhouette_each(distances, member),
         "silhouette_core": _silhouette(distances[np.ix_(core, core)], labels[core]),
     }
-    return found if truth is None else {**found, "purity": _purity(member, _one_each(truth, len(rows), "truth"))}
+    return quality if truth is None else {**quality, "purity": _purity(member, _one_each(truth, len(rows), "truth"))}
 
 
-def hard_quality(z: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None) -> dict[str, float]:
-    """The same of a partition: each row is in the cluster of its label and no other."""
-    rows = _rows(z)
+def hard_quality(X: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None) -> dict[str, float]:
+    """Return the quality of a partition.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Any finite numbers.
+    labels : array-like of shape (n_rows,)
+        Cluster of each row.
+    truth : array-like of shape (n_rows,), optional
+        Labels that clusters are compared with.
+
+    Returns
+    -------
+    dict of str to float
+        As of `overlap_quality`.
+
+    Raises
+    ------
+    UserError
+        If an argument is not as described.
+    """
+    rows = _rows(X)
     given = _one_each(labels, len(rows), "labels")
     return overlap_quality(rows, given[:, None] == np.unique(given), truth)
 
 
-def compared(z: ArrayLike, clusters: int, seed: int, truth: ArrayLike | None = None) -> dict[str, dict[str, float]]:
-    """What `partitions` of the same rows into as many clusters are worth."""
-    return {name: hard_quality(z, labels, truth) for name, labels in partitions(z, clusters, seed).items()}
+def compared(
+    X: ArrayLike, n_clusters: int, random_state: RandomState = 0, truth: ArrayLike | None = None
+) -> dict[str, dict[str, float]]:
+    """Return the quality of usual partitions of the same rows into as many clusters.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Any finite numbers.
+    n_clusters : int
+        Number of clusters.
+    random_state : int, RandomState or None, default=0
+        Seed of k-means.
+    truth : array-like of shape (n_rows,), optional
+        Labels that clusters are compared with.
+
+    Returns
+    -------
+    dict of str to dict
+        For each of the `partitions`, its name and its quality as of `overlap_quality`.
+
+    Raises
+    ------
+    UserError
+        If an argument is not as described.
+    """
+    found = partitions(X, n_clusters, random_state)
+    return {name: hard_quality(X, labels, truth) for name, labels in found.items()}
 
 
-def partitions(z: ArrayLike, clusters: int, seed: int) -> dict[str, Labels]:
-    """Labels by `kmeans` (Euclidean, the best of ten starts) and `hierarchical` (average linkage of cosine distances).
-    There are no more clusters than distinct rows."""
+def partitions(X: ArrayLike, n_clusters: int, random_state: RandomState = 0) -> dict[str, Labels]:
+    """Return the labels of usual partitions.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Any finite numbers.
+    n_clusters : int
+        Number of clusters. There are no more clusters than distinct rows.
+    random_state : int, RandomState or None, default=0
+        Seed of k-means.
+
+    Returns
+    -------
+    dict of str to ndarray of shape (n_rows,)
+        Labels by `kmeans` (Euclidean, the best of ten starts) and by `hierarchical` (average linkage of cosine
+        distances).
+
+    Raises
+    ------
+    UserError
+        If an argument is not as described.
+    """
     from sklearn.cluster import AgglomerativeClustering, KMeans
 
-    rows = _rows(z)
-    count = min(whole("clusters", clusters, 1), len(np.unique(rows.round(9), axis=0)))
-    chance = whole("seed", seed, 0) % 2**32
+    rows = _rows(X)
+    count = min(whole("n_clusters", n_clusters, 1), len(np.unique(rows.round(9), axis=0)))
+    seed = seed_of(random_state) % 2**32
     if count == 1:
         return dict.fromkeys(("kmeans", "hierarchical"), np.zeros(len(rows), dtype=np.int64))
     with one_thread():
-        means = KMeans(count, n_init=10, random_state=chance).fit(rows).labels_
+        means = KMeans(count, n_init=10, random_state=seed).fit(rows).labels_
     tree = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit(cosine_distances(rows)).labels_
     return {"kmeans": means.astype(np.int64), "hierarchical": tree.astype(np.int64)}
 
 
 def cosine_distances(rows: Floats) -> Floats:
-    """For rows on the scale of `rescaled`."""
+    """Return the distances 1 - cosine of all pairs of rows.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Rows on the scale of `overlapping.rescaled`.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_rows)
+        The distances, with zeros on the diagonal.
+    """
     distances = 1 - cosines(rows, rows)
     np.fill_diagonal(distances, 0.0)
     return distances
@@ -100,15 +194,12 @@ def _purity(member: Members, truth: NDArray[np.generic]) -> float:
     return float(counts.max(1).sum() / member.sum())
 
 
-def _rows(z: ArrayLike) -> Floats:
-    rows = table(z, "z", -np.inf, "component")
-    if len(rows) == 0:
-        raise UserError(f"z has shape {rows.shape}; it must have one row at least")
-    return rescaled(rows)[0]
+def _rows(X: ArrayLike) -> Floats:
+    return rescaled(table(X, min_rows=1))[0]
 
 
 def _members(membership: ArrayLike) -> Members:
-    """Without clusters that have no member."""
+    """Returns the membership without clusters that have no member."""
     found = np.asarray(membership)
     if found.ndim != 2 or found.dtype != np.bool_:
         raise UserError(f"membership is {found.dtype} {found.shape}; it must be a bool for each row and cluster")
@@ -120,5 +211,5 @@ def _members(membership: ArrayLike) -> Members:
 def _one_each(labels: ArrayLike, count: int, name: str) -> NDArray[np.generic]:
     found = np.asarray(labels)
     if found.shape != (count,):
-        raise UserError(f"{name} has shape {found.shape}; it must be ({count},), a label for each row of z")
+        raise UserError(f"{name} has shape {found.shape}; it must be ({count},), a label for each row of X")
     return found

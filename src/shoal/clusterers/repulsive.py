@@ -1,86 +1,161 @@
-"""RepClust: groups of equal size, each as diverse as possible and all alike.
+"""RepClust: clusters of equal size, each as diverse as possible and all alike.
 
-Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods
-(paper 002), Sec. III-B, Eq. (3) and Algorithm 1.
+Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods" (paper 002),
+Sec. III-B, Eq. (3) and Algorithm 1.
 
 | paper | here |
 |---|---|
 | L clients, p_j | the rows of `X` |
-| d, symmetrised KL | `divergence.symmetric_kl` |
-| G, S | `groups`, `top` (None: all groups; the paper leaves S open) |
+| d, symmetrised KL | `symmetric_kl.symmetric_kl` |
+| G, S | `n_clusters`, `top` (None: all clusters; the paper leaves S open) |
 | C_g, p^(g) | the rows with `labels_ == g`, their mean |
 | first and second objective of (3) | `within_`, `between_` |
 | "diversity (3)" | J = first - second objective, in `history_` |
 | i_g, j_g | the closest pair in C_g; i_g, the one that is swapped, is the first of them in the shuffled order |
 
-Rows are sorted by value and shuffled, so that neither chance nor ties depend on the order in which they came. (Ties by
-value itself would put forward the same kind of client in every group, and swapping those changes nothing.)
+Rows are sorted by value and shuffled, so that neither randomness nor ties depend on the order in which they came. (Ties
+by value itself would put forward the same kind of client in every cluster, and swapping those changes nothing.)
 
 A swap is made if J rises. The second objective is summed over g < g' and divided by G(G-1), as printed: half the mean.
 
-d is made of products, so its sum over all pairs of a set follows from three sums over the elements:
-Σ_{a<b} d(a, b) = ½ (n Σ a·ln a - (Σ a)·(Σ ln a)). A swap costs O(M) thereby, whatever the size of the groups.
+d consists of products, so its sum over all pairs of a set follows from three sums over the elements:
+Σ_{a<b} d(a, b) = ½ (n Σ a·ln a - (Σ a)·(Σ ln a)). A swap therefore costs O(M), whatever the size of the clusters.
 
-Deviation: after a swap the closest pairs of both groups are found anew at once, not at the next sweep only.
-Deviation: where G does not divide L, sizes differ by one; a group of one adds 0 to the first objective.
-Deviation: `swaps="all"` tries every pair of clients of different groups. Algorithm 1 is good while a group is not
-larger than the number of kinds of clients; in a larger one the closest pair may be of one kind and rightly together.
+Deviation: after a swap the closest pairs of both clusters are found again at once, not at the next sweep only.
+Deviation: where G does not divide L, sizes differ by one. A cluster of one row adds 0 to the first objective.
+Deviation: `swaps="all"` tries every pair of rows of different clusters. Algorithm 1 is good while a cluster is not
+larger than the number of kinds of clients. In a larger one the closest pair may be of one kind and rightly together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
 
 from shoal.clusterers.symmetric_kl import FLOOR, symmetric_kl
-from shoal.clusterers.validation import Floats, Labels, by_first_appearance, one_of, table, whole
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    RandomState,
+    by_first_appearance,
+    fitted_rows,
+    one_of,
+    seed_of,
+    table,
+    whole,
+)
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 
 _RISE = 1e-12  # of J, relative: less is rounding
-_MOST_SWEEPS = 1000  # a guard: about ten are needed
 _WINDOW = 256  # partners looked at together: those behind the first good one are looked at in vain
-_BLOCK = 256  # rows of a large group whose distances are held at once
+_BLOCK = 256  # rows of a large cluster whose distances are held at once
 
 
-class RepulsiveClusters:
-    """Algorithm 1: swap clients between random groups as long as diversity rises.
+class RepulsiveClusters(ClusterMixin, BaseEstimator):
+    """Clusters of equal size and mixed rows: rows are swapped between random clusters while diversity rises.
 
-    `swaps="closest"` is the paper's; "all" swaps each client in turn with its best partner until no swap of any two
-    helps: L²/2 candidates in a sweep, for some thousand clients at most. More groups than rows: each row is a group.
-    Found: `labels_` [L], `within_`, `between_`, `history_` (J at the start and after each swap), `sweeps_`.
+    Parameters
+    ----------
+    n_clusters : int, default=8
+        Number of clusters. With more clusters than rows, each row is a cluster.
+    random_state : int, RandomState or None, default=0
+        Seed of the random clusters.
+    swaps : {"closest", "all"}, default="closest"
+        Which rows are swapped. "closest" is the paper's: one row of the closest pair of each cluster. "all" swaps each
+        row in turn with its best partner until no swap of two rows helps, which takes n_rows² / 2 candidates in a
+        sweep.
+    top : int, optional
+        Number of clusters with the closest pairs that "closest" looks at, 2 or more. By default all.
+    max_iter : int, default=1000
+        Largest number of sweeps. About ten are needed.
+
+    Attributes
+    ----------
+    labels_ : ndarray of shape (n_rows,)
+        Cluster of each row, numbered by first appearance.
+    within_ : float
+        Mean divergence within clusters, the first objective.
+    between_ : float
+        Half the mean divergence between the clusters' means, the second objective.
+    history_ : ndarray of shape (n_swaps + 1,)
+        First minus second objective, at the start and after each swap.
+    n_iter_ : int
+        Number of sweeps.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods",
+    2025, Sec. III-B.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import RepulsiveClusters
+    >>> RepulsiveClusters(n_clusters=2).fit_predict([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]).tolist()
+    [0, 1, 1, 0]
     """
 
     labels_: Labels
     within_: float
     between_: float
     history_: Floats
-    sweeps_: int
+    n_iter_: int
 
     def __init__(
-        self, groups: int, seed: int = 0, swaps: Literal["closest", "all"] = "closest", top: int | None = None
+        self,
+        n_clusters: int = 8,
+        *,
+        random_state: RandomState = 0,
+        swaps: Literal["closest", "all"] = "closest",
+        top: int | None = None,
+        max_iter: int = 1000,
     ) -> None:
-        self.groups = groups
-        self.seed = seed
+        self.n_clusters = n_clusters
+        self.random_state = random_state
         self.swaps = swaps
         self.top = top
+        self.max_iter = max_iter
 
-    def fit(self, X: ArrayLike) -> Self:
-        whole("groups", self.groups, 1)
-        whole("seed", self.seed, 0)
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Find clusters whose diversity no swap raises.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Non-negative numbers, such as label distributions. They are not normalised. Entries below 1e-6 count as
+            1e-6.
+        y : None
+            Ignored; it is there by convention.
+
+        Returns
+        -------
+        self : RepulsiveClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter or `X` is not as described.
+        """
+        whole("n_clusters", self.n_clusters, 1)
+        whole("max_iter", self.max_iter, 1)
         one_of("swaps", self.swaps, ("closest", "all"))
         if self.top is not None:
             whole("top", self.top, 2)
-        rows = table(X)
-        order = self._shuffled(rows)
-        search = _Search(_Grouping(rows[order], np.arange(len(rows)) % self.groups), self.top)  # line 1
+        seed = seed_of(self.random_state)
+        rows = fitted_rows(self, X, non_negative=True)
+        order = _shuffled(rows, seed)
+        search = _Search(_Grouping(rows[order], np.arange(len(rows)) % self.n_clusters), self.top)  # line 1
         sweep = search.closest if self.swaps == "closest" else search.all
-        self.sweeps_ = 1
-        while sweep() and self.sweeps_ < _MOST_SWEEPS:  # line 2
-            self.sweeps_ += 1
+        self.n_iter_ = 1
+        while sweep() and self.n_iter_ < self.max_iter:  # line 2
+            self.n_iter_ += 1
         labels = np.empty(len(rows), np.int64)
         labels[order] = search.grouping.labels
         self.labels_, _ = by_first_appearance(labels)
@@ -88,23 +163,54 @@ class RepulsiveClusters:
         self.history_ = np.array(search.history)
         return self
 
-    def _shuffled(self, rows: Floats) -> Labels:
-        by_value = np.lexsort(rows.T[::-1])
-        shuffled: Labels = np.random.default_rng(derive_seed(int(self.seed), "repulsive")).permutation(by_value)
-        return shuffled
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
 
 
-def objectives(P: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
-    """Both objectives of Eq. (3): the mean divergence within groups, half the mean divergence between their means."""
-    rows, given = table(P, "P"), np.asarray(labels)
+def _shuffled(rows: Floats, seed: int) -> Labels:
+    by_value = np.lexsort(rows.T[::-1])
+    shuffled: Labels = np.random.default_rng(derive_seed(seed, "repulsive")).permutation(by_value)
+    return shuffled
+
+
+def objectives(X: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
+    """Return both objectives of Eq. (3) for a partition.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Non-negative numbers, such as label distributions.
+    labels : array-like of shape (n_rows,)
+        Cluster of each row.
+
+    Returns
+    -------
+    within : float
+        Mean divergence within clusters.
+    between : float
+        Half the mean divergence between the clusters' means.
+
+    Raises
+    ------
+    UserError
+        If `X` or `labels` is not as described.
+
+    References
+    ----------
+    Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods", 2025,
+    Eq. (3).
+    """
+    rows, given = table(X, non_negative=True), np.asarray(labels)
     if given.shape != (len(rows),):
-        raise UserError(f"labels has shape {given.shape}; it must be ({len(rows)},), one label for each row of P")
+        raise UserError(f"labels has shape {given.shape}; it must be ({len(rows)},), one label for each row of X")
     grouping = _Grouping(rows, np.unique(given, return_inverse=True)[1])
     return grouping.within(), grouping.between()
 
 
 class _Grouping:
-    """Groups of rows, with the sums from which Eq. (3) and the effect of a swap on it follow."""
+    """Clusters of rows, with the sums from which Eq. (3) and the effect of a swap on it follow."""
 
     def __init__(self, rows: Floats, labels: Labels) -> None:
         self.rows, self.labels = rows, labels
@@ -130,18 +236,18 @@ class _Grouping:
         self.sum_of_means, self.sum_of_logs = np.maximum(self.means, FLOOR).sum(0), self.mean_logs.sum(0)
 
     def within(self) -> float:
-        """Eq. (3), first objective."""
+        """Returns the first objective of Eq. (3)."""
         sums = np.maximum(0.5 * (self.sizes * self.own_sums - _dot(self.sums, self.log_sums)), 0.0)
         return float(self.share @ sums) / max(self.count, 1)
 
     def between(self) -> float:
-        """Eq. (3), second objective."""
+        """Returns the second objective of Eq. (3)."""
         own = _dot(np.maximum(self.means, FLOOR), self.mean_logs).sum()
         over_pairs = 0.5 * (self.count * own - self.sum_of_means @ self.sum_of_logs)
         return max(float(over_pairs), 0.0) / max(self.count * (self.count - 1), 1)
 
     def gains(self, i: int, others: Labels) -> Floats:
-        """By how much J rises if row i changes places with each of the others, all of other groups."""
+        """Returns by how much J rises if row i changes places with each of the others, all of other clusters."""
         return self._more_within(i, others) - self._more_between(i, others)
 
     def _more_within(self, i: int, others: Labels) -> Floats:
@@ -164,7 +270,7 @@ class _Grouping:
         return rise
 
     def _moved(self, groups: Labels, change: Floats) -> tuple[Floats, Floats, Floats]:
-        """By how much p·ln p, p and ln p change for the groups' means p."""
+        """Returns by how much p·ln p, p and ln p change for the means p of the clusters."""
         before, log_before = np.maximum(self.means[groups], FLOOR), self.mean_logs[groups]
         after = np.maximum(self.means[groups] + change, FLOOR)
         log_after = np.log(after)
@@ -178,7 +284,7 @@ class _Grouping:
         self._sum_up((here, there))
 
     def closest(self, g: int) -> tuple[int, float]:
-        """i_g and its distance to j_g (line 5); a group of one has no pair, and its row is the last to be swapped."""
+        """Returns i_g and its distance to j_g (line 5). A cluster of one row has no pair and is swapped last."""
         inside = self.members[g]
         rows = self.rows[inside]
         best, least = inside[0], np.inf
@@ -191,14 +297,14 @@ class _Grouping:
 
 
 class _Search:
-    """Hill climbing on J by swaps. A sweep says whether it swapped anything."""
+    """Hill climbing on J by swaps. A sweep returns whether it swapped anything."""
 
     def __init__(self, grouping: _Grouping, top: int | None) -> None:
         self.grouping, self.top = grouping, top
         self.history = [grouping.within() - grouping.between()]
 
     def closest(self) -> bool:
-        """Lines 3 to 16 of Algorithm 1."""
+        """Does lines 3 to 16 of Algorithm 1."""
         swaps = len(self.history)
         pairs = [self.grouping.closest(g) for g in range(self.grouping.count)]
         candidates = np.array([i for i, _ in pairs], np.int64)
@@ -231,7 +337,7 @@ class _Search:
         return _RISE * max(1.0, abs(self.history[-1]))
 
     def _swapped(self, i: int, j: int, gain: float) -> bool:
-        """Lines 12 and 13."""
+        """Does lines 12 and 13 of Algorithm 1: swaps if J rises."""
         if gain <= self._least_rise():
             return False
         self.grouping.swap(i, j)
@@ -240,6 +346,6 @@ class _Search:
 
 
 def _dot(a: Floats, b: Floats) -> Floats:
-    """Row by row."""
+    """Returns the products of the rows of two tables, row by row."""
     products: Floats = np.einsum("nm,nm->n", a, b)
     return products

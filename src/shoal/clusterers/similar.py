@@ -1,100 +1,175 @@
-"""SimClust: clients with similar label distributions in one cluster.
+"""SimClust: rows with similar label distributions in one cluster.
 
-Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods
-(paper 002), Sec. III-A.
+Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods" (paper 002),
+Sec. III-A.
 
 | paper | here |
 |---|---|
-| p_j, label distribution of client j | a row of `X`, floored as in `divergence` |
-| d(p_j, p_k), symmetrised KL | `divergence.symmetric_kl` |
-| G | `clusters` |
+| p_j, label distribution of client j | a row of `X`, floored as in `symmetric_kl` |
+| d(p_j, p_k), symmetrised KL | `symmetric_kl.symmetric_kl` |
+| G | `n_clusters` |
 | C_g | the rows with `labels_ == g` |
 | - | a, g: arithmetic and geometric mean of a cluster's rows; W: Lambert's function |
 
-The paper says k-means with d for the metric and no more. Here: Lloyd's iterations, k-means++ seeds drawn by d (which
-behaves like a squared distance), the best of `restarts` by inertia.
+The paper says no more than "k-means" with d for the metric. Here: Lloyd's iterations, k-means++ seeds drawn by d (which
+behaves like a squared distance), the best of `n_init` by inertia.
 
-Deviation: the arithmetic mean of k-means is not the point with the least sum of d. That point is `centre="jeffreys"`,
-with lower inertia; the mean is the default because it is what "k-means" says and its rows stay label distributions.
+Deviation: the arithmetic mean of k-means is not the point with the smallest sum of d. That point is
+`centre="jeffreys"`, with lower inertia. The mean is the default because it is what "k-means" says, and because a mean
+of label distributions is one itself.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
 
 from shoal.clusterers.symmetric_kl import FLOOR, symmetric_kl
-from shoal.clusterers.validation import Floats, Labels, by_first_appearance, one_of, table, whole
-from shoal.errors import UserError
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    RandomState,
+    by_first_appearance,
+    fitted_rows,
+    new_rows,
+    one_of,
+    seed_of,
+    whole,
+)
 from shoal.rng import derive_seed
 
 
-class SimilarClusters:
-    """k-means under the symmetrised KL divergence.
+class SimilarClusters(ClusterMixin, BaseEstimator):
+    """k-means under the symmetrised Kullback-Leibler divergence, for label distributions.
 
-    There are never more clusters than distinct rows: fewer rows than `clusters`, or equal ones, give fewer clusters.
-    Found: `labels_` [L], `centres_` [clusters, M], `inertia_` (the sum of d between rows and their centres).
+    Parameters
+    ----------
+    n_clusters : int, default=8
+        Number of clusters. There are never more clusters than distinct rows.
+    random_state : int, RandomState or None, default=0
+        Seed of the initial centres.
+    n_init : int, default=10
+        Number of starts, of which the one with the lowest inertia is kept.
+    max_iter : int, default=100
+        Largest number of Lloyd's iterations of a start.
+    centre : {"mean", "jeffreys"}, default="mean"
+        Centre of a cluster: the mean of its rows, or the point with the smallest sum of divergences from them.
+
+    Attributes
+    ----------
+    labels_ : ndarray of shape (n_rows,)
+        Cluster of each row, numbered by first appearance.
+    cluster_centers_ : ndarray of shape (n_clusters, n_columns)
+        Centres of the clusters.
+    inertia_ : float
+        Sum of the divergences between rows and their centres.
+    n_iter_ : int
+        Number of iterations of the start that was kept.
+    n_features_in_ : int
+        Number of columns of `X`.
+
+    References
+    ----------
+    Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods",
+    2025, Sec. III-A.
+
+    Examples
+    --------
+    >>> from shoal.clusterers import SimilarClusters
+    >>> SimilarClusters(n_clusters=2).fit_predict([[0.8, 0.2], [0.2, 0.8], [0.6, 0.4], [0.4, 0.6]]).tolist()
+    [0, 1, 0, 1]
     """
 
     labels_: Labels
-    centres_: Floats
+    cluster_centers_: Floats
     inertia_: float
+    n_iter_: int
 
     def __init__(
         self,
-        clusters: int,
-        seed: int = 0,
-        restarts: int = 10,
-        most_iterations: int = 100,
+        n_clusters: int = 8,
+        *,
+        random_state: RandomState = 0,
+        n_init: int = 10,
+        max_iter: int = 100,
         centre: Literal["mean", "jeffreys"] = "mean",
     ) -> None:
-        self.clusters = clusters
-        self.seed = seed
-        self.restarts = restarts
-        self.most_iterations = most_iterations
+        self.n_clusters = n_clusters
+        self.random_state = random_state
+        self.n_init = n_init
+        self.max_iter = max_iter
         self.centre = centre
 
-    def fit(self, X: ArrayLike) -> Self:
-        for name in ("clusters", "restarts", "most_iterations"):
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Find centres and labels.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Non-negative numbers, such as label distributions. They are not normalised. Entries below 1e-6 count as
+            1e-6.
+        y : None
+            Ignored; it is there by convention.
+
+        Returns
+        -------
+        self : SimilarClusters
+            The fitted estimator.
+
+        Raises
+        ------
+        UserError
+            If a parameter or `X` is not as described.
+        """
+        for name in ("n_clusters", "n_init", "max_iter"):
             whole(name, getattr(self, name), 1)
-        whole("seed", self.seed, 0)
         one_of("centre", self.centre, ("mean", "jeffreys"))
-        given = np.maximum(table(X), FLOOR)
-        rows, place, weights = np.unique(given, axis=0, return_inverse=True, return_counts=True)
-        if len(rows) == 0:
-            self.labels_, self.centres_, self.inertia_ = np.empty(0, np.int64), given, 0.0
-            return self
-        tries = [self._lloyd(rows, weights, restart) for restart in range(self.restarts)]
-        self.inertia_, centres, labels = min(tries, key=lambda found: found[0])
-        self.labels_, used = by_first_appearance(labels[place.reshape(-1)])
-        self.centres_ = centres[used]
+        seed = seed_of(self.random_state)
+        given = np.maximum(fitted_rows(self, X, non_negative=True), FLOOR)
+        rows, inverse, weights = np.unique(given, axis=0, return_inverse=True, return_counts=True)
+        starts = [self._lloyd(rows, weights, derive_seed(seed, "similar", start)) for start in range(self.n_init)]
+        self.inertia_, centres, labels, self.n_iter_ = min(starts, key=lambda result: result[0])
+        self.labels_, used = by_first_appearance(labels[inverse.reshape(-1)])
+        self.cluster_centers_ = centres[used]
         return self
 
-    def predict(self, P: ArrayLike) -> Labels:
-        """The nearest centre of each row."""
-        if not hasattr(self, "centres_"):
-            raise UserError("SimilarClusters has no centres yet; fit(X) must come before predict(P)")
-        rows = table(P, "P")
-        if rows.shape[1] != self.centres_.shape[1]:
-            raise UserError(f"P has {rows.shape[1]} columns; it must have {self.centres_.shape[1]}, as X had")
-        if len(rows) and not len(self.centres_):
-            raise UserError("SimilarClusters was fitted on no rows; fit(X) must see at least 1 row before predict(P)")
-        labels: Labels = symmetric_kl(rows, self.centres_).argmin(1) if len(rows) else np.empty(0, np.int64)
+    def predict(self, X: ArrayLike) -> Labels:
+        """Return the cluster with the nearest centre for each new row.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_rows, n_columns)
+            Rows as in `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,)
+            The labels.
+        """
+        rows = new_rows(self, X, non_negative=True)
+        labels: Labels = symmetric_kl(rows, self.cluster_centers_).argmin(1)
         return labels
 
-    def _lloyd(self, rows: Floats, weights: Labels, restart: int) -> tuple[float, Floats, Labels]:
-        rng = np.random.default_rng(derive_seed(int(self.seed), "similar", restart))
-        centres = _seeds(rows, weights, self.clusters, rng)
-        labels = np.full(len(rows), -1)
-        for _ in range(self.most_iterations):
+    def _lloyd(self, rows: Floats, weights: Labels, seed: int) -> tuple[float, Floats, Labels, int]:
+        """Returns inertia, centres, labels and the number of iterations of one start."""
+        centres = _seeds(rows, weights, self.n_clusters, np.random.default_rng(seed))
+        labels, iterations = np.full(len(rows), -1), 0
+        for _ in range(self.max_iter):
+            iterations += 1
             before, labels = labels, _assigned(rows, centres)
             if np.array_equal(before, labels):
                 break
             centres = _centres(rows, weights, labels, self.centre)
         distance = symmetric_kl(rows, centres)
-        return float(weights @ distance.min(1)), centres, distance.argmin(1)
+        return float(weights @ distance.min(1)), centres, distance.argmin(1), iterations
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        return tags
 
 
 def _seeds(rows: Floats, weights: Labels, clusters: int, rng: np.random.Generator) -> Floats:
@@ -102,14 +177,14 @@ def _seeds(rows: Floats, weights: Labels, clusters: int, rng: np.random.Generato
     chosen = [int(rng.choice(len(rows), p=weights / weights.sum()))]
     nearest = symmetric_kl(rows, rows[chosen])[:, 0]
     while len(chosen) < clusters and nearest.any():
-        chance = weights * nearest
-        chosen.append(int(rng.choice(len(rows), p=chance / chance.sum())))
+        probability = weights * nearest
+        chosen.append(int(rng.choice(len(rows), p=probability / probability.sum())))
         nearest = np.minimum(nearest, symmetric_kl(rows, rows[chosen[-1:]])[:, 0])
     return rows[chosen]
 
 
 def _assigned(rows: Floats, centres: Floats) -> Labels:
-    """The nearest centre of each row; a centre without rows gets the row that is farthest from its own."""
+    """Returns the nearest centre of each row; a centre without rows gets the row that is farthest from its own."""
     distance = symmetric_kl(rows, centres)
     labels: Labels = distance.argmin(1)
     nearest = distance.min(1)
@@ -121,7 +196,7 @@ def _assigned(rows: Floats, centres: Floats) -> Labels:
 
 
 def _centres(rows: Floats, weights: Labels, labels: Labels, centre: str) -> Floats:
-    """Of each cluster the mean, or what has the least sum of d to its rows: in each class a / W(e a / g)."""
+    """Returns the centre of each cluster: the mean, or the point with the smallest sum of d, a / W(e a / g)."""
     arithmetic = _means(rows, weights, labels)
     if centre == "mean":
         return arithmetic

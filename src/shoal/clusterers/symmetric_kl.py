@@ -1,4 +1,4 @@
-"""How far apart two label distributions are: the Kullback-Leibler divergence, symmetrised.
+"""The symmetrised Kullback-Leibler divergence of label distributions.
 
 | symbol | here |
 |---|---|
@@ -17,7 +17,30 @@ _NOISE = 1e-12  # distributions nearer than this differ by the rounding of the p
 
 
 def symmetric_kl(P: Floats, Q: Floats) -> Floats:
-    """[n, M] and [m, M] to [n, m]: four products, since d = ½ (p·ln p + q·ln q - p·ln q - q·ln p)."""
+    """Return the symmetrised Kullback-Leibler divergence of all pairs of rows of two tables.
+
+    Parameters
+    ----------
+    P : ndarray of shape (n_p, n_columns)
+        Non-negative numbers, such as label distributions.
+    Q : ndarray of shape (n_q, n_columns)
+        The same.
+
+    Returns
+    -------
+    ndarray of shape (n_p, n_q)
+        The divergences. They take four matrix products, since d = ½ (p·ln p + q·ln q - p·ln q - q·ln p).
+
+    References
+    ----------
+    Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods", 2025,
+    Sec. III-A.
+
+    Examples
+    --------
+    >>> symmetric_kl(np.array([[0.75, 0.25]]), np.array([[0.25, 0.75], [0.75, 0.25]])).round(4).tolist()
+    [[0.5493, 0.0]]
+    """
     p, q = np.maximum(P, FLOOR), np.maximum(Q, FLOOR)
     log_p, log_q = np.log(p), np.log(q)
     own = (p * log_p).sum(1)[:, None] + (q * log_q).sum(1)

@@ -1,4 +1,7 @@
-"""What every clusterer checks about its input, and how it numbers its labels."""
+"""Checks of the input of clusterers, and the numbering of labels.
+
+Importing this module does not load scikit-learn: the stages use it at import time.
+"""
 
 from __future__ import annotations
 
@@ -11,56 +14,377 @@ from shoal.errors import UserError
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+RandomState = int | np.random.RandomState | None
+
+
+class NotNumeric(UserError, TypeError):
+    """Input that is no dense table of numbers. It is also a TypeError, which scikit-learn expects in this case."""
 
 
 def one_thread() -> Any:
-    """Products of a few rows are quick; threads that wait for each other on a busy machine make them far slower."""
+    """Limit BLAS to one thread within a `with` block.
+
+    Products of a few rows are quick. On a busy machine, threads that wait for each other make them much slower.
+
+    Returns
+    -------
+    context manager
+        The limit of `threadpoolctl`.
+    """
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(1, user_api="blas")
 
 
-def table(X: ArrayLike, name: str = "X", least: float = 0.0, column: str = "class") -> Floats:
-    """A copy of X as finite numbers, none below `least`: one row per client and one column per class."""
+def table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_rows: int = 0) -> Floats:
+    """Return a copy of a table as finite numbers.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_rows, n_columns)
+        Lists, an array, a data frame or a tensor on the CPU.
+    name : str, default="X"
+        Name of the argument, for error messages.
+    non_negative : bool, default=False
+        Whether negative entries are refused.
+    min_rows : int, default=0
+        Number of rows that the table must have at least.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_columns)
+        The entries in double precision, without negative zeros, which would sort differently from zeros.
+
+    Raises
+    ------
+    UserError
+        If the shape is wrong, or an entry is not a finite number or is negative where that is refused.
+    """
+    rows = numeric(X, name)
+    check_shape(rows.shape, name, min_rows)
+    _refuse_bad_entries(rows, name, non_negative)
+    return rows + 0.0
+
+
+def numeric(X: ArrayLike, name: str = "X") -> Floats:
+    """Return a copy of array-like input in double precision, whatever its shape and its numbers are.
+
+    Parameters
+    ----------
+    X : array-like
+        The input.
+    name : str, default="X"
+        Name of the argument, for error messages.
+
+    Returns
+    -------
+    ndarray
+        The copy.
+
+    Raises
+    ------
+    UserError
+        If the input is sparse or complex, or an entry is not a number.
+    """
+    if hasattr(X, "toarray"):
+        raise NotNumeric(f"{name} is a sparse {type(X).__name__}; it must be dense, such as {name}.toarray()")
     try:
-        found = np.array(X, dtype=np.float64)
+        is_complex = np.iscomplexobj(X)
+        rows = np.array(X if not is_complex else 0, dtype=np.float64)
     except (TypeError, ValueError) as error:
+        message = f"{name} holds something that is not a number ({error}); it must be a table of numbers"
+        raise NotNumeric(message) from error
+    if is_complex:
+        raise UserError(f"Complex data not supported: {name} holds complex numbers; they must be real")
+    return rows
+
+
+def check_shape(shape: tuple[int, ...], name: str, min_rows: int) -> None:
+    """Refuse a shape that is not (`min_rows` or more, 1 or more).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the argument.
+    name : str
+        Name of the argument, for the error message.
+    min_rows : int
+        Number of rows that the argument must have at least.
+
+    Raises
+    ------
+    UserError
+        If there are not two axes, or too few rows or columns.
+    """
+    if len(shape) != 2:
         raise UserError(
-            f"{name} holds something that is not a number ({error}); it must be a table of numbers"
-        ) from error
-    if found.ndim != 2 or found.shape[1] == 0:
-        raise UserError(f"{name} has shape {found.shape}; it must have one row per client and one column per {column}")
-    bad = np.argwhere(~np.isfinite(found) | (found < least))
-    if len(bad):
-        row, place = bad[0]
-        value = found[row, place]
-        bound = f" and {least:g} or more" if np.isfinite(least) else ""
-        raise UserError(f"{name} has {value} in row {row}, column {place}; entries must be finite{bound}")
-    return found + 0.0  # -0.0 and 0.0 are one value and must sort alike
+            f"{name} has shape {shape}; it must have two axes, rows and columns. Reshape your data, for example with "
+            f"{name}.reshape(1, -1) if it is a single row"
+        )
+    for axis, count, least in (("feature", shape[1], 1), ("sample", shape[0], min_rows)):
+        if count < least:
+            raise UserError(f"{name} has {count} {axis}(s) (shape={shape}) while a minimum of {least} is required.")
+
+
+def _refuse_bad_entries(rows: Floats, name: str, non_negative: bool) -> None:
+    for row, column in np.argwhere(~np.isfinite(rows))[:1]:
+        raise UserError(
+            f"{name} has {rows[row, column]} in row {row}, column {column}; entries must be finite, not NaN or infinite"
+        )
+    if non_negative:
+        for row, column in np.argwhere(rows < 0)[:1]:
+            raise UserError(
+                f"Negative values in data: {name} has {rows[row, column]} in row {row}, column {column}; entries must "
+                "be 0 or more"
+            )
+
+
+def fitted_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
+    """Return the rows given to `fit` as finite numbers, and record their number of columns.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Receives `n_features_in_`, and `feature_names_in_` if `X` is a data frame.
+    X : array-like of shape (n_rows, n_columns)
+        The argument of `fit`.
+    non_negative : bool, default=False
+        Whether negative entries are refused.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_columns)
+        A copy in double precision.
+
+    Raises
+    ------
+    UserError
+        If the rows are not as required; see `table`.
+    """
+    rows = table(X, "X", non_negative, min_rows=1)
+    check_features(estimator, X, reset=True)
+    return rows
+
+
+def new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
+    """Return the rows given to `predict` as finite numbers; there may be none.
+
+    Parameters
+    ----------
+    estimator : estimator
+        A fitted estimator.
+    X : array-like of shape (n_rows, n_columns)
+        The argument of `predict`, with as many columns as in `fit`.
+    non_negative : bool, default=False
+        Whether negative entries are refused.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_columns)
+        A copy in double precision.
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        If `fit` was not called.
+    UserError
+        If the rows are not as required; see `table`.
+    """
+    from sklearn.utils.validation import check_is_fitted
+
+    check_is_fitted(estimator)
+    rows = table(X, "X", non_negative)
+    check_features(estimator, X, reset=False)
+    return rows
+
+
+def check_features(estimator: Any, X: ArrayLike, reset: bool) -> None:
+    """Record the columns of `X` as those of the estimator, or compare them.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Has or receives `n_features_in_`.
+    X : array-like of shape (n_rows, n_columns)
+        Rows that have been checked.
+    reset : bool
+        True in `fit`, False in `predict`.
+
+    Raises
+    ------
+    UserError
+        If `reset` is False and the columns are not those of `fit`.
+    """
+    from sklearn.utils.validation import validate_data
+
+    try:
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def seed_of(random_state: RandomState) -> int:
+    """Return the seed that follows from the parameter `random_state`.
+
+    Parameters
+    ----------
+    random_state : int, RandomState or None
+        A whole number, 0 or more and of any size, is the seed itself. Otherwise the seed is drawn: from the given
+        generator, or from NumPy's global one for None.
+
+    Returns
+    -------
+    int
+        The seed.
+
+    Raises
+    ------
+    UserError
+        If `random_state` is none of these.
+    """
+    if random_state is None or isinstance(random_state, np.random.RandomState):
+        from sklearn.utils import check_random_state
+
+        return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    return whole("random_state", random_state, 0)
 
 
 def whole(name: str, value: object, least: int) -> int:
+    """Return a parameter that must be a whole number.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter, for the error message.
+    value : object
+        Its value.
+    least : int
+        The smallest value that is allowed.
+
+    Returns
+    -------
+    int
+        The value.
+
+    Raises
+    ------
+    UserError
+        If the value is not a whole number or is too small.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number, {least} or more")
     return int(value)
 
 
+def number(name: str, value: object, least: float, above: bool = False) -> float:
+    """Return a parameter that must be a finite number.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter, for the error message.
+    value : object
+        Its value.
+    least : float
+        The lower bound.
+    above : bool, default=False
+        Whether the value must be above the bound, not only at least as large.
+
+    Returns
+    -------
+    float
+        The value.
+
+    Raises
+    ------
+    UserError
+        If the value is not a finite number or is too small.
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+    if not is_number or value < least or (above and value == least):  # type: ignore[operator]
+        bound = f", above {least:g}" if above else f", {least:g} or more" if np.isfinite(least) else ""
+        raise UserError(f"{name} is {value!r}; it must be a finite number{bound}")
+    return float(value)  # type: ignore[arg-type]
+
+
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
+    """Return a parameter that must be one of a few words.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter, for the error message.
+    value : str
+        Its value.
+    known : tuple of str
+        The values that are allowed.
+
+    Returns
+    -------
+    str
+        The value.
+
+    Raises
+    ------
+    UserError
+        If the value is not one of them.
+    """
+    if not isinstance(value, str) or value not in known:
         raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
     return value
 
 
 def by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
-    """The same partition numbered 0, 1, ... in order of appearance, and the old number of each new one."""
-    old, first, place = np.unique(labels, return_index=True, return_inverse=True)
+    """Number the clusters of a partition in the order in which they first appear.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (n_rows,)
+        A number for each row; rows of one cluster have the same.
+
+    Returns
+    -------
+    labels : ndarray of shape (n_rows,)
+        The same partition, numbered 0, 1, ...
+    old : ndarray of shape (n_clusters,)
+        The number that each cluster had before.
+
+    Examples
+    --------
+    >>> labels, old = by_first_appearance(np.array([7, 2, 7]))
+    >>> labels.tolist(), old.tolist()
+    ([0, 1, 0], [7, 2])
+    """
+    old, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    return np.argsort(order)[place], old[order]
+    return np.argsort(order)[inverse], old[order]
 
 
 def as_before(labels: Labels, was: Labels, weights: ArrayLike = 1) -> Labels:
-    """The same partition in the numbers of an earlier one: each cluster goes on with the number of one that it shares
-    rows with, so that rows of the most weight keep theirs; what is new has numbers that were not there."""
+    """Give the clusters of a partition the numbers of an earlier partition of the same rows.
+
+    Clusters are matched one to one, such that as many rows as possible keep their number.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (n_rows,)
+        The partition as it is now.
+    was : ndarray of shape (n_rows,)
+        The earlier one.
+    weights : int or ndarray of shape (n_rows,), default=1
+        How much each row counts.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The partition of `labels`. A cluster that shares no row with an earlier one has a number that `was` does not
+        have.
+
+    Examples
+    --------
+    >>> as_before(np.array([0, 0, 1, 2]), np.array([5, 5, 3, 5])).tolist()
+    [5, 5, 3, 6]
+    """
     from scipy.optimize import linear_sum_assignment
 
     shared = np.zeros((labels.max(initial=-1) + 1, was.max(initial=-1) + 1), dtype=np.int64)

@@ -17,7 +17,6 @@ from torch import Tensor
 from shoal.client.histogram import LabelHistogram
 from shoal.client.sparsity import Sparsity
 from shoal.client_table import Table
-from shoal.clusterers.repulsive import objectives
 from shoal.cost.ledger import PARTS, totals
 from shoal.engine import Clock, Result
 from shoal.experiment.assemble import Bench, public_rows
@@ -95,6 +94,8 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
     """Groups with noise beside those without. Mixed groups have no one right answer, so they are judged by what they
     are formed for (Eq. 3, on the true distributions), not by agreement."""
     from sklearn.metrics import adjusted_rand_score
+
+    from shoal.clusterers.repulsive import objectives
 
     classes = len(bench.federation.classes)
     counts = [torch.bincount(bench.federation[c]["train"].y.cpu(), minlength=classes) for c in grouped.clients]

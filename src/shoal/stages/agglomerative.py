@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 from shoal.client_table import Table
-from shoal.clusterers.agglomerative import GreedyClusters
 from shoal.clusterers.validation import by_first_appearance
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, ServerOnly
@@ -59,11 +58,13 @@ class Agglomerate(ServerOnly, HasOptions):
         state = replace(state, memory={k: v for k, v in state.memory.items() if k != TRAIN})  # large, and used now
         if state.membership or len(sent) < 2:
             return state  # nothing to compare: that nothing changes then means nothing
+        from shoal.clusterers import GreedyClusters
+
         before = state.memory.get(self.name, {"met": {}, "quiet": torch.tensor(0)})
         known = _measured(Table.read(before["met"]), sent)
         groups = known["group"].numpy()
         means = (known["cosines"] / known["meetings"]).numpy()  # 0 / 0 where two never met: not a number
-        found = GreedyClusters(self.threshold).fit(means, None if self.revise else groups).labels_
+        found = GreedyClusters(self.threshold).fit(means, start=None if self.revise else groups).labels_
         quiet = int(before["quiet"]) + 1 if np.array_equal(found, by_first_appearance(groups)[0]) else 0
         if quiet >= self.patience and np.bincount(found).max() >= self.smallest:
             return self._parted(state, known.clients, found)

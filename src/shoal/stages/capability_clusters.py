@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from shoal import tree
 from shoal.client_table import Table
-from shoal.clusterers.fuzzy import FuzzyClusters
 from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.cluster import Floats
@@ -49,9 +48,11 @@ class Soft(HasOptions):
 
     def __call__(self, rows: Floats, before: Floats | None, seed: int) -> tuple[Floats, Floats]:
         """Memberships and centres; a cluster keeps its number from `before`, the centres of the last time."""
-        found = FuzzyClusters(self.groups, seed, self.fuzziness).fit(rows)
-        order = np.arange(self.groups) if before is None else _matched(before, found.centres_)
-        return found.memberships_[:, order], found.centres_[order]
+        from shoal.clusterers import FuzzyClusters
+
+        found = FuzzyClusters(self.groups, random_state=seed, fuzziness=self.fuzziness).fit(rows)
+        order = np.arange(self.groups) if before is None else _matched(before, found.cluster_centers_)
+        return found.membership_[:, order], found.cluster_centers_[order]
 
 
 def _matched(before: Floats, centres: Floats) -> NDArray[np.int64]:

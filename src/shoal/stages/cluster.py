@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shoal.client_table import Table
-from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
-from shoal.clusterers.repulsive import RepulsiveClusters
-from shoal.clusterers.similar import SimilarClusters
 from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
 from shoal.types import ClientId, HasOptions, Report, ServerState, option
+
+if TYPE_CHECKING:
+    from shoal.clusterers import AdaptiveDensityClusters
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -46,8 +46,10 @@ class Similar(HasOptions):
     )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
-        groups = self.groups or cohort_size
-        return SimilarClusters(groups, seed, restarts=self.restarts, centre=self.centre).fit(rows).labels_
+        from shoal.clusterers import SimilarClusters
+
+        rule = SimilarClusters(self.groups or cohort_size, random_state=seed, n_init=self.restarts, centre=self.centre)
+        return rule.fit(rows).labels_
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class Repulsive(HasOptions):
             raise UserError("cluster.top is 1; it must be 0 (all clusters) or 2 or more")
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
+        from shoal.clusterers import RepulsiveClusters
+
         groups = self.groups or max(1, round(2 * len(rows) / cohort_size))
-        return RepulsiveClusters(groups, seed, swaps=self.swaps, top=self.top or None).fit(rows).labels_
+        return RepulsiveClusters(groups, random_state=seed, swaps=self.swaps, top=self.top or None).fit(rows).labels_
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,14 @@ class Adaptive(HasOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._clusters(0)._check()  # merge must not be above split
+        if self.merge > self.split and not self.literal:
+            raise UserError(
+                f"cluster.merge is {self.merge} and cluster.split is {self.split}; merge must not be larger, or what "
+                "is merged is split again for ever (cluster.literal=true tries all the same)"
+            )
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
+        _refuse_above_1(rows)
         if self._alike(rows, seed):
             return np.zeros(len(rows), dtype=np.int64)
         return self._clusters(seed).fit(rows[:, : rows.shape[1] // 4]).labels_
@@ -154,6 +163,7 @@ class Adaptive(HasOptions):
         rows[moved] = now[moved]
         if not len(moved):
             return rows, labels
+        _refuse_above_1(rows)
         if self.literal or self.references:  # neither can be taken up from where it was
             return rows, self(rows, seed)
         if self._alike(rows, seed):
@@ -175,18 +185,20 @@ class Adaptive(HasOptions):
 
     def _alike(self, rows: Floats, seed: int) -> bool:
         _, received, *halves = np.split(rows, 4, axis=1)
-        return self.guard > 0 and self._clusters(seed).fit(received, (halves[0], halves[1])).guarded_
+        return self.guard > 0 and self._clusters(seed).fit(received, halves=(halves[0], halves[1])).guarded_
 
     def _clusters(self, seed: int) -> AdaptiveDensityClusters:
+        from shoal.clusterers import AdaptiveDensityClusters
+
         return AdaptiveDensityClusters(
             merge=self.merge,
             split=self.split,
             guard=self.guard,
-            smallest=self.smallest,
+            min_cluster_size=self.smallest,
             scale=self.scale,
-            references=self.references or None,
+            n_references=self.references or None,
             literal=self.literal,
-            seed=seed,
+            random_state=seed,
         )
 
 
@@ -216,6 +228,12 @@ class Dense(HasOptions):
         alone = labels < 0
         labels[alone] = labels.max() + 1 + np.arange(alone.sum())
         return by_first_appearance(labels)[0]
+
+
+def _refuse_above_1(rows: Floats) -> None:
+    for row, column in np.argwhere(rows > 1)[:1]:
+        channel = column % (rows.shape[1] // 4)
+        raise UserError(f"a sparsity vector has {rows[row, column]} in channel {channel}; sparsities must be 1 or less")
 
 
 @dataclass(frozen=True)

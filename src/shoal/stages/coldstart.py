@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal import tree
-from shoal.clusterers.decomposed import DecomposedClusters
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import OneProgram, ServerOnly, with_rows
 from shoal.stages.cluster import GROUPS, Floats
@@ -56,9 +55,11 @@ class GroupColdStart(OneProgram, HasOptions):
         trained = _trained(reports)
         if not trained:
             return state
+        from shoal.clusterers import DecomposedClusters
+
         first, clients = _first(state), list(trained)
         changes = _changes(first, trained, self.trainable)
-        labels = DecomposedClusters(self.groups, seed).fit(changes.double().numpy()).labels_
+        labels = DecomposedClusters(self.groups, random_state=seed).fit(changes.double().numpy()).labels_
         insides = [np.flatnonzero(labels == k).tolist() for k in range(int(labels.max()) + 1)]
         directions = torch.stack([changes[inside].mean(0) for inside in insides])
         kept = {"first": vector(first), "directions": directions}

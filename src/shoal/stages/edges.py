@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from shoal import tree
 from shoal.client_table import Table
 from shoal.clusterers.jensen_shannon import modified_js
-from shoal.clusterers.repulsive import RepulsiveClusters
-from shoal.clusterers.similar import SimilarClusters
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import Scheduled, ServerOnly
@@ -180,9 +178,10 @@ class AssignEdges(ServerOnly):
         if self.topology.by == "chance":
             order = torch.randperm(len(clients), generator=generator(seed)).tolist()
             return [order[i] % count for i in range(len(clients))]
-        rows = _labels(state, clients)
-        clusters = SimilarClusters(count, seed) if self.topology.by == "alike" else RepulsiveClusters(count, seed)
-        return [int(k) for k in clusters.fit(rows).labels_]
+        from shoal.clusterers import RepulsiveClusters, SimilarClusters
+
+        rule = SimilarClusters if self.topology.by == "alike" else RepulsiveClusters
+        return [int(k) for k in rule(count, random_state=seed).fit(_labels(state, clients)).labels_]
 
     def _places(self, clients: Sequence[ClientId]) -> list[int]:
         places = self.topology.places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -13,13 +13,15 @@ from torch import Tensor
 from shoal import tree
 from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import Table
-from shoal.clusterers.neighbours import NeighbourClusters, nearest
 from shoal.models import Model
 from shoal.stages.base import with_rows
 from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import vector
 from shoal.types import ClientId, HasOptions, ModelsFor, Params, Plan, Report, ServerState, option
+
+if TYPE_CHECKING:
+    from shoal.clusterers import NeighbourClusters
 
 GROUPS, FIRST = "cluster", "first"
 
@@ -39,7 +41,9 @@ class Neighbours(HasOptions):
     )
 
     def __call__(self, rows: np.ndarray) -> NeighbourClusters:
-        return NeighbourClusters(self.reach, self.smallest).fit(rows)
+        from shoal.clusterers import NeighbourClusters
+
+        return NeighbourClusters(self.reach, min_samples=self.smallest).fit(rows)
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ class FormFirstRoundClusters(ServerUpdate):
         return {"risen": change[:, places] > 0} if bool(places.any()) else {}
 
     def _joined(self, state: ServerState, newcomers: Table) -> ServerState:
+        from shoal.clusterers.neighbours import nearest
+
         known = Table.load(state, GROUPS)
         groups = np.array([int(state.membership[c].argmax()) for c in known.clients], dtype=np.int64)
         labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.client_table import Table
 from shoal.clusterers.directions import principal_directions
-from shoal.clusterers.overlapping import OverlappingClusters
-from shoal.clusterers.quality import compared, overlap_quality, partitions
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import with_rows
 from shoal.stages.experts import numbered
@@ -83,6 +81,8 @@ class Overlap(HasOptions):
         member = self._found(z, seed)
         figures = {"experts": float(member.shape[1]), "overlap": float(member.sum(1).mean())}
         if self.compare:
+            from shoal.clusterers.quality import compared, overlap_quality
+
             figures |= overlap_quality(z, member)
             for name, quality in compared(z, self.clusters, seed).items():
                 figures |= {f"{name}_{k}": v for k, v in quality.items() if k == "silhouette"}
@@ -90,10 +90,20 @@ class Overlap(HasOptions):
 
     def _found(self, z: Floats, seed: int) -> NDArray[np.bool_]:
         if self.by == "mctc":
-            rule = OverlappingClusters(self.clusters, self.threshold, self.guarded, self.validate, self.limit)
+            from shoal.clusterers import OverlappingClusters
+
+            rule = OverlappingClusters(
+                self.clusters,
+                threshold=self.threshold,
+                distinct_seeds=self.guarded,
+                validate=self.validate,
+                max_centre_similarity=self.limit,
+            )
             return rule.fit(z).membership_
         if self.by == "one":
             return np.ones((len(z), 1), dtype=bool)
+        from shoal.clusterers.quality import partitions
+
         labels = partitions(z, self.clusters, seed)[self.by]
         return labels[:, None] == np.arange(labels.max() + 1)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from sklearn.cluster import DBSCAN
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import adjusted_rand_score
 
 from shoal.clusterers import AdaptiveDensityClusters, density
@@ -312,8 +313,8 @@ VARIANTS = {
     "default": {},
     "mean": {"scale": "mean"},
     "unscaled": {"scale": "none", "merge": 0.05, "split": 0.06},
-    "no small": {"smallest": 4},
-    "references": {"references": 9},
+    "no small": {"min_cluster_size": 4},
+    "references": {"n_references": 9},
     "literal": {"literal": True, "scale": "none", "merge": 0.05, "split": 0.06},
 }
 
@@ -334,8 +335,7 @@ class TestEveryVariant:
         assert labels[np.sort(first)].tolist() == list(range(labels.max() + 1))
         assert AdaptiveDensityClusters(**options).fit(drawn(40)).labels_.tolist() == labels.tolist()
 
-    def test_empty_and_single(self, options):
-        assert AdaptiveDensityClusters(**options).fit(np.empty((0, 4))).labels_.shape == (0,)
+    def test_single(self, options):
         found = AdaptiveDensityClusters(**options).fit(drawn(1))
         assert found.labels_.tolist() == [0]
         assert found.predict(drawn(3)).tolist() == [0, 0, 0]
@@ -376,7 +376,7 @@ class TestFit:
     @pytest.mark.parametrize("seed", range(5))
     def test_is_the_algorithm_done_naively(self, seed):
         rows = drawn(30, 3, seed)
-        found = AdaptiveDensityClusters(smallest=1).fit(rows)
+        found = AdaptiveDensityClusters(min_cluster_size=1).fit(rows)
         d = pairwise_modified_js(rows)
         d /= np.median(squareform(d))
         assert found.distances_scale_ == pytest.approx(np.median(squareform(pairwise_modified_js(rows))))
@@ -390,7 +390,7 @@ class TestFit:
         assert is_fixed_point(d, found.labels_, 0.30, 0.36)
 
     def test_some_of_these_have_both_splits_and_merges(self):
-        found = [AdaptiveDensityClusters(smallest=1).fit(drawn(30, 3, seed)) for seed in range(5)]
+        found = [AdaptiveDensityClusters(min_cluster_size=1).fit(drawn(30, 3, seed)) for seed in range(5)]
         assert any(f.splits_ and f.merges_ for f in found)
 
     @settings(max_examples=60, deadline=None)
@@ -404,7 +404,7 @@ class TestFit:
     def test_ends_at_a_fixed_point_whatever_the_distances(self, n, seed, levels, thresholds, scale):
         d = random_matrix(n, seed, levels)
         merge, split = sorted(thresholds)
-        found = AdaptiveDensityClusters(merge, split, scale=scale, metric="precomputed", smallest=1).fit(d)
+        found = AdaptiveDensityClusters(merge, split, scale=scale, metric="precomputed", min_cluster_size=1).fit(d)
         assert found.splits_ < n and found.merges_ < n
         assert is_fixed_point(d / found.distances_scale_, found.settled_, merge, split)
 
@@ -417,7 +417,7 @@ class TestFit:
             assert found.labels_.tolist() == planted.tolist()
         assert (d == kept).all()
         assert found.predict(d[::3]).tolist() == planted[::3].tolist()
-        found = AdaptiveDensityClusters(metric="precomputed", references=20).fit(d)
+        found = AdaptiveDensityClusters(metric="precomputed", n_references=20).fit(d)
         assert found.labels_.tolist() == planted.tolist()
 
     def test_random_distances_are_scale_free(self):
@@ -430,7 +430,7 @@ class TestFit:
     def test_a_median_of_0_is_that_of_what_is_not_0(self):
         # nine alike and one other: 36 of 45 distances are 0
         rows = np.array([[0.2, 0.8]] * 9 + [[0.8, 0.2]])
-        found = AdaptiveDensityClusters(smallest=1).fit(rows)
+        found = AdaptiveDensityClusters(min_cluster_size=1).fit(rows)
         assert found.distances_scale_ == pytest.approx(definition(*rows[-2:], 1.0))
         assert found.labels_.tolist() == [0] * 9 + [1]
 
@@ -440,7 +440,9 @@ class TestFit:
         d = abs(at[:, None] - at)
 
         def fitted(smallest):
-            return AdaptiveDensityClusters(0.5, 0.5, scale="none", metric="precomputed", smallest=smallest).fit(d)
+            return AdaptiveDensityClusters(0.5, 0.5, scale="none", metric="precomputed", min_cluster_size=smallest).fit(
+                d
+            )
 
         assert fitted(1).labels_.tolist() == [0, 0, 0, 1, 1, 2]
         assert fitted(2).labels_.tolist() == [0, 0, 0, 1, 1, 1]
@@ -457,23 +459,23 @@ class TestFit:
         assert found.labels_.tolist() == expected.labels_.tolist()
 
     def test_neighbours_more_than_there_are(self):
-        labels = [AdaptiveDensityClusters(neighbours=k).fit(drawn(8)).labels_.tolist() for k in (7, 99)]
+        labels = [AdaptiveDensityClusters(n_neighbors=k).fit(drawn(8)).labels_.tolist() for k in (7, 99)]
         assert labels[0] == labels[1]
 
     @pytest.mark.parametrize(
         ("bad", "sentence"),
         [
             ({"merge": 0.4}, "merge is 0.4 and split 0.36; merge must not be larger"),
-            ({"merge": -1}, "merge is -1; it must be a number, 0 or more"),
-            ({"split": "x"}, "split is 'x'; it must be a number, 0 or more"),
-            ({"gamma": float("nan")}, "gamma is nan; it must be a number, 0 or more"),
-            ({"eta": True}, "eta is True; it must be a number, 0 or more"),
-            ({"guard": None}, "guard is None; it must be a number, 0 or more"),
-            ({"neighbours": 0}, "neighbours is 0; it must be a whole number, 1 or more"),
-            ({"references": 2.5}, "references is 2.5; it must be a whole number, 1 or more"),
-            ({"smallest": 0}, "smallest is 0; it must be a whole number, 1 or more"),
-            ({"most_sweeps": 0}, "most_sweeps is 0; it must be a whole number, 1 or more"),
-            ({"seed": -1}, "seed is -1; it must be a whole number, 0 or more"),
+            ({"merge": -1}, "merge is -1; it must be a finite number, 0 or more"),
+            ({"split": "x"}, "split is 'x'; it must be a finite number, 0 or more"),
+            ({"gamma": float("nan")}, "gamma is nan; it must be a finite number, 0 or more"),
+            ({"eta": True}, "eta is True; it must be a finite number, 0 or more"),
+            ({"guard": None}, "guard is None; it must be a finite number, 0 or more"),
+            ({"n_neighbors": 0}, "n_neighbors is 0; it must be a whole number, 1 or more"),
+            ({"n_references": 2.5}, "n_references is 2.5; it must be a whole number, 1 or more"),
+            ({"min_cluster_size": 0}, "min_cluster_size is 0; it must be a whole number, 1 or more"),
+            ({"max_iter": 0}, "max_iter is 0; it must be a whole number, 1 or more"),
+            ({"random_state": -1}, "random_state is -1; it must be a whole number, 0 or more"),
             ({"scale": "max"}, "scale is 'max'; it must be one of median, mean, none"),
             ({"metric": "euclid"}, "metric is 'euclid'; it must be one of mjs, precomputed"),
             ({"literal": True, "metric": "precomputed"}, "literal is True; it must be False with precomputed"),
@@ -486,9 +488,9 @@ class TestFit:
     @pytest.mark.parametrize(
         ("rows", "sentence"),
         [
-            ([[0.5, 1.5]], r"S has 1.5 in row 0, column 1; sparsities must be 1 or less"),
-            ([[0.5, -0.5]], r"S has -0.5 in row 0, column 1; entries must be finite and 0 or more"),
-            ([0.5, 0.5], r"S has shape \(2,\); it must have one row per client"),
+            ([[0.5, -0.5]], r"X has -0.5 in row 0, column 1; entries must be 0 or more"),
+            ([0.5, 0.5], r"X has shape \(2,\); it must have two axes, rows and columns"),
+            (np.empty((0, 4)), r"X has 0 sample\(s\) \(shape=\(0, 4\)\) while a minimum of 1 is required"),
         ],
     )
     def test_bad_rows(self, rows, sentence):
@@ -498,10 +500,10 @@ class TestFit:
     @pytest.mark.parametrize(
         ("distances", "sentence"),
         [
-            (np.zeros((2, 3)), r"S has shape \(2, 3\); precomputed distances must be a square"),
-            ([[0, 1], [2, 0]], "S is not symmetric with zeros on the diagonal"),
-            ([[1, 1], [1, 0]], "S is not symmetric with zeros on the diagonal"),
-            ([[0, -1], [-1, 0]], "S has -1.0 in row 0, column 1"),
+            (np.zeros((2, 3)), r"X has shape \(2, 3\); precomputed distances must be a square"),
+            ([[0, 1], [2, 0]], "X is not symmetric with zeros on the diagonal"),
+            ([[1, 1], [1, 0]], "X is not symmetric with zeros on the diagonal"),
+            ([[0, -1], [-1, 0]], "X has -1.0 in row 0, column 1"),
         ],
     )
     def test_bad_distances(self, distances, sentence):
@@ -510,6 +512,12 @@ class TestFit:
 
 
 class TestLiteral:
+    def test_needs_shares(self):
+        assert AdaptiveDensityClusters().fit([[0.5, 1.5], [0.5, 3.0]]).labels_.shape == (2,)
+        sentence = r"^X has 1.5 in row 0, column 1; entries must be 1 or less if literal is True"
+        with pytest.raises(UserError, match=sentence):
+            AdaptiveDensityClusters(literal=True).fit([[0.5, 1.5], [0.5, 3.0]])
+
     def test_printed_radius_and_least_number_by_hand(self):
         # rows (0, 1) and (0, 1): μ = σ = ½, so ε = 1 / √ln 2; zero entropy: 2 / (1 + 1) = 1
         rows = np.array([[0.0, 1], [0, 1]])
@@ -522,17 +530,17 @@ class TestLiteral:
     def test_what_is_merged_may_be_split_for_ever(self):
         # ten unit vectors are 2 ln 2 = d apart; merged for b = d < 0.15/0.14 d, split for w = 0.9 d > 0.12/0.14 d
         d = 2 * log(2)
-        loops = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.12 / 0.14 * d, scale="none", literal=True, most_sweeps=7)
+        loops = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.12 / 0.14 * d, scale="none", literal=True, max_iter=7)
         loops.fit(np.eye(10))
-        assert (loops.converged_, loops.sweeps_) == (False, 7)
+        assert (loops.converged_, loops.n_iter_) == (False, 7)
         assert loops.merges_ > 9
         assert loops.splits_ > 7
         ends = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.18 / 0.14 * d, scale="none", literal=True).fit(np.eye(10))
-        assert (ends.converged_, ends.sweeps_, ends.merges_, ends.splits_) == (True, 1, 9, 0)
+        assert (ends.converged_, ends.n_iter_, ends.merges_, ends.splits_) == (True, 1, 9, 0)
 
     def test_ends_where_neither_equation_holds(self):
         rows = grouped(40, 4, noise=0.1)[0]
-        found = AdaptiveDensityClusters(0.05, 0.06, scale="none", literal=True, smallest=1).fit(rows)
+        found = AdaptiveDensityClusters(0.05, 0.06, scale="none", literal=True, min_cluster_size=1).fit(rows)
         assert found.converged_
         assert is_fixed_point(pairwise_modified_js(rows), found.labels_, 0.05, 0.06)
 
@@ -543,20 +551,20 @@ class TestGuard:
         rows, one, other = ([[0.2], [0.4], [0.8]], [[0.1], [0.4], [0.8]], [[0.3], [0.4], [0.8]])
         between = np.mean([definition(s, t, 1.0) for s, t in combinations(rows, 2)])
         halves = definition([0.1], [0.3], 1.0) / 3
-        found = AdaptiveDensityClusters(guard=0).fit(rows, (one, other))
+        found = AdaptiveDensityClusters(guard=0).fit(rows, halves=(one, other))
         assert found.noise_ratio_ == pytest.approx(between / (halves / 2))
         assert not found.guarded_
 
     def test_below_the_guard_there_is_one_cluster(self):
         rows, _ = grouped(60)
         halves = rows * 0.9, np.minimum(rows * 1.1, 1)
-        ratio = AdaptiveDensityClusters().fit(rows, halves).noise_ratio_
-        found = AdaptiveDensityClusters(guard=ratio + 1e-9).fit(rows, halves)
+        ratio = AdaptiveDensityClusters().fit(rows, halves=halves).noise_ratio_
+        found = AdaptiveDensityClusters(guard=ratio + 1e-9).fit(rows, halves=halves)
         assert found.guarded_
         assert set(found.labels_) == set(found.settled_) == {0}
         assert found.predict(drawn(4, 8)).tolist() == [0] * 4
         assert found.update(drawn(4, 8), range(4)).labels_.tolist() == [0] * 60
-        assert AdaptiveDensityClusters(guard=ratio).fit(rows, halves).labels_.max() == 2
+        assert AdaptiveDensityClusters(guard=ratio).fit(rows, halves=halves).labels_.max() == 2
 
     def test_without_halves_it_is_off(self):
         found = AdaptiveDensityClusters(guard=1e9).fit(grouped()[0])
@@ -566,22 +574,22 @@ class TestGuard:
 
     def test_halves_that_do_not_differ(self):
         rows, _ = grouped()
-        assert AdaptiveDensityClusters().fit(rows, (rows, rows)).noise_ratio_ == np.inf
+        assert AdaptiveDensityClusters().fit(rows, halves=(rows, rows)).noise_ratio_ == np.inf
         same = np.tile(rows[0], (30, 1))
-        assert AdaptiveDensityClusters().fit(same, (same, same)).guarded_
+        assert AdaptiveDensityClusters().fit(same, halves=(same, same)).guarded_
 
     def test_bad_halves(self):
         rows = drawn(5)
         with pytest.raises(UserError, match=r"halves have shapes \(4, 6\) and \(5, 6\); both must have \(5, 6\)"):
-            AdaptiveDensityClusters().fit(rows, (rows[1:], rows))
+            AdaptiveDensityClusters().fit(rows, halves=(rows[1:], rows))
         with pytest.raises(UserError, match="halves are given with precomputed distances"):
-            AdaptiveDensityClusters(metric="precomputed").fit(random_matrix(5), (rows, rows))
+            AdaptiveDensityClusters(metric="precomputed").fit(random_matrix(5), halves=(rows, rows))
 
 
 class TestReferences:
     def test_references_are_clustered_and_the_others_sent_to_the_nearest(self):
         rows = drawn(60)
-        found = AdaptiveDensityClusters(references=20).fit(rows)
+        found = AdaptiveDensityClusters(n_references=20).fit(rows)
         assert len(np.unique(found.references_)) == 20
         assert ((found.settled_ >= 0) == np.isin(np.arange(60), found.references_)).all()
         alone = AdaptiveDensityClusters().fit(rows[found.references_])
@@ -597,12 +605,13 @@ class TestReferences:
         rows = drawn(30)
         all_of_them = AdaptiveDensityClusters().fit(rows)
         for references in (30, 99):
-            found = AdaptiveDensityClusters(references=references).fit(rows)
+            found = AdaptiveDensityClusters(n_references=references).fit(rows)
             assert found.labels_.tolist() == all_of_them.labels_.tolist()
 
     def test_seeds_draw_others(self):
         drawn_by = [
-            AdaptiveDensityClusters(references=9, seed=s).fit(drawn(40)).references_.tolist() for s in (1, 1, 2)
+            AdaptiveDensityClusters(n_references=9, random_state=s).fit(drawn(40)).references_.tolist()
+            for s in (1, 1, 2)
         ]
         assert drawn_by[0] == drawn_by[1] != drawn_by[2]
 
@@ -627,14 +636,12 @@ class TestPredict:
         assert sorted(shuffled[again.representatives_]) == found.representatives_.tolist()
 
     def test_none_and_bad(self):
-        with pytest.raises(UserError, match=r"fit\(S\) must come before predict"):
+        with pytest.raises(NotFittedError, match="AdaptiveDensityClusters instance is not fitted yet"):
             AdaptiveDensityClusters().predict(drawn(3))
         found = AdaptiveDensityClusters().fit(drawn(9))
         assert found.predict(np.empty((0, 6))).shape == (0,)
-        with pytest.raises(UserError, match="S has 2 columns; it must have 6, as in fit"):
+        with pytest.raises(UserError, match="X has 2 features, but AdaptiveDensityClusters is expecting 6 features"):
             found.predict(drawn(3, 2))
-        with pytest.raises(UserError, match="fitted on no rows"):
-            AdaptiveDensityClusters().fit(np.empty((0, 6))).predict(drawn(3))
 
 
 def naive_update(found, rows, new, moved):
@@ -675,7 +682,7 @@ class TestUpdate:
         # js(.2, .35) = .0104, js(.35, .5) = .0067, js(.2, .5) = .0332: with four in the middle the mean between .2 and
         # the others is (4 · .0104 + .0332)/5 = .0149 < .016; without them w = .0332/2 = .0166 > .016
         rows = np.array([[0.2], [0.35], [0.35], [0.35], [0.35], [0.5]])
-        found = AdaptiveDensityClusters(0.016, 0.016, scale="none", smallest=1).fit(rows)
+        found = AdaptiveDensityClusters(0.016, 0.016, scale="none", min_cluster_size=1).fit(rows)
         assert definition([0.2], [0.5], 1.0) / 2 == pytest.approx(0.0166, abs=5e-5)
         assert found.labels_.tolist() == [0] * 6
         found.update([[0.9]] * 4, [1, 2, 3, 4])
@@ -703,8 +710,8 @@ class TestUpdate:
     def test_clusters_are_taken_up_again(self):
         """From labels alone, it goes on as if it had never stopped."""
         rows, _ = grouped(40, 4)
-        whole = AdaptiveDensityClusters(smallest=1).fit(rows)
-        again = AdaptiveDensityClusters(smallest=1).resume(rows, whole.labels_ + 3)
+        whole = AdaptiveDensityClusters(min_cluster_size=1).fit(rows)
+        again = AdaptiveDensityClusters(min_cluster_size=1).resume(rows, whole.labels_ + 3)
         assert again.labels_.tolist() == whole.labels_.tolist()
         moved = rows[[20, 21, 5]]
         assert again.update(moved, [0, 1, 2]).labels_.tolist() == whole.update(moved, [0, 1, 2]).labels_.tolist()
@@ -766,7 +773,7 @@ class TestUpdate:
 
     def test_with_references(self):
         rows, planted = grouped(60)
-        found = AdaptiveDensityClusters(references=15).fit(rows)
+        found = AdaptiveDensityClusters(n_references=15).fit(rows)
         settled = found.settled_.tolist()
         other, reference = int(np.flatnonzero(found.settled_ < 0)[0]), int(found.references_[0])
         for client in (other, reference):
@@ -784,9 +791,9 @@ class TestUpdate:
             (drawn(1), [9], r"indices are \[9\]; they must be different row numbers below 9"),
             (drawn(1), [-1], r"indices are \[-1\]; they must be different row numbers below 9"),
             (drawn(1), [0.5], r"indices are \[0.5\]; they must be different row numbers below 9"),
-            (drawn(2), [1], r"S_changed has shape \(2, 6\); it must be \(1, 6\)"),
-            (drawn(1, 2), [1], r"S_changed has shape \(1, 2\); it must be \(1, 6\)"),
-            (drawn(1) + 1, [1], "sparsities must be 1 or less"),
+            (drawn(2), [1], "X has 2 rows; it must have 1, one for each of indices"),
+            (drawn(1, 2), [1], "X has 2 features, but AdaptiveDensityClusters is expecting 6 features"),
+            (drawn(1) - 1, [1], "Negative values in data"),
         ],
     )
     def test_bad_changes(self, rows, indices, sentence):
@@ -794,7 +801,7 @@ class TestUpdate:
             AdaptiveDensityClusters().fit(drawn(9)).update(rows, indices)
 
     def test_not_before_fit_nor_without_vectors(self):
-        with pytest.raises(UserError, match=r"fit\(S\) must come before update"):
+        with pytest.raises(NotFittedError, match="AdaptiveDensityClusters instance is not fitted yet"):
             AdaptiveDensityClusters().update(drawn(1), [0])
         with pytest.raises(UserError, match="update needs vectors and literal=False"):
             AdaptiveDensityClusters(metric="precomputed").fit(random_matrix(5)).update(drawn(1), [0])

@@ -140,9 +140,13 @@ class TestDegenerate:
     @pytest.mark.parametrize(
         ("rows", "share", "sentence"),
         [
-            (np.array([[1, 2], [3, np.nan]]), 0.9, r"^rows has nan in row 1, column 1; entries must be finite$"),
+            (
+                np.array([[1, 2], [3, np.nan]]),
+                0.9,
+                r"^rows has nan in row 1, column 1; entries must be finite, not NaN or infinite$",
+            ),
             (np.array([[1, 2], [-np.inf, 3]], np.float32), 0.9, r"^rows has -inf in row 1, column 0"),
-            ([[1.0, np.nan]], 0.9, r"^rows has nan in row 0, column 1; entries must be finite$"),
+            ([[1.0, np.nan]], 0.9, r"^rows has nan in row 0, column 1; entries must be finite, not NaN or infinite$"),
             (np.ones(3), 0.9, r"^rows has shape \(3,\)"),
             (np.ones((0, 3)), 0.9, r"^rows has shape \(0, 3\); it must have a row for each client, one at least"),
             (np.ones((3, 0)), 0.9, r"^rows has shape \(3, 0\)"),

@@ -3,8 +3,10 @@ from math import log
 
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import adjusted_rand_score
 
+from shoal.clusterers import repulsive
 from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
 from shoal.clusterers.symmetric_kl import FLOOR, symmetric_kl
@@ -70,10 +72,10 @@ class TestDivergence:
 BOTH = pytest.mark.parametrize(
     "make",
     [
-        lambda n=3, seed=0: SimilarClusters(n, seed),
-        lambda n=3, seed=0: SimilarClusters(n, seed, centre="jeffreys"),
-        lambda n=3, seed=0: RepulsiveClusters(n, seed),
-        lambda n=3, seed=0: RepulsiveClusters(n, seed, swaps="all"),
+        lambda n=3, seed=0: SimilarClusters(n, random_state=seed),
+        lambda n=3, seed=0: SimilarClusters(n, random_state=seed, centre="jeffreys"),
+        lambda n=3, seed=0: RepulsiveClusters(n, random_state=seed),
+        lambda n=3, seed=0: RepulsiveClusters(n, random_state=seed, swaps="all"),
     ],
     ids=["similar", "jeffreys", "repulsive", "repulsive-all"],
 )
@@ -97,9 +99,6 @@ class TestEveryClusterer:
         labels = make(4).fit(drawn(30)).labels_
         _, first = np.unique(labels, return_index=True)
         assert labels[np.sort(first)].tolist() == [0, 1, 2, 3]
-
-    def test_empty(self, make):
-        assert make().fit(np.empty((0, 4))).labels_.shape == (0,)
 
     def test_single_row(self, make):
         assert make().fit(drawn(1)).labels_.tolist() == [0]
@@ -129,28 +128,36 @@ class TestEveryClusterer:
 
     @pytest.mark.parametrize("count", [0, -1, 2.5, True])
     def test_bad_count(self, make, count):
-        with pytest.raises(UserError, match=rf"^(clusters|groups) is {count}; it must be a whole number, 1 or more$"):
+        with pytest.raises(UserError, match=rf"^n_clusters is {count}; it must be a whole number, 1 or more$"):
             make(count).fit(drawn(5))
 
     @pytest.mark.parametrize(
         ("rows", "sentence"),
         [
-            ([[0.5, np.nan]], r"X has nan in row 0, column 1; entries must be finite and 0 or more"),
-            ([[0.5, 0.5], [np.inf, 0]], r"X has inf in row 1, column 0; entries must be finite and 0 or more"),
-            ([[1.5, -0.5]], r"X has -0.5 in row 0, column 1; entries must be finite and 0 or more"),
-            ([0.5, 0.5], r"X has shape \(2,\); it must have one row per client and one column per class"),
-            (np.zeros((3, 0)), r"X has shape \(3, 0\); it must have one row per client and one column per class"),
+            ([[0.5, np.nan]], r"X has nan in row 0, column 1; entries must be finite, not NaN or infinite"),
+            ([[0.5, 0.5], [np.inf, 0]], r"X has inf in row 1, column 0; entries must be finite, not NaN or infinite"),
+            ([[1.5, -0.5]], r"X has -0.5 in row 0, column 1; entries must be 0 or more"),
+            ([0.5, 0.5], r"X has shape \(2,\); it must have two axes, rows and columns"),
+            (np.zeros((3, 0)), r"X has 0 feature\(s\) \(shape=\(3, 0\)\) while a minimum of 1 is required"),
+            (np.zeros((0, 3)), r"X has 0 sample\(s\) \(shape=\(0, 3\)\) while a minimum of 1 is required"),
             ([["a", "b"]], r"X holds something that is not a number"),
             ([[0.5, 0.5], [1.0]], r"X holds something that is not a number"),
+            ([[0.5, 1j]], r"X holds complex numbers; they must be real"),
         ],
     )
     def test_bad_rows(self, make, rows, sentence):
         with pytest.raises(UserError, match=sentence):
             make().fit(rows)
 
-    def test_bad_seed(self, make):
-        with pytest.raises(UserError, match="seed is None"):
-            make(seed=None).fit(drawn(5))
+    @pytest.mark.parametrize("seed", [-1, 0.5, "x"])
+    def test_bad_seed(self, make, seed):
+        with pytest.raises(UserError, match=f"^random_state is {seed!r}; it must be a whole number, 0 or more$"):
+            make(seed=seed).fit(drawn(5))
+
+    def test_a_generator_is_a_seed_too(self, make):
+        first, again = (make(seed=np.random.RandomState(3)).fit(drawn(40)) for _ in range(2))
+        assert first.labels_.tolist() == again.labels_.tolist()
+        assert make(seed=None).fit(drawn(40)).labels_.shape == (40,)
 
 
 class TestSimilarClusters:
@@ -160,21 +167,21 @@ class TestSimilarClusters:
         rows = np.array([[0.8, 0.2], [0.2, 0.8], [0.6, 0.4], [0.4, 0.6]])
         found = SimilarClusters(2).fit(rows)
         assert found.labels_.tolist() == [0, 1, 0, 1]
-        np.testing.assert_allclose(found.centres_, [[0.7, 0.3], [0.3, 0.7]])
+        np.testing.assert_allclose(found.cluster_centers_, [[0.7, 0.3], [0.3, 0.7]])
         assert found.inertia_ == pytest.approx(2 * 0.05 * (log(12 / 7) + log(14 / 9)))
 
     def test_equal_rows_weigh_as_many(self):
         rows = np.array([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.4, 0.6]])
-        assert SimilarClusters(1).fit(rows).centres_[0].tolist() == pytest.approx([0.7, 0.3])
+        assert SimilarClusters(1).fit(rows).cluster_centers_[0].tolist() == pytest.approx([0.7, 0.3])
 
     def test_jeffreys_centre_has_the_least_sum_of_divergences(self):
         rows = drawn(20, alpha=2.0)
         found = SimilarClusters(1, centre="jeffreys").fit(rows)
-        assert found.inertia_ == pytest.approx(symmetric_kl(rows, found.centres_).sum())
+        assert found.inertia_ == pytest.approx(symmetric_kl(rows, found.cluster_centers_).sum())
         assert found.inertia_ < 0.99 * SimilarClusters(1).fit(rows).inertia_
         for entry in range(5):
             for factor in (0.99, 1.01):
-                other = found.centres_.copy()
+                other = found.cluster_centers_.copy()
                 other[0, entry] *= factor
                 assert symmetric_kl(rows, other).sum() > found.inertia_
 
@@ -182,23 +189,23 @@ class TestSimilarClusters:
         rows = drawn(60)
         found = SimilarClusters(4).fit(rows)
         assert found.predict(rows).tolist() == found.labels_.tolist()
-        assert found.inertia_ == pytest.approx(symmetric_kl(rows, found.centres_).min(1).sum())
-        np.testing.assert_allclose(found.centres_[2], np.maximum(rows[found.labels_ == 2], FLOOR).mean(0))
+        assert found.inertia_ == pytest.approx(symmetric_kl(rows, found.cluster_centers_).min(1).sum())
+        np.testing.assert_allclose(found.cluster_centers_[2], np.maximum(rows[found.labels_ == 2], FLOOR).mean(0))
 
     def test_no_restart_is_better(self):
         rows = drawn(60)
-        single = [SimilarClusters(6, seed, restarts=1).fit(rows).inertia_ for seed in range(10)]
-        assert SimilarClusters(6, restarts=30).fit(rows).inertia_ <= min(single) + 1e-9
+        single = [SimilarClusters(6, random_state=seed, n_init=1).fit(rows).inertia_ for seed in range(10)]
+        assert SimilarClusters(6, n_init=30).fit(rows).inertia_ <= min(single) + 1e-9
         assert max(single) > min(single) + 1e-3
 
     def test_fewer_distinct_rows_than_clusters(self):
         found = SimilarClusters(4).fit(np.eye(3)[[0, 2, 0, 1, 2]])
         assert found.labels_.tolist() == [0, 1, 0, 2, 1]
         assert found.inertia_ == 0
-        assert len(SimilarClusters(4).fit(np.full((5, 3), 1 / 3)).centres_) == 1
+        assert len(SimilarClusters(4).fit(np.full((5, 3), 1 / 3)).cluster_centers_) == 1
 
     def test_as_many_clusters_as_distinct_rows(self):
-        found = SimilarClusters(12, restarts=1).fit(drawn(12))
+        found = SimilarClusters(12, n_init=1).fit(drawn(12))
         assert sorted(found.labels_) == list(range(12))
         assert found.inertia_ == pytest.approx(0)
 
@@ -216,14 +223,18 @@ class TestSimilarClusters:
         assert found.predict(np.empty((0, 4))).shape == (0,)
 
     def test_bad_predictions(self):
-        with pytest.raises(UserError, match=r"fit\(X\) must come before predict"):
+        with pytest.raises(NotFittedError, match="SimilarClusters instance is not fitted yet"):
             SimilarClusters(2).predict(ONE_HOT)
-        with pytest.raises(UserError, match="P has 2 columns; it must have 4, as X had"):
+        with pytest.raises(UserError, match="X has 2 features, but SimilarClusters is expecting 4 features as input"):
             SimilarClusters(2).fit(ONE_HOT).predict([[0.5, 0.5]])
-        with pytest.raises(UserError, match="fitted on no rows"):
-            SimilarClusters(2).fit(np.empty((0, 4))).predict(ONE_HOT)
 
-    @pytest.mark.parametrize("bad", [{"restarts": 0}, {"most_iterations": 0}, {"centre": "median"}])
+    def test_iterations_are_counted_and_limited(self):
+        rows = drawn(60)
+        whole = SimilarClusters(6, n_init=1).fit(rows)
+        assert whole.n_iter_ > 2
+        assert SimilarClusters(6, n_init=1, max_iter=2).fit(rows).n_iter_ == 2
+
+    @pytest.mark.parametrize("bad", [{"n_init": 0}, {"max_iter": 0}, {"centre": "median"}])
     def test_bad_parameters(self, bad):
         (name,) = bad
         with pytest.raises(UserError, match=f"^{name} is "):
@@ -281,8 +292,8 @@ class TestRepulsiveClusters:
     @pytest.mark.parametrize("seed", range(3))
     def test_is_algorithm_1(self, seed):
         x = drawn(16, seed=seed)
-        found = RepulsiveClusters(4, seed)
-        order = found._shuffled(x)
+        found = RepulsiveClusters(4, random_state=seed)
+        order = repulsive._shuffled(x, seed)
         expected = algorithm_1(x[order], np.arange(16) % 4)
         assert len(found.fit(x).history_) > 2
         assert groups_of_values(x[order], expected) == groups_of_values(x, found.labels_)
@@ -302,7 +313,7 @@ class TestRepulsiveClusters:
     def test_swaps_of_all_pairs_end_where_no_swap_helps(self):
         for seed in range(5):
             x = drawn(9, seed=seed).round(2)
-            labels = RepulsiveClusters(3, seed, swaps="all").fit(x).labels_
+            labels = RepulsiveClusters(3, random_state=seed, swaps="all").fit(x).labels_
             best = j(x, labels)
             for a, b in combinations(range(9), 2):
                 other = labels.copy()
@@ -317,20 +328,25 @@ class TestRepulsiveClusters:
             for labels in {(0, *rest) for rest in np.ndindex(3, 3, 3, 3, 3)}
             if sorted(labels) == [0, 0, 1, 1, 2, 2]
         )
-        found = [RepulsiveClusters(3, seed, swaps="all").fit(x).history_[-1] for seed in range(4)]
+        found = [RepulsiveClusters(3, random_state=seed, swaps="all").fit(x).history_[-1] for seed in range(4)]
         assert max(found) == pytest.approx(best)
 
     def test_two_kinds_are_parted_by_hand(self):
         # four groups of two of four e0 and four e1: the best has both kinds in every group, J = (1 - 1e-6) ln 1e6
         for seed in range(10):
-            found = RepulsiveClusters(4, seed).fit(np.eye(2)[[0, 0, 0, 0, 1, 1, 1, 1]])
+            found = RepulsiveClusters(4, random_state=seed).fit(np.eye(2)[[0, 0, 0, 0, 1, 1, 1, 1]])
             assert sorted(found.labels_[:4]) == sorted(found.labels_[4:]) == [0, 1, 2, 3]
             assert found.history_[-1] == pytest.approx((1 - 1e-6) * log(1e6))
 
     def test_a_swap_needs_a_rise_above_rounding(self):
         found = RepulsiveClusters(4).fit(np.full((20, 7), 1 / 7))
         assert found.history_.tolist() == pytest.approx([0.0], abs=1e-12)
-        assert found.sweeps_ == 1
+        assert found.n_iter_ == 1
+
+    def test_sweeps_are_limited(self):
+        x = drawn(40)
+        assert RepulsiveClusters(10).fit(x).n_iter_ > 1
+        assert RepulsiveClusters(10, max_iter=1).fit(x).n_iter_ == 1
 
     def test_only_the_top_groups_swap(self):
         x = drawn(40)
@@ -341,18 +357,19 @@ class TestRepulsiveClusters:
 
     def test_seeds_start_elsewhere(self):
         x = drawn(40)
-        assert RepulsiveClusters(10, 1).fit(x).history_[0] != RepulsiveClusters(10, 2).fit(x).history_[0]
+        assert (
+            RepulsiveClusters(10, random_state=1).fit(x).history_[0]
+            != RepulsiveClusters(10, random_state=2).fit(x).history_[0]
+        )
 
     def test_windows_and_blocks_change_nothing(self, monkeypatch):
-        from shoal.clusterers import repulsive
-
         x = drawn(60)
         whole = [RepulsiveClusters(groups).fit(x).labels_.tolist() for groups in (3, 20)]
         monkeypatch.setattr(repulsive, "_WINDOW", 3)
         monkeypatch.setattr(repulsive, "_BLOCK", 4)
         assert [RepulsiveClusters(groups).fit(x).labels_.tolist() for groups in (3, 20)] == whole
 
-    @pytest.mark.parametrize("bad", [{"swaps": "some"}, {"top": 1}, {"top": 2.5}])
+    @pytest.mark.parametrize("bad", [{"swaps": "some"}, {"top": 1}, {"top": 2.5}, {"max_iter": 0}])
     def test_bad_parameters(self, bad):
         (name,) = bad
         with pytest.raises(UserError, match=f"^{name} is "):

@@ -20,7 +20,7 @@ def test_by_hand():
     # distances of 0, 1, 6, 7, 9: 1 6 7 9 5 6 8 1 3 2, in order 1 1 2 3 5 6 6 7 8 9; nine tenths of the way from the
     # first to the last of ten is 8.1, half of it 4.05: 0-1, 6-7-9
     found = NeighbourClusters().fit([[0.0], [1.0], [6.0], [7.0], [9.0]])
-    assert found.radius_ == pytest.approx(4.05)
+    assert found.eps_ == pytest.approx(4.05)
     assert found.labels_.tolist() == [0, 0, 1, 1, 1]
     assert not found.noise_.any()
 
@@ -28,7 +28,7 @@ def test_by_hand():
 def test_noise_joins_the_cluster_with_the_least_mean_distance():
     # 0, 1 and 10, 11, 18: within 0.3 of 17.1 of each other are the pairs only; 18 is 17.5 from the first on average,
     # 7.5 from the second
-    found = NeighbourClusters(reach=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
+    found = NeighbourClusters(eps_factor=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
     assert found.noise_.tolist() == [False, False, False, False, True]
     assert found.labels_.tolist() == [0, 0, 1, 1, 1]
     # mean, not least: 4 is 3 from 1 and 4 from 8; but 28.5 from -50 and 1 on average, and 4.5 from 8 and 9
@@ -45,16 +45,23 @@ def test_groups_need_not_be_of_one_size(sizes):
 
 
 def test_without_a_dense_group_all_are_one():
-    found = NeighbourClusters(reach=0.01).fit([[0.0], [1.0], [3.0], [7.0]])
+    found = NeighbourClusters(eps_factor=0.01).fit([[0.0], [1.0], [3.0], [7.0]])
     assert found.noise_.all()
     assert found.labels_.tolist() == [0, 0, 0, 0]
 
 
 def test_is_scikit_learns():
     rows, truth = planted(noise=0.5)
-    found = NeighbourClusters(reach=0.6, smallest=3).fit(rows)
-    assert adjusted_rand_score(DBSCAN(eps=found.radius_, min_samples=3).fit(rows).labels_, found.labels_) == 1
+    found = NeighbourClusters(eps_factor=0.6, min_samples=3).fit(rows)
+    assert adjusted_rand_score(DBSCAN(eps=found.eps_, min_samples=3).fit(rows).labels_, found.labels_) == 1
     assert adjusted_rand_score(truth, found.labels_) == 1
+
+
+def test_new_rows_join_the_cluster_with_the_least_mean_distance():
+    found = NeighbourClusters().fit([[0.0], [1.0], [6.0], [7.0], [9.0]])
+    # 3.8 is 3.3 from the first on average and 3.5 from the second, 4.0 is 3.5 from the first and 3.3 from the second
+    assert found.predict([[3.8], [4.0]]).tolist() == [0, 1]
+    assert found.predict(np.empty((0, 1))).shape == (0,)
 
 
 def test_where_rows_start_from_does_not_matter():
@@ -68,11 +75,11 @@ def test_where_rows_start_from_does_not_matter():
 @pytest.mark.parametrize("smallest", [2, 4])
 def test_partition_does_not_depend_on_the_order_of_rows(smallest):
     rows = np.random.default_rng(1).normal(size=(30, 2))  # no structure: rows between groups, and noise
-    found = NeighbourClusters(0.15, smallest).fit(rows)
+    found = NeighbourClusters(0.15, min_samples=smallest).fit(rows)
     assert 1 < found.labels_.max() + 1 < 30
     for seed in range(8):
         order = np.random.default_rng(seed).permutation(30)
-        again = NeighbourClusters(0.15, smallest).fit(rows[order])
+        again = NeighbourClusters(0.15, min_samples=smallest).fit(rows[order])
         assert adjusted_rand_score(found.labels_[order], again.labels_) == 1
         assert (found.noise_[order] == again.noise_).all()
 
@@ -85,13 +92,12 @@ def test_nor_on_scale_and_labels_are_numbered_by_first_appearance():
 @pytest.mark.parametrize(
     ("rows", "labels"),
     [
-        (np.empty((0, 4)), []),
         (np.ones((1, 4)), [0]),
         (np.ones((3, 4)), [0, 0, 0]),
         (np.array([[0.0], [0.0], [0.0], [0.0], [9.0]]), [0, 0, 0, 0, 0]),
         (np.array([[0.0], [1.0]]), [0, 0]),
     ],
-    ids=["empty", "single", "equal", "most equal", "two"],
+    ids=["single", "equal", "most equal", "two"],
 )
 def test_degenerate(rows, labels):
     assert NeighbourClusters().fit(rows).labels_.tolist() == labels
@@ -107,9 +113,9 @@ def test_input_unmodified():
 @pytest.mark.parametrize(
     ("keys", "rows", "sentence"),
     [
-        ({"reach": 0.0}, [[1.0]], "reach is 0.0; it must be above 0"),
-        ({"smallest": 0}, [[1.0]], "smallest is 0; it must be a whole number, 1 or more"),
-        ({}, [[np.nan]], "X has nan in row 0, column 0; entries must be finite$"),
+        ({"eps_factor": 0.0}, [[1.0]], "eps_factor is 0.0; it must be a finite number, above 0"),
+        ({"min_samples": 0}, [[1.0]], "min_samples is 0; it must be a whole number, 1 or more"),
+        ({}, [[np.nan]], "X has nan in row 0, column 0; entries must be finite, not NaN or infinite$"),
     ],
 )
 def test_bad_input(keys, rows, sentence):

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics.pairwise import cosine_similarity
 
 from shoal.clusterers import OverlappingClusters
@@ -15,7 +16,7 @@ TRIANGLE = np.repeat([[1.0, 0.0], [-0.5, np.sqrt(0.75)], [-0.5, -np.sqrt(0.75)]]
 
 def plain(**options):
     """As printed, and one try."""
-    return OverlappingClusters(**{"guarded": False, "validate": False, **options})
+    return OverlappingClusters(**{"distinct_seeds": False, "validate": False, **options})
 
 
 def angles(*degrees):
@@ -79,13 +80,13 @@ class TestSeeds:
         assert seeds(rows @ rows.T, 3).tolist() == [0, 2, 3]
         assert seeds(rows @ rows.T, 3, 0.2).tolist() == [0, 2, 4]
         # 4 and 5 reach no centre and join the first; with the guard every group has its cluster
-        assert clusters_of(plain(clusters=3).fit(rows)) == {frozenset({0, 1, 4, 5}), frozenset({2}), frozenset({3})}
+        assert clusters_of(plain(n_clusters=3).fit(rows)) == {frozenset({0, 1, 4, 5}), frozenset({2}), frozenset({3})}
         guarded = OverlappingClusters(3, validate=False).fit(rows)
         assert clusters_of(guarded) == {frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5})}
 
     def test_a_row_of_zeros_is_a_seed_only_without_guard(self):
         rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.6, 0.8]])
-        assert plain(clusters=2).fit(rows).membership_[0].sum() == 1
+        assert plain(n_clusters=2).fit(rows).membership_[0].sum() == 1
         assert seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2).tolist() == [0, 1]
         assert seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2, 0.7).tolist() == [1, 2]
         assert seeds(np.zeros((3, 3)), 2, 0.2).tolist() == [0]
@@ -96,9 +97,9 @@ class TestAssignment:
         # seeds at 0° and 120°; the threshold is 45.6°. 70° reaches none and joins the nearer, 120°, whose centre moves
         # to 95°: 50° is 45° from it and joins too. The other way round 50° moves the centre of 0° to 25°, and 70° is
         # 45° from that
-        first = plain(clusters=2, threshold=0.7).fit(angles(0, 120, 70, 50))
+        first = plain(n_clusters=2, threshold=0.7).fit(angles(0, 120, 70, 50))
         assert first.membership_.tolist() == [[True, False], [False, True], [False, True], [False, True]]
-        second = plain(clusters=2, threshold=0.7).fit(angles(0, 120, 50, 70))
+        second = plain(n_clusters=2, threshold=0.7).fit(angles(0, 120, 50, 70))
         assert second.membership_.tolist() == [[True, False], [False, True], [True, False], [True, False]]
 
     def test_overlap_by_hand(self):
@@ -106,38 +107,42 @@ class TestAssignment:
         # Centres in the end: 25°, and 79.3° with (cos 120° + cos 70° + cos 50°, sin ...) = (0.485, 2.572), so that 50°
         # is nearer to the first
         rows = angles(0, 120, 70, 50)
-        found = plain(clusters=2, threshold=0.6).fit(rows)
+        found = plain(n_clusters=2, threshold=0.6).fit(rows)
         assert found.membership_.tolist() == [[True, False], [False, True], [False, True], [True, True]]
         assert found.labels_.tolist() == [0, 1, 1, 0]
-        np.testing.assert_allclose(found.centres_, [rows[[0, 3]].mean(0), rows[[1, 2, 3]].mean(0)])
-        assert found.separation_ == pytest.approx(np.cos(np.radians(79.32 - 25)), abs=1e-4)
+        np.testing.assert_allclose(found.cluster_centers_, [rows[[0, 3]].mean(0), rows[[1, 2, 3]].mean(0)])
+        assert found.centre_similarity_ == pytest.approx(np.cos(np.radians(79.32 - 25)), abs=1e-4)
         # newcomers: 25° is 54.3° from the second, 110° is 85° from the first; 200° reaches none, the second is nearer
-        assert found.predict(angles(25, 110, 200)).tolist() == [[True, False], [False, True], [False, True]]
-        assert found.predict(angles(52)).tolist() == [[True, True]]
+        assert found.predict_membership(angles(25, 110, 200)).tolist() == [[True, False], [False, True], [False, True]]
+        assert found.predict_membership(angles(52)).tolist() == [[True, True]]
+        # 52° is 27° from 25° and 27.3° from 79.3°: the label is that of the nearer centre
+        assert found.predict(angles(25, 110, 200, 52, 53)).tolist() == [0, 1, 1, 0, 1]
 
     @pytest.mark.parametrize("threshold", [-0.3, 0.2, 0.7])
     @pytest.mark.parametrize("seed", range(5))
     def test_is_algorithm_1(self, threshold, seed):
         rows = np.random.default_rng(seed).normal(size=(30, 3))
-        found = plain(clusters=4, threshold=threshold).fit(rows)
+        found = plain(n_clusters=4, threshold=threshold).fit(rows)
         assert [np.flatnonzero(column).tolist() for column in found.membership_.T] == algorithm_1(rows, 4, threshold)
 
     def test_lowest_threshold_takes_everybody_but_seeds_everywhere(self):
         rows = np.random.default_rng(0).normal(size=(20, 3))
-        counts = plain(clusters=4, threshold=-1).fit(rows).membership_.sum(1)
+        counts = plain(n_clusters=4, threshold=-1).fit(rows).membership_.sum(1)
         assert sorted(counts) == [1] * 4 + [4] * 16
 
     def test_a_threshold_above_1_is_never_reached(self):
         rows = np.random.default_rng(0).normal(size=(20, 3))
-        found = plain(clusters=4, threshold=1.1).fit(rows)
+        found = plain(n_clusters=4, threshold=1.1).fit(rows)
         assert (found.membership_.sum(1) == 1).all()
         assert (found.membership_.argmax(1) == found.labels_).all()
 
     def test_a_threshold_of_1_is_reached_by_the_same_direction(self):
         rows = np.outer([1.0, 3.0, 0.7], [0.1, 0.2, 0.3])
-        assert plain(clusters=2, threshold=1.0).fit(rows).membership_.tolist() == [[1, 0], [0, 1], [1, 1]]
+        assert plain(n_clusters=2, threshold=1.0).fit(rows).membership_.tolist() == [[1, 0], [0, 1], [1, 1]]
 
-    @pytest.mark.parametrize("options", [{}, {"guarded": False}, {"validate": False}, {"clusters": 9, "limit": 1}])
+    @pytest.mark.parametrize(
+        "options", [{}, {"distinct_seeds": False}, {"validate": False}, {"n_clusters": 9, "max_centre_similarity": 1}]
+    )
     @pytest.mark.parametrize("seed", range(5))
     def test_no_row_and_no_cluster_is_empty(self, options, seed):
         rows = np.random.default_rng(seed).normal(size=(25, 4))
@@ -146,7 +151,7 @@ class TestAssignment:
         assert found.membership_.any(1).all()
         assert found.membership_[np.arange(25), found.labels_].all()
         assert found.membership_.shape == (25, found.n_clusters_)
-        assert found.centres_.shape == (found.n_clusters_, 4)
+        assert found.cluster_centers_.shape == (found.n_clusters_, 4)
 
 
 class TestValidation:
@@ -155,7 +160,7 @@ class TestValidation:
         found = OverlappingClusters(count).fit(TRIANGLE)
         assert found.labels_.tolist() == [0] * 4 + [1] * 4 + [2] * 4
         assert (found.membership_.sum(1) == 1).all()
-        assert found.separation_ == -0.5
+        assert found.centre_similarity_ == -0.5
         assert (found.n_clusters_, found.threshold_) == (3, 0.2)
 
     def test_the_threshold_is_raised_by_hand(self):
@@ -165,31 +170,31 @@ class TestValidation:
         found = OverlappingClusters(2).fit(rows)
         assert found.threshold_ == 0.4
         assert clusters_of(found) == {frozenset({0, 2}), frozenset({1, 3})}
-        assert found.separation_ == pytest.approx(np.cos(np.radians(75)))
-        assert OverlappingClusters(2, threshold=0.3, validate=False).fit(rows).separation_ > 0.3
-        assert OverlappingClusters(2, limit=1.0).fit(rows).threshold_ == 0.2
+        assert found.centre_similarity_ == pytest.approx(np.cos(np.radians(75)))
+        assert OverlappingClusters(2, threshold=0.3, validate=False).fit(rows).centre_similarity_ > 0.3
+        assert OverlappingClusters(2, max_centre_similarity=1.0).fit(rows).threshold_ == 0.2
 
     @pytest.mark.parametrize("threshold", [0.45, 0.7])
     def test_then_there_are_fewer_clusters_by_hand(self, threshold):
         # three seeds: (cos 95° + cos 30° + cos 65°) / 3 = 0.40 whatever the threshold. Two: 30° is with 0°, not with
         # 95°, and cos(95° - 15°) = 0.17; the threshold is as asked again
-        found = OverlappingClusters(3, threshold=threshold, guarded=False).fit(angles(0, 95, 30))
+        found = OverlappingClusters(3, threshold=threshold, distinct_seeds=False).fit(angles(0, 95, 30))
         assert (found.n_clusters_, found.threshold_) == (2, threshold)
-        assert found.separation_ == pytest.approx(np.cos(np.radians(80)))
-        assert plain(clusters=3, threshold=threshold).fit(angles(0, 95, 30)).separation_ == pytest.approx(
+        assert found.centre_similarity_ == pytest.approx(np.cos(np.radians(80)))
+        assert plain(n_clusters=3, threshold=threshold).fit(angles(0, 95, 30)).centre_similarity_ == pytest.approx(
             0.4004, abs=1e-4
         )
 
-    @pytest.mark.parametrize("guarded", [True, False])
-    def test_rows_that_are_nearly_parallel_are_one_cluster(self, guarded):
+    @pytest.mark.parametrize("distinct_seeds", [True, False])
+    def test_rows_that_are_nearly_parallel_are_one_cluster(self, distinct_seeds):
         rows = np.ones((10, 6)) + 0.05 * np.random.default_rng(0).normal(size=(10, 6))
-        found = OverlappingClusters(4, guarded=guarded).fit(rows)
+        found = OverlappingClusters(4, distinct_seeds=distinct_seeds).fit(rows)
         assert found.membership_.tolist() == [[True]] * 10
-        assert (found.n_clusters_, found.separation_, found.threshold_) == (1, 0.0, 0.2)
-        np.testing.assert_allclose(found.centres_[0], rows.mean(0))
+        assert (found.n_clusters_, found.centre_similarity_, found.threshold_) == (1, 0.0, 0.2)
+        np.testing.assert_allclose(found.cluster_centers_[0], rows.mean(0))
 
     def test_a_single_cluster_is_accepted_by_any_limit(self):
-        assert OverlappingClusters(4, limit=-1).fit(np.eye(4)).n_clusters_ == 1
+        assert OverlappingClusters(4, max_centre_similarity=-1).fit(np.eye(4)).n_clusters_ == 1
 
 
 class TestInvariance:
@@ -206,37 +211,37 @@ class TestInvariance:
         one, other = OverlappingClusters().fit(rows), OverlappingClusters().fit(factor * rows)
         assert (one.membership_ == other.membership_).all()
         assert (one.labels_ == other.labels_).all()
-        np.testing.assert_allclose(other.centres_, factor * one.centres_)
-        assert other.separation_ == pytest.approx(one.separation_)
-        assert (one.predict(rows) == other.predict(factor * rows)).all()
+        np.testing.assert_allclose(other.cluster_centers_, factor * one.cluster_centers_)
+        assert other.centre_similarity_ == pytest.approx(one.centre_similarity_)
+        assert (one.predict_membership(rows) == other.predict_membership(factor * rows)).all()
 
     def test_input_unmodified_and_any_sequence(self):
         rows = noisy_groups()
         found = OverlappingClusters().fit(rows)
         assert (rows == noisy_groups()).all()
         assert (OverlappingClusters().fit(rows.tolist()).membership_ == found.membership_).all()
-        found.predict(rows)
+        found.predict_membership(rows)
         assert (rows == noisy_groups()).all()
 
     def test_newcomers_that_are_like_members_join_them(self):
         found = OverlappingClusters().fit(noisy_groups())
-        assert (found.predict(noisy_groups(1)) == found.membership_).all()
-        assert found.predict(np.empty((0, 5))).shape == (0, 3)
+        assert (found.predict_membership(noisy_groups(1)) == found.membership_).all()
+        assert found.predict_membership(np.empty((0, 5))).shape == (0, 3)
 
 
 class TestDegenerate:
-    @pytest.mark.parametrize("guarded", [True, False])
+    @pytest.mark.parametrize("distinct_seeds", [True, False])
     @pytest.mark.parametrize("row", [[0.0, 0.0], [0.3, -0.7]], ids=["zeros", "row"])
-    def test_single(self, guarded, row):
-        found = OverlappingClusters(guarded=guarded).fit([row])
+    def test_single(self, distinct_seeds, row):
+        found = OverlappingClusters(distinct_seeds=distinct_seeds).fit([row])
         assert found.membership_.tolist() == [[True]]
         assert found.labels_.tolist() == [0]
-        assert found.centres_.tolist() == [row]
-        assert found.separation_ == 0
+        assert found.cluster_centers_.tolist() == [row]
+        assert found.centre_similarity_ == 0
 
-    @pytest.mark.parametrize("guarded", [True, False])
-    def test_all_equal(self, guarded):
-        found = OverlappingClusters(guarded=guarded).fit(np.full((5, 3), 0.1))
+    @pytest.mark.parametrize("distinct_seeds", [True, False])
+    def test_all_equal(self, distinct_seeds):
+        found = OverlappingClusters(distinct_seeds=distinct_seeds).fit(np.full((5, 3), 0.1))
         assert found.membership_.tolist() == [[True]] * 5
 
     def test_zeros_are_one_cluster(self):
@@ -245,21 +250,25 @@ class TestDegenerate:
     def test_what_is_only_rounding_points_nowhere(self):
         # a row of 1e-17 beside rows of length 1 is a rest of a subtraction: cosine 0 with both centres, 0 reaches 0
         rows = np.array([[1.0, 0.0], [0.0, 1.0], [-1e-17, 1e-17]])
-        assert plain(clusters=2, threshold=0.0).fit(rows).membership_[2].tolist() == [True, True]
+        assert plain(n_clusters=2, threshold=0.0).fit(rows).membership_[2].tolist() == [True, True]
 
     def test_as_many_clusters_as_rows(self):
-        assert plain(clusters=9).fit(np.eye(3)).membership_.sum() == 3
+        assert plain(n_clusters=9).fit(np.eye(3)).membership_.sum() == 3
 
     @pytest.mark.parametrize(
         ("options", "rows", "sentence"),
         [
-            ({}, np.empty((0, 3)), r"^z has shape \(0, 3\); it must have one row at least$"),
-            ({}, [[1.0, np.nan]], r"^z has nan in row 0, column 1; entries must be finite$"),
-            ({}, [1.0, 2.0], r"^z has shape \(2,\); it must have one row per client and one column per component$"),
-            ({"clusters": 0}, np.eye(2), r"^clusters is 0; it must be a whole number, 1 or more$"),
+            ({}, np.empty((0, 3)), r"^X has 0 sample\(s\) \(shape=\(0, 3\)\) while a minimum of 1 is required\.$"),
+            ({}, [[1.0, np.nan]], r"^X has nan in row 0, column 1; entries must be finite, not NaN or infinite$"),
+            ({}, [1.0, 2.0], r"^X has shape \(2,\); it must have two axes, rows and columns"),
+            ({"n_clusters": 0}, np.eye(2), r"^n_clusters is 0; it must be a whole number, 1 or more$"),
             ({"threshold": np.nan}, np.eye(2), r"^threshold is nan; it must be a finite number, -1 or more$"),
             ({"threshold": -1.5}, np.eye(2), r"^threshold is -1.5; it must be a finite number, -1 or more$"),
-            ({"limit": np.inf}, np.eye(2), r"^limit is inf; it must be a finite number, -1 or more$"),
+            (
+                {"max_centre_similarity": np.inf},
+                np.eye(2),
+                r"^max_centre_similarity is inf; it must be a finite number, -1 or more$",
+            ),
         ],
     )
     def test_bad_input(self, options, rows, sentence):
@@ -267,7 +276,9 @@ class TestDegenerate:
             OverlappingClusters(**options).fit(rows)
 
     def test_bad_newcomers(self):
-        with pytest.raises(UserError, match=r"fit\(z\) must come before predict"):
-            OverlappingClusters().predict(np.eye(2))
-        with pytest.raises(UserError, match="z has 3 columns; it must have 2, as in fit"):
-            OverlappingClusters().fit(np.eye(2)).predict(np.eye(3))
+        for method in ("predict", "predict_membership"):
+            with pytest.raises(NotFittedError, match="OverlappingClusters instance is not fitted yet"):
+                getattr(OverlappingClusters(), method)(np.eye(2))
+            fitted = OverlappingClusters().fit(np.eye(2))
+            with pytest.raises(UserError, match="X has 3 features, but OverlappingClusters is expecting 2 features"):
+                getattr(fitted, method)(np.eye(3))

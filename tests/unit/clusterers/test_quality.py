@@ -88,14 +88,19 @@ class TestOverlap:
     @pytest.mark.parametrize(
         ("rows", "member", "truth", "sentence"),
         [
-            (SHARED, IN_BOTH[:2], None, r"^membership has 2 rows; it must have 3, as many as z$"),
+            (SHARED, IN_BOTH[:2], None, r"^membership has 2 rows; it must have 3, as many as X$"),
             (SHARED, IN_BOTH * 0.5, None, r"^membership is float64 \(3, 2\); it must be a bool for each row and clus"),
             (SHARED, [True] * 3, None, r"^membership is bool \(3,\)"),
             (SHARED, IN_BOTH & [[1], [0], [1]], None, r"^membership is int64"),
             (SHARED, IN_BOTH & [[True], [False], [True]], None, r"^membership has row 1 in no cluster"),
-            (SHARED, IN_BOTH, [0, 1], r"^truth has shape \(2,\); it must be \(3,\), a label for each row of z$"),
-            (np.empty((0, 2)), IN_BOTH[:0], None, r"^z has shape \(0, 2\); it must have one row at least$"),
-            ([[np.nan]], [[True]], None, r"^z has nan in row 0, column 0"),
+            (SHARED, IN_BOTH, [0, 1], r"^truth has shape \(2,\); it must be \(3,\), a label for each row of X$"),
+            (
+                np.empty((0, 2)),
+                IN_BOTH[:0],
+                None,
+                r"^X has 0 sample\(s\) \(shape=\(0, 2\)\) while a minimum of 1",
+            ),
+            ([[np.nan]], [[True]], None, r"^X has nan in row 0, column 0"),
         ],
     )
     def test_bad_input(self, rows, member, truth, sentence):
@@ -133,7 +138,7 @@ class TestPartition:
 
 class TestCompared:
     def test_by_hand(self):
-        found = compared(np.eye(3)[[0, 1, 2, 0, 1, 2]], 3, seed=0, truth=[0, 1, 2, 0, 1, 2])
+        found = compared(np.eye(3)[[0, 1, 2, 0, 1, 2]], 3, random_state=0, truth=[0, 1, 2, 0, 1, 2])
         perfect = dict.fromkeys(("overlap", "silhouette", "silhouette_each", "silhouette_core", "purity"), 1.0)
         assert found == {"kmeans": perfect, "hierarchical": perfect}
 
@@ -158,7 +163,7 @@ class TestCompared:
                 assert np.isfinite(list(one.values())).all()
 
     def test_bad_input(self):
-        with pytest.raises(UserError, match="clusters is 0"):
+        with pytest.raises(UserError, match="n_clusters is 0"):
             compared(SHARED, 0, 0)
-        with pytest.raises(UserError, match="seed is -1"):
+        with pytest.raises(UserError, match="random_state is -1"):
             compared(SHARED, 2, -1)

@@ -59,14 +59,14 @@ class TestDecomposedClusters:
     @pytest.mark.parametrize("seed", range(3))
     def test_planted_directions_are_found(self, seed):
         rows, truth = planted(groups=4, seed=seed)
-        assert adjusted_rand_score(truth, DecomposedClusters(4, seed).fit(rows).labels_) == 1
+        assert adjusted_rand_score(truth, DecomposedClusters(4, random_state=seed).fit(rows).labels_) == 1
 
     def test_partition_does_not_depend_on_the_order_of_rows(self):
         rows = np.random.default_rng(1).normal(size=(30, 8))  # no structure: k-means has many local optima
-        labels = DecomposedClusters(5, restarts=1).fit(rows).labels_
+        labels = DecomposedClusters(5, n_init=1).fit(rows).labels_
         for seed in range(5):
             order = np.random.default_rng(seed).permutation(30)
-            assert adjusted_rand_score(labels[order], DecomposedClusters(5, restarts=1).fit(rows[order]).labels_) == 1
+            assert adjusted_rand_score(labels[order], DecomposedClusters(5, n_init=1).fit(rows[order]).labels_) == 1
 
     def test_nor_on_lengths_or_on_which_parameter_comes_first(self):
         rows, truth = planted()
@@ -81,13 +81,12 @@ class TestDecomposedClusters:
     @pytest.mark.parametrize(
         ("rows", "labels"),
         [
-            (np.empty((0, 4)), []),
             (np.ones((1, 4)), [0]),
             (np.zeros((3, 4)), [0, 0, 0]),
             (np.ones((3, 4)), [0, 0, 0]),
             (np.eye(2), [0, 1]),
         ],
-        ids=["empty", "single", "zeros", "equal", "fewer than clusters"],
+        ids=["single", "zeros", "equal", "fewer than clusters"],
     )
     def test_degenerate(self, rows, labels):
         assert DecomposedClusters(3).fit(rows).labels_.tolist() == labels
@@ -95,16 +94,16 @@ class TestDecomposedClusters:
     def test_input_unmodified_and_same_seed_same_result(self):
         rows, _ = planted(noise=2.0)
         kept = rows.copy()
-        first = DecomposedClusters(3, 5).fit(rows)
+        first = DecomposedClusters(3, random_state=5).fit(rows)
         assert (rows == kept).all()
-        assert (DecomposedClusters(3, 5).fit(rows.tolist()).labels_ == first.labels_).all()
+        assert (DecomposedClusters(3, random_state=5).fit(rows.tolist()).labels_ == first.labels_).all()
 
     @pytest.mark.parametrize(
         ("clusters", "rows", "sentence"),
         [
-            (0, [[1.0]], r"clusters is 0; it must be a whole number, 1 or more"),
-            (2, [[1.0, np.nan]], r"X has nan in row 0, column 1; entries must be finite$"),
-            (2, [1.0, 2.0], r"X has shape \(2,\); it must have one row per client and one column per parameter"),
+            (0, [[1.0]], r"n_clusters is 0; it must be a whole number, 1 or more"),
+            (2, [[1.0, np.nan]], r"X has nan in row 0, column 1; entries must be finite, not NaN or infinite$"),
+            (2, [1.0, 2.0], r"X has shape \(2,\); it must have two axes, rows and columns"),
         ],
     )
     def test_bad_input(self, clusters, rows, sentence):
@@ -143,12 +142,23 @@ class TestGreedyClusters:
         assert found.labels_.tolist() == [0, 0, 0, 0]
         assert found.merges_.tolist() == [0.9, 0.7, 0.1]
 
+    def test_one_of_two_entries_is_enough(self):
+        half = CHAIN.copy()
+        half[1, 3] = half[2, 0] = np.nan
+        found = GreedyClusters().fit(half)
+        assert found.labels_.tolist() == [0, 0, 1, 1]
+        assert found.merges_.tolist() == [0.9, 0.7]
+
+    def test_bad_threshold(self):
+        with pytest.raises(UserError, match=r"^threshold is nan; it must be a finite number$"):
+            GreedyClusters(np.nan).fit(CHAIN)
+
     def test_nor_a_reason(self):
         assert GreedyClusters(-1).fit(np.full((3, 3), np.nan)).labels_.tolist() == [0, 1, 2]
 
     def test_goes_on_from_a_start(self):
         # {1, 2} is given: 0 is 0.5 like it, 3 is -0.2; 0 joins, and 3 then stays alone
-        found = GreedyClusters().fit(CHAIN, [4, 7, 7, 1])
+        found = GreedyClusters().fit(CHAIN, start=[4, 7, 7, 1])
         assert found.labels_.tolist() == [0, 0, 0, 1]
         assert found.merges_.tolist() == [0.5]
 
@@ -175,31 +185,31 @@ class TestGreedyClusters:
     @pytest.mark.parametrize(
         ("alike", "labels"),
         [
-            (np.empty((0, 0)), []),
             (np.ones((1, 1)), [0]),
             (np.ones((4, 4)), [0, 0, 0, 0]),
             (np.zeros((3, 3)), [0, 1, 2]),
         ],
-        ids=["empty", "single", "equal", "nothing in common"],
+        ids=["single", "equal", "nothing in common"],
     )
     def test_degenerate(self, alike, labels):
         assert GreedyClusters().fit(alike).labels_.tolist() == labels
 
     def test_input_unmodified(self):
         alike, start = CHAIN.copy(), np.array([3, 1, 1, 0])
-        GreedyClusters().fit(alike, start)
+        GreedyClusters().fit(alike, start=start)
         assert (alike == CHAIN).all()
         assert start.tolist() == [3, 1, 1, 0]
 
     @pytest.mark.parametrize(
         ("alike", "start", "sentence"),
         [
-            (np.ones((2, 3)), None, r"S has shape \(2, 3\); it must be square and symmetric"),
+            (np.ones((2, 3)), None, r"X has shape \(2, 3\); it must be square and symmetric"),
             ([[1, 0.5], [0.4, 1]], None, r"must be square and symmetric"),
-            ([[1, np.inf], [np.inf, 1]], None, r"S has an infinite entry"),
-            (CHAIN, [0, 1], r"start has shape \(2,\); it must be \(4,\), a label for each row of S"),
+            ([[1, np.inf], [np.inf, 1]], None, r"X has an infinite entry"),
+            (CHAIN, [0, 1], r"start has shape \(2,\); it must be \(4,\), a label for each row of X"),
+            (np.empty((0, 0)), None, r"X has 0 feature\(s\)"),
         ],
     )
     def test_bad_input(self, alike, start, sentence):
         with pytest.raises(UserError, match=sentence):
-            GreedyClusters().fit(alike, start)
+            GreedyClusters().fit(alike, start=start)

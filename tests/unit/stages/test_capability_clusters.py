@@ -40,35 +40,47 @@ class TestFuzzyClusters:
         # theirs by u = (5 + a)² / ((5 - a)² + (5 + a)²), and c = Σ u² x / Σ u² with (1 - u)² for the far one:
         # a = 5 (u² - (1 - u)²) / (u² + (1 - u)² + 1/4). From a = 4: u = 81/82, a = 3.979, u = .98724, a = 3.978.
         found = FuzzyClusters(2).fit([[0.0], [5.0], [10.0]])
-        a = (found.centres_.max() - found.centres_.min()) / 2
+        a = (found.cluster_centers_.max() - found.cluster_centers_.min()) / 2
         assert a == pytest.approx(3.978, abs=5e-4)
-        assert found.memberships_[1] == pytest.approx([0.5, 0.5])
-        assert found.memberships_[0].max() == pytest.approx(0.98721, abs=5e-5)
+        assert found.membership_[1] == pytest.approx([0.5, 0.5])
+        assert found.membership_[0].max() == pytest.approx(0.98721, abs=5e-5)
 
     def test_finds_blobs(self):
         found = FuzzyClusters(3).fit(BLOBS)
-        labels = found.memberships_.argmax(1)
+        labels = found.membership_.argmax(1)
         assert [len(set(labels[k : k + 7].tolist())) for k in (0, 7, 14)] == [1, 1, 1]
         assert len(set(labels.tolist())) == 3
-        assert found.memberships_.max(1).min() > 0.9
-        assert found.memberships_.sum(1) == pytest.approx(np.ones(21))
+        assert found.membership_.max(1).min() > 0.9
+        assert found.membership_.sum(1) == pytest.approx(np.ones(21))
+
+    def test_new_rows_belong_as_their_equals_do(self):
+        found = FuzzyClusters(3).fit(BLOBS)
+        np.testing.assert_allclose(found.predict_membership(BLOBS[::-1]), found.membership_[::-1])
+        assert found.predict(BLOBS).tolist() == found.labels_.tolist() == found.membership_.argmax(1).tolist()
+
+    def test_iterations_are_counted_and_limited(self):
+        assert FuzzyClusters(3).fit(BLOBS).n_iter_ > 2
+        assert FuzzyClusters(3, max_iter=2).fit(BLOBS).n_iter_ == 2
+
+    def test_negative_rows(self):
+        found = FuzzyClusters(3).fit(BLOBS).membership_
+        np.testing.assert_allclose(FuzzyClusters(3).fit(BLOBS - 30).membership_, found, atol=1e-6)
 
     def test_order_and_scale_do_not_matter(self):
-        found = FuzzyClusters(3).fit(BLOBS).memberships_
+        found = FuzzyClusters(3).fit(BLOBS).membership_
         order = np.random.default_rng(0).permutation(21)
-        np.testing.assert_array_equal(FuzzyClusters(3).fit(BLOBS[order]).memberships_, found[order])
-        np.testing.assert_allclose(FuzzyClusters(3).fit(8 * BLOBS).memberships_, found, atol=1e-6)
+        np.testing.assert_array_equal(FuzzyClusters(3).fit(BLOBS[order]).membership_, found[order])
+        np.testing.assert_allclose(FuzzyClusters(3).fit(8 * BLOBS).membership_, found, atol=1e-6)
 
     def test_a_row_twice_counts_twice(self):
-        once = FuzzyClusters(2).fit([[0.0], [4.0], [10.0]]).centres_
-        twice = FuzzyClusters(2).fit([[0.0], [4.0], [4.0], [10.0]]).centres_
+        once = FuzzyClusters(2).fit([[0.0], [4.0], [10.0]]).cluster_centers_
+        twice = FuzzyClusters(2).fit([[0.0], [4.0], [4.0], [10.0]]).cluster_centers_
         assert np.abs(np.sort(once, axis=0) - np.sort(twice, axis=0)).max() > 0.1
 
-    def test_nobody_single_equal_and_too_few(self):
-        assert FuzzyClusters(3).fit(np.empty((0, 2))).memberships_.shape == (0, 0)
-        assert FuzzyClusters(3).fit([[1.0, 2.0]]).memberships_.tolist() == [[1.0]]
-        assert FuzzyClusters(3).fit(np.ones((4, 2))).memberships_.tolist() == [[1.0]] * 4
-        assert sorted(FuzzyClusters(3).fit([[0.0], [1.0]]).memberships_.tolist()) == [[0, 1], [1, 0]]
+    def test_single_equal_and_too_few(self):
+        assert FuzzyClusters(3).fit([[1.0, 2.0]]).membership_.tolist() == [[1.0]]
+        assert FuzzyClusters(3).fit(np.ones((4, 2))).membership_.tolist() == [[1.0]] * 4
+        assert sorted(FuzzyClusters(3).fit([[0.0], [1.0]]).membership_.tolist()) == [[0, 1], [1, 0]]
 
     def test_input_unmodified(self):
         rows = BLOBS.copy()
@@ -76,11 +88,16 @@ class TestFuzzyClusters:
         np.testing.assert_array_equal(rows, BLOBS)
 
     @pytest.mark.parametrize(
-        ("bad", "message"), [({"clusters": 0}, "clusters is 0"), ({"fuzziness": 1.0}, "fuzziness is 1.0")]
+        ("bad", "message"),
+        [
+            ({"n_clusters": 0}, "n_clusters is 0"),
+            ({"fuzziness": 1.0}, "fuzziness is 1.0"),
+            ({"max_iter": 0}, "max_iter is 0"),
+        ],
     )
     def test_bad_options(self, bad, message):
         with pytest.raises(UserError, match=message):
-            FuzzyClusters(**{"clusters": 2} | bad).fit(BLOBS)
+            FuzzyClusters(**{"n_clusters": 2} | bad).fit(BLOBS)
 
 
 MODEL = load_model("linear", (2,), 3)

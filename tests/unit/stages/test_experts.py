@@ -234,6 +234,14 @@ def described(adapted, received=None, halves=None):
     return np.concatenate([np.atleast_2d(v) for v in (adapted, received, one, other)], axis=1)
 
 
+def test_a_sparsity_above_1_is_refused():
+    rows = described([[0.9, 0.1], [0.1, 1.5]])
+    with pytest.raises(UserError, match=r"^a sparsity vector has 1\.5 in channel 1; sparsities must be 1 or less$"):
+        Adaptive()(rows, 0)
+    with pytest.raises(UserError, match="sparsities must be 1 or less"):
+        Adaptive().again(described([[0.9, 0.1], [0.1, 0.5]]), np.array([0, 1]), rows, 0)
+
+
 class TestDrift:
     left, right = [0.9, 0.1, 0.1], [0.1, 0.1, 0.9]
     rows = described([left, left, left, right, right, right])

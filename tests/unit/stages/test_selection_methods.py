@@ -355,6 +355,14 @@ class TestEveryMethod:
         (("clsm-fl", "cluster", "groups", 0), r"cluster\.groups is 0; it must be 1 or more"),
         (("clsm-fl", "cluster", "fuzziness", 1.0), r"cluster\.fuzziness is 1\.0; it must be above 1"),
         (("flis", "cluster", "threshold", 2.0), r"cluster\.threshold is 2\.0"),
+        (("fedepc", "cluster", "merge", 0.5), r"cluster\.merge is 0\.5 and cluster\.split is 0\.42; merge must not be"),
+        (("fedepc", "cluster", "split", -1.0), r"cluster\.split is -1\.0; it must be 0 or more"),
+        (("fedepc", "cluster", "guard", -1.0), r"cluster\.guard is -1\.0; it must be 0 or more"),
+        (("fedepc", "cluster", "drift", -1.0), r"cluster\.drift is -1\.0; it must be 0 or more"),
+        (("fedepc", "cluster", "smallest", 0), r"cluster\.smallest is 0; it must be 1 or more"),
+        (("fedepc", "cluster", "references", -1), r"cluster\.references is -1; it must be 0 or more"),
+        (("fce", "cluster", "reach", 0.0), r"cluster\.reach is 0\.0; it must be above 0"),
+        (("fce", "cluster", "smallest", 0), r"cluster\.smallest is 0; it must be 1 or more"),
     ],
 )
 def test_bad_options(bad, message):

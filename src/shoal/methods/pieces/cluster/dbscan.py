@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.clusterers.neighbours import nearest
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import (
     CLIENT_VECTORS,
@@ -34,6 +33,8 @@ class VectorDbscan(Neighbours):
         return super().__call__(self._row(rows)).labels_
 
     def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
+        from shoal.clusterers.neighbours import nearest
+
         return nearest(self._row(rows), labels, self._row(newcomers))
 
     def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
