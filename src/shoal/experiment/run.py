@@ -45,15 +45,6 @@ ELSEWHERE: dict[str, str] = {  # part of a setting -> why `shoal.run` does not t
     "measurement": "only runs that are kept are measured: use the command line",
     "storage": "shoal.run writes no checkpoints: use the command line",
 }
-WITHOUT_LIBRARIES = (
-    "again",
-    "heads",
-    "personalise",
-    "represent",
-    "select",
-    "train",
-)  # stages with nothing slow to load
-LIBRARIES = ("scipy.cluster.hierarchy", "scipy.linalg", "scipy.optimize", "sklearn.cluster", "sklearn.metrics")
 OnRound = Callable[[Record], None]
 
 
@@ -232,9 +223,9 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
 
 
 def _import_before_the_clock(method: Method) -> None:
-    """Libraries that take a second to load, once in a process, are not the work of whichever round needs them first."""
-    if any(type(stage).__module__.rpartition(".")[2] not in WITHOUT_LIBRARIES for stage in method.stages):
-        for name in LIBRARIES:
+    """Imports what stages import later, so that it is not counted as the work of the round that needs it first."""
+    for stage in method.stages:
+        for name in getattr(stage, "imports_later", ()):
             importlib.import_module(name)
 
 

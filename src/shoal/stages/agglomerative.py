@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from shoal.client_table import Table
 from shoal.clusterers.validation import by_first_appearance
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, ServerOnly
+from shoal.stages.base import CLUSTERING, OneProgram, ServerOnly
 from shoal.stages.cluster import Labels
 from shoal.stages.experts import grouped, noted, without_group
 from shoal.stages.model_choice import chosen
@@ -29,6 +29,8 @@ class Agglomerate(ServerOnly, HasOptions):
     group; those that pull in one direction, on average over the rounds they met in, are merged. When nothing has
     changed for `patience` rounds, not counting those in which fewer than two trained, each group is given a copy of the
     model and goes its own way; clients of groups with fewer than `smallest` are then in none."""
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     threshold: float = option(
         0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ class Budgeted(ServerOnly, HasOptions):
     group gained. `choice=waiting` takes the set that has waited longest, `choice=random` any that fits: what the
     bandit must beat, without those questions.
     """
+
+    imports_later: ClassVar[tuple[str, ...]] = ("scipy.linalg", "scipy.spatial.distance")
 
     choice: Literal["bandit", "waiting", "random"] = option(
         "bandit",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from shoal.types import ClientId, ClientProgram, Plan, Purpose, Report, Schedule, ServerState, evaluated_rounds
+
+CLUSTERING = ("sklearn.cluster", "sklearn.metrics", "scipy.optimize")  # what clusterers import
 
 
 def with_rows(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
@@ -14,6 +17,8 @@ def with_rows(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
 
 class Scheduled:
     """A stage that is due in the rounds of its schedule."""
+
+    imports_later: ClassVar[tuple[str, ...]] = ()  # slow libraries that the stage imports when it first works
 
     @property
     def purpose(self) -> Purpose:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.client_table import Table
 from shoal.models import Model
-from shoal.stages.base import with_rows
+from shoal.stages.base import CLUSTERING, with_rows
 from shoal.stages.cluster import Floats
 from shoal.stages.prediction_similarity import shared_rows
 from shoal.stages.train import Federate, ServerUpdate
@@ -71,6 +71,8 @@ class FormCapabilityClusters(ServerUpdate):
     as its cluster took part: outsiders alone would otherwise overwrite it, for their memberships in it are small but
     never 0. Who has no rows belongs nowhere.
     """
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     rule: Soft
     model: Model

@@ -14,7 +14,7 @@ from shoal.client_table import Table
 from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
 from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
-from shoal.stages.base import ServerOnly
+from shoal.stages.base import CLUSTERING, ServerOnly
 from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
 if TYPE_CHECKING:
@@ -240,6 +240,8 @@ def _refuse_above_1(rows: Floats) -> None:
 class Group(ServerOnly):
     """Groups once, and again only when a client has become known that was not there before, or clients were asked
     again; or in every round."""
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     rule: Callable[[Floats, int, int], Labels]  # (a row per client, seed, cohort size) -> group of each
     column: str

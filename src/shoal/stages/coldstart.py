@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from shoal import tree
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import OneProgram, ServerOnly, with_rows
+from shoal.stages.base import CLUSTERING, OneProgram, ServerOnly, with_rows
 from shoal.stages.cluster import GROUPS, Floats
 from shoal.stages.experts import grouped, joined, noted, without_group
 from shoal.stages.vectors import UNBOUNDED, nearest_direction, restored, vector
@@ -37,6 +37,8 @@ class GroupColdStart(OneProgram, HasOptions):
     """Once: some clients, by chance, train the first model a little, and are grouped by where that took them. Each
     group's model is the mean of its members'. Kept are the first model and the directions of the groups, for those who
     come later. Who has no rows goes nowhere, and is in no group."""
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     program: ClientProgram
     trainable: tuple[str, ...]

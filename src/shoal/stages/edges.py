@@ -16,7 +16,7 @@ from shoal.client_table import Table
 from shoal.clusterers.jensen_shannon import modified_js
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import Scheduled, ServerOnly
+from shoal.stages.base import CLUSTERING, Scheduled, ServerOnly
 from shoal.types import (
     ClientId,
     ClientProgram,
@@ -148,6 +148,8 @@ class AssignEdges(ServerOnly):
     """Who comes gets an edge and stays there. The first come are divided by the topology's rule; who comes later goes
     to the edge with the fewest clients, or to the one whose labels are most like its own."""
 
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
+
     topology: Topology
     name: str = EDGES
 
@@ -238,6 +240,10 @@ class AtEdges(Scheduled):
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
         return self.stage.programs
+
+    @property
+    def imports_later(self) -> tuple[str, ...]:  # type: ignore[override]
+        return getattr(self.stage, "imports_later", ())
 
     @property
     def schedule(self) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from shoal import tree
 from shoal.client_table import Table
 from shoal.clusterers.validation import as_before
-from shoal.stages.base import ServerOnly
+from shoal.stages.base import CLUSTERING, ServerOnly
 from shoal.stages.cluster import Floats, Labels
 from shoal.stages.vectors import UNBOUNDED
 from shoal.types import ClientId, Params, Report, ServerState
@@ -42,6 +42,8 @@ class Experts(ServerOnly):
 
     Of every round it tells the number of groups, and how many clients are in another group than before.
     """
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     rule: Grouping
     column: str

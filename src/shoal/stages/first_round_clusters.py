@@ -14,7 +14,7 @@ from shoal import tree
 from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import Table
 from shoal.models import Model
-from shoal.stages.base import with_rows
+from shoal.stages.base import CLUSTERING, with_rows
 from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import vector
@@ -55,6 +55,8 @@ class FormFirstRoundClusters(ServerUpdate):
     how many models were sent to the server (Eq. 4), how many clusters there are, and of the first round how many
     clients were in no dense group.
     """
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     rule: Neighbours
     model: Model

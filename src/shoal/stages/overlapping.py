@@ -17,7 +17,7 @@ from shoal import tree
 from shoal.client_table import Table
 from shoal.clusterers.directions import principal_directions
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import with_rows
+from shoal.stages.base import CLUSTERING, with_rows
 from shoal.stages.experts import numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import UNBOUNDED, nearest_direction, vector
@@ -131,6 +131,8 @@ class FormOverlappingClusters(ServerUpdate):
     A client is known by the last update that it sent. A cluster none of whose members took part has the mean of the
     models that they had.
     """
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     rule: Overlap
     slot: str = "train"

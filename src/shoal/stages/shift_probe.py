@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from shoal.client_table import Table
 from shoal.clusterers.conditional_shift import REPEATS, Told, divided, placed, told
 from shoal.clusterers.validation import Labels
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, with_rows
+from shoal.stages.base import CLUSTERING, OneProgram, with_rows
 from shoal.stages.experts import joined, noted, numbered, without_group
 from shoal.stages.global_and_experts import GLOBAL
 from shoal.stages.vectors import restored, row, vector
@@ -47,6 +48,8 @@ class ShiftProbe(OneProgram, HasOptions):
     those whose members are away or gone among them, and are never joined. Of each probe it tells effect and agreement
     of the clearest cut, how many groups there are and how many clients are in another one than before.
     """
+
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
     program: ClientProgram
     at: int = option(20, "Run the first shift probe after this many rounds. 0 runs it before the first round.", ge=0)

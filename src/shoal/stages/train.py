@@ -57,6 +57,8 @@ class Rate(HasOptions):
 class ServerUpdate:
     """What the server does with a round of training besides aggregating it: any of three moments, none by default."""
 
+    imports_later: ClassVar[tuple[str, ...]] = ()  # as of a stage
+
     def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
         """Before clients are asked."""
         return plan
@@ -97,6 +99,10 @@ class Federate(OneProgram):
     name: str = "train"
     purpose: ClassVar[Purpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("cohort")
+
+    @property
+    def imports_later(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(name for update in self.updates for name in update.imports_later)
 
     def config(self, state: ServerState) -> dict[str, float]:
         """What goes with every task."""

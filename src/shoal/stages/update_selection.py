@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -70,6 +71,8 @@ def reach(steps: int, momentum: float) -> float:
 @dataclass(frozen=True)
 class Urns(ServerOnly):
     """One client from each of as many urns as clients take part; urns hold clients whose last updates point alike."""
+
+    imports_later: ClassVar[tuple[str, ...]] = ("scipy.cluster.hierarchy",)
 
     name: str = "select"
 

@@ -20,7 +20,8 @@ import torch
 from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, setup
 from shoal.experiment.job import Job
-from shoal.experiment.run import LIBRARIES, check_same, resume_run, run_job
+from shoal.experiment.run import check_same, resume_run, run_job
+from shoal.stages.base import CLUSTERING
 from shoal.store.atomic_files import write_json
 from shoal.store.reader import read_run
 from shoal.store.run_directory import RunStore
@@ -149,7 +150,7 @@ class _Started:
     @classmethod
     def begin(cls, entry: Entry, out: Path, inputs: Sequence[int]) -> _Started:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *LIBRARIES])
+        context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *CLUSTERING])
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_work, args=(theirs, entry.job.model_dump_json(), out / entry.place, tuple(inputs))
