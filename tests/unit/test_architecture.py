@@ -1,4 +1,4 @@
-"""Dependencies point one way: methods -> stages -> {client, clusterers, selectors} -> types."""
+"""Dependencies between rooms point one way: methods -> stages -> {client, clusterers, selectors} -> types."""
 
 import ast
 from pathlib import Path
@@ -9,26 +9,43 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 
-TOP = ("experiment",)  # where everything is put together
+CORE = {"errors", "rng", "tree", "types"}
 
-# room -> rooms of the package that it may not import
-FORBIDDEN = {
-    "types": {"*"},
-    "tree": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", *TOP, "cli"},
-    "rng": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", *TOP, "cli"},
-    "client": {"fleet", "stages", "methods", "engine", "store", "cost", "data", *TOP},
-    "clusterers": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", *TOP},
-    "selectors": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", *TOP},
-    "stages": {"fleet", "methods", "engine", "store", "cost", "data", *TOP},
-    "methods": {"fleet", "engine", "store", "cost", "data", *TOP},
-    "fleet": {"stages", "methods", "engine", "store", "cost", "data", *TOP},
-    "models": {"client", "fleet", "stages", "methods", "engine", "store", "cost", "data", *TOP},
-    "data": {"client", "fleet", "stages", "methods", "engine", "store", "cost", *TOP, "report"},
-    "engine": {"methods", "stages", "store", "data", *TOP, "report"},
-    "store": {"methods", "stages", "fleet", "data", *TOP, "report"},
-    "serve": {"engine", "cost", "client", "report"},
-    "report": {"methods", "stages", "fleet", "engine", "data", *TOP},
+# room -> the rooms of the package that it may import, besides CORE; types imports errors only
+ALLOWED = {
+    "types": set(),
+    "errors": set(),
+    "rng": set(),
+    "tree": set(),
+    "metrics": set(),
+    "codec": set(),
+    "client_table": set(),
+    "model_cache": {"client_table"},
+    "models": set(),
+    "client": {"models"},
+    "clusterers": set(),
+    "selectors": set(),
+    "stages": {"client", "client_table", "clusterers", "models", "selectors"},
+    "methods": {"client", "client_table", "clusterers", "models", "selectors", "stages"},
+    "data": set(),
+    "fleet": {"client", "codec"},
+    "deploy": {"client", "codec", "fleet"},
+    "cost": {"codec"},
+    "engine": {"client", "client_table", "cost", "fleet", "metrics", "model_cache"},
+    "store": {"codec", "cost", "engine", "metrics"},
+    "experiment": {
+        *("client", "client_table", "clusterers", "cost", "data", "deploy", "engine", "fleet", "methods", "metrics"),
+        *("models", "stages", "store"),
+    },
+    "report": {"cost", "store"},
+    "reproduce": {"report", "store"},
+    "serve": {"codec", "data", "experiment", "fleet", "methods", "models", "store"},
+    "study": {"client", "engine", "experiment", "methods", "metrics", "report", "stages", "store"},
+    "cli": {"data", "engine", "experiment", "fleet", "methods", "report", "reproduce", "serve", "store", "study"},
+    "__main__": {"cli"},
+    "__init__": {"data", "experiment", "methods"},
 }
+SERVICE_OF_AN_EXPERIMENT = {"shoal.experiment.job"}  # a service reads jobs, and assembles and runs nothing
 
 
 def imports(path):
@@ -53,15 +70,25 @@ def test_dependencies_point_one_way(path):
     here = path.relative_to(ROOT).parts[0].removesuffix(".py")
     for module in imports(path):
         there = room(module)
-        if here not in ("cli", "__main__"):
-            assert there != "cli", "nothing imports the command line"
         if module.split(".")[0] == "flwr":
             allowed = (ROOT / "fleet/flower.py", ROOT / "fleet/messages.py")
             assert path in allowed or here == "deploy", "flwr is for the Flower fleet and deploy/ only"
-        if there and there != here:
-            forbidden = FORBIDDEN.get(here, set())
-            assert there not in forbidden, f"{here} must not import {there}"
-            assert "*" not in forbidden or there == "errors", "types imports nothing else"
+        if there in ALLOWED and there != here:
+            core = {"errors"} if here == "types" else CORE
+            assert there in ALLOWED[here] | core, f"{here} must not import {there}"
+
+
+def test_the_service_reads_jobs_and_assembles_nothing():
+    used = {m for p in FILES for m in imports(p) if p.is_relative_to(ROOT / "serve") and room(m) == "experiment"}
+    assert {".".join(m.split(".")[:3]) for m in used} == SERVICE_OF_AN_EXPERIMENT
+
+
+def test_nothing_else_stands_at_the_root():
+    """Nine modules, besides the package itself and `python -m shoal`."""
+    modules = {p.stem for p in ROOT.glob("*.py")} - {"__init__", "__main__"}
+    assert modules == {
+        *("client_table", "codec", "engine", "errors", "metrics", "model_cache", "rng", "tree", "types"),
+    }
 
 
 def test_no_method_stage_program_or_fleet_knows_what_it_costs():
