@@ -7,6 +7,7 @@ import json
 import pytest
 from federations import tiny_federation
 from quick import quick
+from recorded import digest, digits_job
 
 from shoal import engine, model_cache, tree
 from shoal.experiment.assemble import arrange, make_fleet
@@ -77,18 +78,6 @@ def test_fleets_agree(method, fleet, model, reference):
         assert numbers(b.line()) == pytest.approx(numbers(a.line()), abs=WITHIN)
         if a.evaluation:
             assert a.evaluation.clients.keys() == b.evaluation.clients.keys()
-
-
-def digest(folder):
-    """Everything a run leaves but what a clock says."""
-    skip = ("timing.jsonl", "result.json", "lock")
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    return {k: v for k, v in files.items() if k not in skip}
-
-
-def digits_job(method, **kw):
-    settings = {"data": "digits", "clients": 6, "rows": 300, "rounds": 3, "cohort": 3, "epochs": 1, "eval_every": 2}
-    return Job(method=method, set=quick(method), **settings | kw)
 
 
 ALL = [("fedavg-ft", "plain"), ("fedavg-ft", "vector"), ("fedavg-ft", "flower")]  # one that keeps private state

@@ -7,7 +7,7 @@ import json
 import pytest
 from federations import tiny_federation
 from quick import quick
-from test_parity import digest, digits_job
+from recorded import digest, digits_job
 
 from shoal import engine
 from shoal.codec import pack
@@ -142,5 +142,5 @@ def test_a_pool_of_an_older_run_had_a_piece_for_each_worker():
 
 @pytest.mark.parametrize("pieces", [0, -2, 1.5, "many"])
 def test_pieces_are_a_positive_whole_number(pieces):
-    with pytest.raises(UserError, match=f"^pieces is {pieces!r}: input should be "):
+    with pytest.raises(UserError, match=f"^pieces is {pieces!r}: it must be "):
         make_job({"pieces": pieces})

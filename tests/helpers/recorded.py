@@ -1,0 +1,22 @@
+"""A short run on digits, and the bytes that it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from quick import quick
+
+from shoal.experiment.job import Job
+
+
+def digest(folder: Path) -> dict[str, bytes]:
+    """Returns the content of every file of a run, except files that contain clock times."""
+    skip = ("timing.jsonl", "result.json", "lock")
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {k: v for k, v in files.items() if k not in skip}
+
+
+def digits_job(method: str, **kw: Any) -> Job:
+    settings = {"data": "digits", "clients": 6, "rows": 300, "rounds": 3, "cohort": 3, "epochs": 1, "eval_every": 2}
+    return Job(method=method, set=quick(method), **settings | kw)
