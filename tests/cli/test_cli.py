@@ -176,7 +176,7 @@ def test_a_folder_of_runs_stands_for_its_runs():
     for words, sentence in [
         (["report", "runs/my/report.html"], "runs/my/report.html is not a run directory: it is a file."),
         (["compare", "my.toml"], "my.toml is not a run directory: it is a file."),
-        (["resume", "runs/my"], "repeat `shoal run RECIPE.toml --out runs/my` with the same flags"),
+        (["resume", "runs/my"], "repeat `shoal run RECIPE --out runs/my` with the same flags"),
     ]:
         result = shoal(*words, "--json")
         assert result.exit_code == 2
@@ -418,7 +418,13 @@ def test_own_table_by_its_owners():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "fedavgg"], "method 'fedavgg' is not known; did you mean fedavg"),
+        (["run", "fedavgg"], "'fedavgg' is not a method, not a recipe file, and not a packaged recipe; did you mean"),
+        (["run", "002-tabel1"], "packaged recipe; did you mean 002-table1?"),
+        (["run", "recipes/002-table1.toml"], "packaged recipe; did you mean 002-table1?"),
+        (["run", "study/own"], "own.toml is a study; run it with `shoal study`"),
+        (["explain", "methods/fedpc"], "packaged recipe; did you mean methods/fedepc?"),
+        (["study", "study/onw"], "is not a study file, and not a packaged study; did you mean study/own?"),
+        (["recipes", "003-flatt"], "recipe '003-flatt' is not known; did you mean 003-flat?"),
         (["run", "fedavg", "--data", "mnits"], "mnits"),
         (["run", "fedavg", "--data", "no/such.csv"], "no/such.csv"),
         (["run", "fedavg", "--partition", "dirichlett:1"], "dirichlet"),
@@ -444,12 +450,12 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--set", "train.momentun=1"], "known to method fedavg; did you mean train.momentum?"),
         (["compare", "fedepc", "fedavg", "--set", "represent.noise=1"], "goes under [only.METHOD] of a recipe"),
         (["run", "fedavg", "--lr", "1e9", "--rounds", "3"], "diverged"),
-        (["run", "none.toml"], "recipe none.toml cannot be read"),
+        (["run", "none.toml"], "`shoal methods` and `shoal recipes` list what there is"),
         (["resume", "nowhere"], "nowhere is not a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["compare", "nowhere"], "nowhere is not a run directory"),
         (["compare", "fedavg", "simclusst"], "not a run directory, and not a method; did you mean simclust?"),
-        (["methods", "x"], "method 'x' is not known"),
+        (["methods", "x"], "'x' is not a method"),
         (["data", "get", "mnits"], "mnits"),
     ],
 )  # fmt: skip
@@ -480,6 +486,27 @@ def test_bad_input_is_one_sentence(words, message):
 def test_bad_recipes(text, message):
     Path("bad.toml").write_text(text)
     assert message in refused("run", "bad.toml")
+
+
+def test_a_local_recipe_comes_before_the_packaged_one_of_the_same_name():
+    Path("mine").mkdir()
+    Path("t.csv").write_text("a,label\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(80)))
+    for name in ("plain-digits", "mine/own"):
+        Path(f"{name}.toml").write_text('data = "t.csv"\nmethod = "local"\nclients = 3\nrounds = 1\nfleet = "vector"\n')
+    for name in ("plain-digits", "plain-digits.toml", "mine/own"):
+        result = as_json("run", name)
+        assert (result["method"], result["clients"], result["rounds"]) == ("local", 3, 1)
+
+
+def test_a_packaged_recipe_is_found_from_any_folder_and_printed():
+    assert as_json("run", "methods/fedprox", *QUICK, "--fleet", "vector")["method"] == "train=proximal"
+    assert Path("runs/fedprox-digits-seed0/result.json").exists()
+    assert "proximal" in json.dumps(as_json("methods", "methods/fedprox"))
+    Path("flat.toml").write_text(shoal("recipes", "003-flat").stdout)
+    assert as_json("recipes", "003-flat")["text"] == Path("flat.toml").read_text()
+    flat = next(recipe for recipe in as_json("recipes")["recipes"] if recipe["name"] == "003-flat")
+    assert flat == {"name": "003-flat", "title": "Without edges, Fashion-MNIST, Dirichlet 0.1", "jobs": 6}
+    assert "003-flat" in shoal("recipes").stdout
 
 
 def test_bad_files():

@@ -75,7 +75,7 @@ def test_help_is_in_panels_with_ranges_and_defaults():
     assert "--rounds INTEGER Train for this many global rounds. It must be at least 1. [default: 20]" in text
     assert "[default: (no limit)]" in text
     assert "--fleet auto|plain|vector|pool|flower Choose" in text
-    assert "Run this method, these pieces, or every job of this recipe." in text
+    assert "or every job of this recipe. A recipe is a TOML file, or a name from `shoal recipes`." in text
 
 
 def test_what_is_left_at_its_default_does_not_count_as_given(tmp_path, monkeypatch):

@@ -173,6 +173,14 @@ def test_planted_groups_that_nobody_looked_for_agree_with_nothing(tmp_path):
     assert "groups" not in found
 
 
+def test_a_packaged_study_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, told = study("study/own", "--report-only")
+    assert code == 0
+    assert any("oracle experts" in run for run in told["missing"])
+    assert (tmp_path / "runs/own-quick/study.md").exists()
+
+
 @pytest.mark.parametrize(("name", "hint"), [("huge", ""), ("quik", "; did you mean quick?")])
 def test_an_unknown_budget(file, name, hint):
     code, told = study(file, "--budget", name)

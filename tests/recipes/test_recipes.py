@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import shoal
 from shoal.experiment.assemble import check_names
-from shoal.experiment.recipe import load_recipe
+from shoal.experiment.recipe import RECIPES, load_recipe
 from shoal.methods import METHODS
-from shoal.study.plan import load_study
+from shoal.study.plan import load_study, packaged_studies
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+FILES, STUDIES = RECIPES.files(), packaged_studies()
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
-def test_every_recipe_loads(path):
-    recipe = load_recipe(path, {})
+@pytest.mark.parametrize("name", sorted(FILES.keys() - STUDIES.keys()))
+def test_every_recipe_loads(name):
+    recipe = load_recipe(FILES[name], {})
     assert recipe.title
-    assert all(job.method in METHODS for job in recipe.jobs.values())
+    assert all(job.method in METHODS or name.startswith("methods/") for job in recipe.jobs.values())
+
+
+def test_recipes_are_where_users_and_documents_look_for_them():
+    assert {"000-table2", "plain-digits", "methods/fedepc", "study/own"} <= FILES.keys()
+    assert not FILES.keys() & METHODS.keys(), "`shoal run NAME` means the method"
 
 
 # Local mean and central accuracy after 2, 4 and 6 rounds on digits (dirichlet:0.3, 10 clients, 5 per round, 2 epochs,
@@ -68,12 +71,9 @@ def test_curves_are_pinned(method):
     assert found == pytest.approx(CURVES[method], abs=0.012), found
 
 
-STUDIES = sorted((Path(__file__).parents[2] / "recipes/study").glob("*.toml"))
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
-def test_every_study_loads_and_what_its_claims_need_is_run(path):
-    study = load_study(path)
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_loads_and_what_its_claims_need_is_run(name):
+    study = load_study(STUDIES[name])
     for name in study.budgets:
         for entry in {e.variant: e for e in study.entries(name)}.values():
             check_names(entry.job)

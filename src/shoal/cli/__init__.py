@@ -12,7 +12,7 @@ import typer
 from shoal.cli.base import app, err, escaped
 
 # isort: off
-from shoal.cli import runs, study, serving, methods, data  # noqa: F401  (they register their commands, in this order)
+from shoal.cli import runs, study, serving, methods, recipes, data  # noqa: F401  (they register their commands, in this order)
 # isort: on
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from shoal.cli.base import AsJson, app, err, escaped, out, print_json, told
 from shoal.cli.flags import FLAGS, job_flags, overrides
+from shoal.cli.running import recipe_named
 from shoal.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def methods(
     with told(as_json):
         from shoal.methods import METHODS, available_options, summary
 
-        if name and name.endswith(".toml"):
-            name = _method_of(Path(name))
+        if name and (path := recipe_named(name)):
+            name = _method_of(path)
         chosen = [name] if name else list(METHODS)
         if as_json:
             facts = [{"name": m, "summary": summary(m), "options": _facts(available_options(m))} for m in chosen]
@@ -138,7 +139,7 @@ def explain(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="METHOD|RECIPE.toml", help="Explain this method, these pieces, or every method of this recipe."
+            metavar="METHOD|RECIPE", help="Explain this method, these pieces, or every method of this recipe."
         ),
     ],
     flags: dict[str, Any],
@@ -153,8 +154,8 @@ def explain(
         from shoal.experiment.recipe import load_recipe
         from shoal.report.method_explanation import steps_view
 
-        if what.endswith(".toml"):
-            jobs = list(load_recipe(Path(what), overrides(flags)).jobs.values())
+        if path := recipe_named(what):
+            jobs = list(load_recipe(path, overrides(flags)).jobs.values())
         else:
             jobs = [make_job(overrides(flags) | {"method": what})]
         first = {job.method: job for job in reversed(jobs)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.base import err, escaped, going_on, out, print_json
-from shoal.errors import UnknownOption, UserError
+from shoal.errors import UnknownOption, UserError, did_you_mean
 
 
 def free(name: str, suffix: str = "") -> Path:
@@ -18,6 +18,21 @@ def free(name: str, suffix: str = "") -> Path:
         n += 1
         place = Path("runs") / f"{name}-{n}{suffix}"
     return place
+
+
+def recipe_named(what: str) -> Path | None:
+    """Returns the file of the recipe that `what` names, or None if `what` names a method."""
+    from shoal.experiment.recipe import RECIPES
+    from shoal.methods import METHODS, is_method
+
+    if is_method(what) and not what.endswith(".toml"):
+        return None
+    path = RECIPES.find(what)
+    if path is None:
+        near = did_you_mean(what.removesuffix(".toml"), [*METHODS, *RECIPES.files()])
+        hint = near or "; `shoal methods` and `shoal recipes` list what there is"
+        raise UserError(f"{what!r} is not a method, not a recipe file, and not a packaged recipe{hint}")
+    return path
 
 
 def expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:

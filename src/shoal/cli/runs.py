@@ -18,6 +18,7 @@ from shoal.cli.running import (
     place_of,
     played,
     pointing_to_only,
+    recipe_named,
     resumed,
     run_grid,
     show,
@@ -32,8 +33,9 @@ def run(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="METHOD|RECIPE.toml",
-            help="Run this method, these pieces, or every job of this recipe. `shoal methods` lists the methods.",
+            metavar="METHOD|RECIPE",
+            help="Run this method, these pieces, or every job of this recipe. A recipe is a TOML file, or a name from "
+            "`shoal recipes`. `shoal methods` lists the methods.",
         ),
     ],
     flags: dict[str, Any],
@@ -46,17 +48,18 @@ def run(
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
 
-        if what.endswith(".toml"):
-            recipe = load_recipe(Path(what), overrides(flags))
+        path = recipe_named(what)
+        if path is not None:
+            recipe = load_recipe(path, overrides(flags))
             if recipe.single is None:
-                folder = out_path or Path("runs") / Path(what).stem
+                folder = out_path or Path("runs") / path.stem
                 with repeatable(f"shoal run {what} --out {folder}"):
                     run_grid(recipe, folder, as_json, force)
                 return
             job = recipe.single
         else:
             job = make_job(overrides(flags) | {"method": what})
-        place = out_path or place_of(job, *([Path(what).stem] if what.endswith(".toml") else []))
+        place = out_path or place_of(job, *([path.stem] if path else []))
         result = played(job, place)
         page = write_page_of([place], place / "report.html")
         if as_json:
@@ -86,7 +89,7 @@ def resume(
 
         if found := runs_in(run_dir):
             raise UserError(
-                f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE.toml "
+                f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE "
                 f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
             )
         read_run(run_dir)  # first: what is no run has no page either

@@ -12,8 +12,12 @@ from shoal.cli.base import AsJson, Force, app, err, out, print_json, repeatable,
 
 @app.command()
 def study(
-    path: Annotated[
-        Path, typer.Argument(metavar="STUDY.toml", help="Run the study in this file, and judge its claims.")
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="STUDY",
+            help="Run this study, and judge its claims. A study is a TOML file, or a name from `shoal recipes`.",
+        ),
     ],
     budget: Annotated[str, typer.Option(help="Run the study with this one of its budgets.")] = "quick",
     out_path: Annotated[
@@ -33,14 +37,15 @@ def study(
 ) -> None:
     """Play every run of a study that is not finished, and judge its claims. Stop it and go on at will."""
     with told(as_json):
-        from shoal.study.plan import load_study
+        from shoal.study.plan import load_study, study_named
         from shoal.study.tables import check_files
 
+        path = study_named(name)
         plan, folder = load_study(path), out_path or Path("runs") / f"{path.stem}-{budget}"
         entries = plan.entries(budget)
         check_files(folder, force)  # better now than after hours
         if not report_only:
-            with repeatable(f"shoal study {path} --budget {budget} --out {folder}"):
+            with repeatable(f"shoal study {name} --budget {budget} --out {folder}"):
                 _play_study(entries, folder, plan.inputs, workers)
         from shoal.report import sheet_view
         from shoal.study.measurements import Runs

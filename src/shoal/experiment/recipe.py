@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from shoal.errors import UserError, did_you_mean
 from shoal.experiment.job import Job, make_job
+from shoal.store.packaged import PackagedFiles
+
+RECIPES = PackagedFiles("recipes", ".toml")
 
 
 class Recipe(BaseModel):
@@ -32,7 +35,7 @@ class Recipe(BaseModel):
 
 def read_toml(path: Path, kind: str = "recipe") -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{kind} {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -49,6 +52,8 @@ def layered(*layers: Mapping[str, Any]) -> Job:
 
 def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
     content = read_toml(path)
+    if "budgets" in content:
+        raise UserError(f"recipe {path} is a study; run it with `shoal study`")
     title, paper = str(content.pop("title", path.stem)), content.pop("paper", None)
     only = _only(path, content.pop("only", {}))
     variants = _variants(path, content.pop("variants", {}))

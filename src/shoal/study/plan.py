@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shoal.errors import UserError, did_you_mean
 from shoal.experiment.job import Job
-from shoal.experiment.recipe import layered, read_toml
+from shoal.experiment.recipe import RECIPES, layered, read_toml
 
 FIGURES = ("local", "worst10", "central", "unseen", "epochs_to", "joules_to", "ari", "split")
 OF_CELLS = ("play", "target")  # what a cell has beside keys of a job
@@ -143,6 +143,23 @@ class Entry:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def packaged_studies() -> dict[str, Path]:
+    """Returns the studies that are installed with shoal, by name."""
+    return {name: path for name, path in RECIPES.files().items() if name.startswith("study/")}
+
+
+def study_named(name: str) -> Path:
+    """Returns the local study file of this name, or else the packaged study of this name."""
+    path = RECIPES.find(name)
+    if path is None:
+        known = packaged_studies()
+        raise UserError(
+            f"{name!r} is not a study file, and not a packaged study{did_you_mean(name, known)} "
+            f"(known: {', '.join(known)})"
+        )
+    return path
 
 
 def load_study(path: Path) -> Study:

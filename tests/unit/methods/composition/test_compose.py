@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from shoal.client.histogram import LabelHistogram
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job, make_job
-from shoal.experiment.recipe import load_recipe
+from shoal.experiment.recipe import RECIPES, load_recipe
 from shoal.methods import METHODS, Setting, build
 from shoal.methods.composition.compose import parse, written
 from shoal.methods.composition.fit import smallest_composition
@@ -22,7 +21,7 @@ from shoal.methods.composition.piece import default_names, pieces
 from shoal.methods.pieces.cluster.dbscan import VectorDbscan
 from shoal.models import load_model
 
-RECIPES = sorted((Path(__file__).parents[4] / "recipes/methods").glob("*.toml"))
+COMPOSED = {path.stem: path for name, path in RECIPES.files().items() if name.startswith("methods/")}
 OF_PAPERS = {"fedepc", "scmoe", "simclust", "repclust", "apcsma", "fce"}
 EVERY_PAPER = (
     "represent=sparsity,cluster=aidc,select=repclust,train=proximal,aggregate=contribution,personalise=gate,"
@@ -49,15 +48,15 @@ def packed(result, private):
 
 
 def test_every_method_of_the_papers_is_a_recipe():
-    assert {p.stem for p in RECIPES} >= OF_PAPERS
-    assert {p.stem for p in RECIPES} <= set(METHODS)
+    assert COMPOSED.keys() >= OF_PAPERS
+    assert COMPOSED.keys() <= METHODS.keys()
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
-def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(path):
-    recipe = load_recipe(path, {}).single
+@pytest.mark.parametrize("method", COMPOSED)
+def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(method):
+    recipe = load_recipe(COMPOSED[method], {}).single
     assert "=" in recipe.method, "it names pieces, not the method"
-    assert packed(*play(recipe)) == packed(*play(Job(method=path.stem)))
+    assert packed(*play(recipe)) == packed(*play(Job(method=method)))
 
 
 def test_a_table_and_a_string_are_the_same(tmp_path):
