@@ -303,7 +303,7 @@ def play_round(
         reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
-                reports = fleet.execute(plan)
+                reports = {c: report for part in plan.by_program() for c, report in fleet.execute(part).items()}
             with timer("ledger"):
                 too_late = ledger.book(number, stage.name, stage.purpose, plan, reports)
                 reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
