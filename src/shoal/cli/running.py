@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from shoal.cli.base import err, escaped, going_on, out, print_json
 from shoal.errors import UnknownOption, UserError, did_you_mean
 
 
-def free(name: str, suffix: str = "") -> Path:
+def free(name: str, suffix: str = "", taken: Collection[Path] = ()) -> Path:
     """runs/NAME, or the first of runs/NAME-2, -3, ... that is not taken."""
     place, n = Path("runs") / f"{name}{suffix}", 1
-    while place.exists():
+    while place.exists() or place in taken:
         n += 1
         place = Path("runs") / f"{name}-{n}{suffix}"
     return place
@@ -44,21 +44,37 @@ def expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
     return [name for w in kept for name in inside[w] or [w]]
 
 
-def place_of(job: Any, recipe: str = "composed") -> Path:
+def place_of(job: Any, recipe: str = "composed", taken: Collection[Path] = ()) -> Path:
     """A composition is called as its recipe is: its pieces would be a long name."""
     method = recipe if "=" in job.method else job.method
-    return free(f"{method}-{Path(job.data).stem}-seed{job.seed}".replace(":", ""))
+    return free(f"{method}-{Path(job.data).stem}-seed{job.seed}".replace(":", ""), taken=taken)
 
 
-def played(job: Any, place: Path, label: str = "") -> dict[str, Any]:
+@contextmanager
+def shown(job: Any, place: Path, title: str = "") -> Iterator[dict[str, Any]]:
+    """Shows how a run goes: yields the functions that `run_job` and `resume_run` call."""
     from shoal.cli.progress import DownloadProgress, RunProgress
-    from shoal.experiment.run import run_job
 
-    title = label or job.method
-    with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
-        result = run_job(job, place, on_setup=announcing(place), on_round=progress.on_round, progress=download)
-        progress.on_end(result["stopped"])
-    return result
+    with DownloadProgress(err) as download, RunProgress(err, title or job.method, job.rounds) as progress:
+        yield {
+            "on_setup": announcing(place),
+            "on_round": progress.on_round,
+            "on_end": progress.on_end,
+            "progress": download,
+        }
+
+
+def run_jobs(jobs: Mapping[str, tuple[Path, Any]]) -> None:
+    """Runs what is not finished, one job after the other."""
+    from shoal.experiment.run import run_or_resume
+
+    for number, (label, (place, job)) in enumerate(jobs.items(), start=1):
+        title = f"[{number}/{len(jobs)}] {label}"
+        if (place / "result.json").exists():
+            err.print(f"{escaped(title)} is finished", highlight=False)
+            continue
+        with shown(job, place, title) as watch:
+            run_or_resume(job, place, **watch)
 
 
 def announcing(place: Path) -> Callable[[Any], None]:
@@ -138,16 +154,7 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
             check_names(job, None if begun else place)
             if begun:
                 check_same(place, job)
-    for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
-        title = f"[{i + 1}/{len(places)}] {label}"
-        if (place / "result.json").exists():
-            check_same(place, job)
-            err.print(f"{escaped(title)} is finished", highlight=False)
-        elif (place / "config.json").exists():
-            check_same(place, job)
-            resumed(place, title, job.workers)
-        else:
-            played(job, place, title)
+    run_jobs({label: (folder / label, job) for label, job in recipe.jobs.items()})
     records = [read_run(p) for p in places]
     paper = beside_paper(records, recipe.paper) if recipe.paper is not None else None
     reading: dict[str, Any] = {"judged": paper.judged, "counted": paper.counted} if paper is not None else {}
@@ -162,23 +169,6 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
         if paper is not None:
             out.print(paper_view(paper))
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
-
-
-def resumed(path: Path, title: str = "", workers: int | None = None) -> dict[str, Any]:
-    from shoal.cli.progress import DownloadProgress, RunProgress
-    from shoal.experiment.run import resume_run
-    from shoal.store.reader import read_run
-
-    config = read_run(path).config
-    with (
-        DownloadProgress(err) as download,
-        RunProgress(err, title or config["method"], config["rounds"]) as progress,
-    ):
-        result = resume_run(
-            path, on_setup=announcing(path), workers=workers, on_round=progress.on_round, progress=download
-        )
-        progress.on_end(result["stopped"])
-    return result
 
 
 def finish_comparison(places: list[Path], page: Path, as_json: bool, questions: Any = None, **reading: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, setup
 from shoal.experiment.job import Job
-from shoal.experiment.run import check_same, resume_run, run_job
+from shoal.experiment.run import check_same, run_or_resume
 from shoal.stages.base import CLUSTERING
 from shoal.store.atomic_files import write_json
 from shoal.store.reader import read_run
@@ -38,10 +38,8 @@ def finished(place: Path, job: Job) -> bool:
 def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
     """Played to its end, from wherever it is, and its unseen clients evaluated."""
     made: list[Bench] = []
-    if not place.exists():
-        run_job(job, place, on_setup=made.append)
-    elif not (place / "result.json").exists():
-        resume_run(place, on_setup=made.append, workers=job.workers)
+    if not (place / "result.json").exists():
+        run_or_resume(job, place, on_setup=made.append)
     if job.unseen:
         bench = made[0] if made else setup(job)
         with RunStore.open(place) as store:
