@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, Force, Out, app, err, out, print_json, repeatable, told
+from shoal.cli.base import AsJson, Force, Out, app, end_with_failures, err, out, print_json, repeatable, told
 from shoal.cli.flags import FLAGS, given, job_flags, overrides
 from shoal.cli.running import (
     announce,
@@ -17,12 +17,12 @@ from shoal.cli.running import (
     free,
     place_of,
     pointing_to_only,
+    read_runs,
     recipe_named,
     run_grid,
     run_jobs,
     show,
     shown,
-    write_page_of,
 )
 from shoal.errors import UserError, did_you_mean
 
@@ -48,6 +48,7 @@ def run(
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
         from shoal.experiment.run import run_job
+        from shoal.report import write_page
 
         path = recipe_named(what)
         if path is not None:
@@ -63,11 +64,12 @@ def run(
         place = out_path or place_of(job, path.stem if path else "composed")
         with shown(job, place) as watch:
             result = run_job(job, place, **watch)
-        page = write_page_of([place], place / "report.html")
+        records = read_runs([place])
+        page = write_page(records, place / "report.html")
         if as_json:
             print_json(result | {"report": str(page)})
         else:
-            show([place])
+            show(records)
             out.print(f"run:    {place}\nreport: {page}", highlight=False, soft_wrap=True)
 
 
@@ -86,7 +88,7 @@ def resume(
     """Go on with a run that was stopped, from its last complete round."""
     with told(as_json):
         from shoal.experiment.run import recorded_job, resume_run
-        from shoal.report import PAGE
+        from shoal.report import PAGE, write_page
         from shoal.store.outputs import check_output
         from shoal.store.reader import read_run, runs_in
 
@@ -99,11 +101,12 @@ def resume(
         check_output(run_dir / "report.html", PAGE, force)
         with shown(recorded_job(config), run_dir) as watch:
             result = resume_run(run_dir, workers=workers, **watch)
-        page = write_page_of([run_dir], run_dir / "report.html", force=force)
+        records = read_runs([run_dir])
+        page = write_page(records, run_dir / "report.html", force=force)
         if as_json:
             print_json(result | {"report": str(page)})
         else:
-            show([run_dir])
+            show(records)
             out.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
@@ -171,9 +174,9 @@ def demo(as_json: AsJson = False) -> None:
 
         folder = free("demo")
         places = [folder / method for method in ("shoal", "fedavg", "fedavg-ft", "local")]
-        run_jobs({place.name: (place, Job(method=place.name, rounds=30)) for place in places})
-        page = write_page_of(places, folder / "report.html")
-        finish_comparison(places, page, as_json)
+        failed = run_jobs({place.name: (place, Job(method=place.name, rounds=30)) for place in places})
+        finish_comparison(read_runs(places), folder / "report.html", as_json)
+        end_with_failures(failed, len(places))
 
 
 @app.command()
@@ -258,7 +261,7 @@ def compare(
                 with pointing_to_only(len(jobs)):
                     check_names(jobs[name])
             elif Path(name).exists():
-                read_run(Path(name))
+                read_run(Path(name), even_unbegun=True)
             else:
                 raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
         if (unused := given(flags)) and not jobs:
@@ -266,11 +269,10 @@ def compare(
         made: dict[str, Path] = {}
         for name, job in jobs.items():
             made[name] = place_of(job, taken=made.values())
-        run_jobs({name: (made[name], job) for name, job in jobs.items()})
-        places = [made.get(name, Path(name)) for name in what]
-        page = out_path or free("compare", ".html")
-        write_page_of(places, page, questions=questions, reading=reading, force=force)
-        finish_comparison(places, page, as_json, questions, **reading)
+        failed = run_jobs({name: (made[name], job) for name, job in jobs.items()})
+        records = read_runs((made.get(name, Path(name)) for name in what), **reading)
+        finish_comparison(records, out_path or free("compare", ".html"), as_json, questions, force)
+        end_with_failures(failed, len(jobs))
 
 
 @app.command()
@@ -318,8 +320,10 @@ def report(
 ) -> None:
     """Write one self-contained HTML page for one or more runs."""
     with told(as_json):
+        from shoal.report import write_page
+
         first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
-        page = write_page_of([Path(r) for r in expanded(runs)], out_path or first / "report.html", force=force)
+        page = write_page(read_runs(map(Path, expanded(runs))), out_path or first / "report.html", force=force)
         if as_json:
             print_json({"report": str(page)})
         else:
