@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.store.run_directory import RunStore
 
 SMALL = "rounds = 3\nclients = 6\ncohort = 3\nepochs = 1\nrows = 300\nfleet = 'plain'\n"
 RATES = f"title = 'rates'\nmethod = 'fedavg'\n{SMALL}[grid]\nlr = [0.1, 10000.0, 1e38, 0.05]\n"
@@ -181,6 +182,17 @@ def test_what_can_be_seen_before_any_job_ran_still_refuses_the_whole_recipe(grid
     assert result.exit_code == 2
     assert sentence in json.loads(result.stdout)["error"]
     assert not Path("runs").exists()
+
+
+def test_a_run_that_another_process_writes_refuses_the_whole_recipe():
+    Path("g.toml").write_text(RATES)
+    assert shoal("run", "g.toml", "--json").exit_code == 1
+    Path("runs/g/0.1/result.json").unlink()
+    with RunStore.open(Path("runs/g/0.1")):
+        result = shoal("run", "g.toml", "--json")
+    assert result.exit_code == 2
+    assert "is being written by another process" in json.loads(result.stdout)["error"]
+    assert not Path("runs/g/0.1/failure.json").exists()
 
 
 STUDY = """

@@ -183,8 +183,9 @@ def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
 
 
 def check_same(path: Path, job: Job) -> None:
-    """A recipe goes on with a run only if it is the run it asks for."""
-    found = recorded_job(json.loads((path / "config.json").read_text()))
+    """A recipe goes on with a run only if it is the run it asks for, and no other process writes it."""
+    with RunStore.open(path) as store:
+        found = recorded_job(store.config)
     clients = found.clients or 1
     train = job.training(clients)
     asked = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
