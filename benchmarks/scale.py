@@ -107,7 +107,7 @@ def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[floa
     from shoal.cost.timer import Timer
     from shoal.experiment.assemble import arrange
     from shoal.experiment.job import Job
-    from shoal.experiment.run import run_experiment
+    from shoal.experiment.run import new_run, run_experiment
 
     timer, ends, cold = Timer(), [], {}
 
@@ -117,8 +117,8 @@ def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[floa
             cold.update(timer.seconds)
 
     bench = arrange(Job(method=method, model="mlp", **keys), method, fed)
-    with tempfile.TemporaryDirectory() as folder, Memory() as memory:
-        run_experiment(bench, Path(folder) / "run", timer=timer, on_round=on_round)
+    with tempfile.TemporaryDirectory() as folder, new_run(bench, Path(folder) / "run") as store, Memory() as memory:
+        run_experiment(bench, store, timer=timer, on_round=on_round)
     spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}
     return spent, ends[WARM - 1 :], memory.most
 

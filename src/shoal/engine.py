@@ -303,7 +303,7 @@ def play_round(
         reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
-                reports = fleet.execute(plan)
+                reports = {c: report for part in plan.by_program() for c, report in fleet.execute(part).items()}
             with timer("ledger"):
                 too_late = ledger.book(number, stage.name, stage.purpose, plan, reports)
                 reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
@@ -360,6 +360,6 @@ def _refuse_divergence(state: ServerState, stage: str) -> None:
     for name, model in state.models.items():
         if not all(bool(torch.isfinite(x).all()) for x in tree.leaves(model) if x.is_floating_point()):
             raise UserError(
-                f"model {name!r} is no longer finite after stage {stage!r} of round {state.round + 1}: training "
-                "diverged; a smaller --lr, or --set train.clip=1, may help"
+                f"training diverged: model {name!r} is no longer finite after stage {stage!r} of round "
+                f"{state.round + 1}; a smaller --lr, or --set train.clip=1, may help"
             )

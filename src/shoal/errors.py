@@ -20,6 +20,15 @@ class UnknownOption(UserError):
     """An option that a method's pieces do not have."""
 
 
+def sentence_of(error: Exception) -> str:
+    """Returns what is said of an error in one line."""
+    if isinstance(error, OSError):
+        place = f"{error.filename} " if error.filename else "a file "
+        return f"{place}cannot be read or written: {error.strerror or error}"
+    said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return " ".join(said.split())
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a half-sentence that says what is not known; empty if nothing is near."""
     near = difflib.get_close_matches(name, list(known), n=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -174,6 +174,17 @@ class Plan:
     tasks: Mapping[ClientId, Task] = field(default_factory=dict)
     reuse: bool = False  # clients keep the models of their tasks, and are not sent again what they have
     edges: Mapping[ClientId, str] = field(default_factory=dict)  # which edge asks each client, where there are edges
+    others: Mapping[ClientId, ClientProgram] = field(default_factory=dict)  # of clients that do not run `program`
+
+    def by_program(self) -> list[Plan]:
+        """Returns a plan for each program, because a fleet executes one program at a time."""
+        if not self.others:
+            return [self]
+        runs = {client: self.others.get(client, self.program) for client in self.tasks}
+        return [
+            replace(self, program=program, tasks={c: t for c, t in self.tasks.items() if runs[c] == program}, others={})
+            for program in {p.name: p for p in runs.values() if p is not None}.values()
+        ]
 
 
 class Device(Protocol):

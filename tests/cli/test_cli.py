@@ -397,8 +397,9 @@ def test_pieces_are_listed_with_what_they_go_with():
 
 
 def test_a_composition_can_be_compared():
-    found = as_json("compare", "fedavg", "train=proximal", *QUICK)
-    assert [r["method"] for r in found["runs"]] == ["fedavg", "train=proximal"]
+    found = as_json("compare", "fedavg", "train=proximal", "aggregate=momentum", *QUICK)
+    assert [r["method"] for r in found["runs"]] == ["fedavg", "train=proximal", "aggregate=momentum"]
+    assert len({r["run_dir"] for r in found["runs"]}) == 3
 
 
 def test_own_table_by_its_owners():

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperArgument
 
-from shoal.errors import UserError
+from shoal.errors import UserError, sentence_of
 
 
 class _Argument(TyperArgument):
@@ -52,14 +52,8 @@ def told(as_json: bool) -> Iterator[None]:
     """Bad input is one sentence and exit code 2; a stop by the user is 130."""
     try:
         yield
-    except UserError as error:
-        err.print(f"[bold red]error:[/] {escaped(str(error))}", highlight=False, soft_wrap=True)
-        if as_json:
-            print(json.dumps({"error": str(error)}))
-        raise typer.Exit(2) from None
-    except OSError as error:
-        place = f"{error.filename} " if error.filename else "a file "
-        sentence = f"{place}cannot be read or written: {error.strerror or error}"
+    except (UserError, OSError) as error:
+        sentence = sentence_of(error)
         err.print(f"[bold red]error:[/] {escaped(sentence)}", highlight=False, soft_wrap=True)
         if as_json:
             print(json.dumps({"error": sentence}))
@@ -80,6 +74,13 @@ def repeatable(command: str) -> Iterator[None]:
     except KeyboardInterrupt:
         err.print(f"stopped; the same command, `{command}` with the same flags, goes on", soft_wrap=True)
         raise typer.Exit(130) from None
+
+
+def end_with_failures(failed: int, jobs: int, hint: str = "") -> None:
+    """Says how many of several jobs failed, if any did, and ends the command with exit code 1."""
+    if failed:
+        err.print(f"{failed} of {jobs} {'job' if jobs == 1 else 'jobs'} failed{hint}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def escaped(text: str) -> str:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from shoal.cli.base import AsJson, Force, data_app, err, out, print_json, told
-from shoal.cli.flags import DATA_FLAGS, job_flags, overrides
+from shoal.cli.flags import DATA_FLAGS, given, job_flags, overrides
 
 
 @data_app.command("list")
@@ -55,7 +55,6 @@ def data_get(
 @data_app.command("show")
 @job_flags(*DATA_FLAGS)
 def data_show(
-    flags: dict[str, Any],
     data: Annotated[
         str, typer.Argument(help="Show this data set: a name from `shoal data list`, or the path of your own data.")
     ] = "digits",
@@ -65,6 +64,7 @@ def data_show(
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
+    **flags: Any,
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
     with told(as_json):
@@ -77,7 +77,7 @@ def data_show(
         if out_path is not None:
             check_output(out_path, PAGE, force)
         with DownloadProgress(err) as progress:
-            facts = describe(federation_of(make_job(overrides(flags | {"data": data})), progress))
+            facts = describe(federation_of(make_job(overrides(given(flags) | {"data": data})), progress))
         page = write_partition_page(facts, out_path, force) if out_path else None
         if as_json:
             print_json(facts | {"page": str(page) if page else None})

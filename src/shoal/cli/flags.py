@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
@@ -37,28 +36,27 @@ DATA_FLAGS = tuple(n for n in FLAGS if n == "seed" or (SETTINGS[n].part in ("dat
 
 
 def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the job's flags; it receives those that were given as the dict `flags`."""
+    """Gives a command the job's flags: it takes them as `**flags`, and `given` says which the user wrote."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
         own = [p.replace(annotation=hints[p.name]) for p in signature(command).parameters.values() if p.name != "flags"]
-
-        @wraps(command)
-        def wrapped(**given: Any) -> None:
-            source = click.get_current_context().get_parameter_source
-            flags = {n: given.pop(n) for n in names}
-            command(flags={n: v for n, v in flags.items() if source(n) is not ParameterSource.DEFAULT}, **given)
-
-        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own] + [FLAGS[n] for n in names]
-        wrapped.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapped
+        parameters = [*own, *(FLAGS[n] for n in names)]
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
 
     return add
 
 
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of a command's `**flags` that the user wrote. For the others a recipe may have values."""
+    source = click.get_current_context().get_parameter_source
+    return {n: v for n, v in flags.items() if source(n) is not ParameterSource.DEFAULT}
+
+
 def overrides(flags: dict[str, Any]) -> dict[str, Any]:
     """The job's keys that were given as flags."""
-    given: dict[str, Any] = {k: parse_amount(f"--{k}", v) if SETTINGS[k].is_amount else v for k, v in flags.items()}
-    given["set"] = parse_options(given.pop("set", []))
-    return given
+    values: dict[str, Any] = {k: parse_amount(f"--{k}", v) if SETTINGS[k].is_amount else v for k, v in flags.items()}
+    values["set"] = parse_options(values.pop("set", []))
+    return values

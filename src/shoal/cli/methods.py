@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.base import AsJson, app, err, escaped, out, print_json, told
-from shoal.cli.flags import FLAGS, job_flags, overrides
+from shoal.cli.flags import FLAGS, given, job_flags, overrides
 from shoal.cli.running import recipe_named
 from shoal.errors import UserError
 
@@ -142,8 +142,8 @@ def explain(
             metavar="METHOD|RECIPE", help="Explain this method, these pieces, or every method of this recipe."
         ),
     ],
-    flags: dict[str, Any],
     as_json: AsJson = False,
+    **flags: Any,
 ) -> None:
     """Say what a method does, step by step: what clients send and learn, what the server learns, what a round costs."""
     with told(as_json):
@@ -155,9 +155,9 @@ def explain(
         from shoal.report.method_explanation import steps_view
 
         if path := recipe_named(what):
-            jobs = list(load_recipe(path, overrides(flags)).jobs.values())
+            jobs = list(load_recipe(path, overrides(given(flags))).jobs.values())
         else:
-            jobs = [make_job(overrides(flags) | {"method": what})]
+            jobs = [make_job(overrides(given(flags)) | {"method": what})]
         first = {job.method: job for job in reversed(jobs)}
         found = []
         for job in (first[name] for name in dict.fromkeys(job.method for job in jobs)):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.base import err, escaped, going_on, out, print_json
+from shoal.cli.base import end_with_failures, err, escaped, going_on, out, print_json
 from shoal.errors import UnknownOption, UserError, did_you_mean
 
 
-def free(name: str, suffix: str = "") -> Path:
+def free(name: str, suffix: str = "", taken: Collection[Path] = ()) -> Path:
     """runs/NAME, or the first of runs/NAME-2, -3, ... that is not taken."""
     place, n = Path("runs") / f"{name}{suffix}", 1
-    while place.exists():
+    while place.exists() or place in taken:
         n += 1
         place = Path("runs") / f"{name}-{n}{suffix}"
     return place
@@ -44,21 +45,48 @@ def expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
     return [name for w in kept for name in inside[w] or [w]]
 
 
-def place_of(job: Any, recipe: str = "composed") -> Path:
+def place_of(job: Any, recipe: str = "composed", taken: Collection[Path] = ()) -> Path:
     """A composition is called as its recipe is: its pieces would be a long name."""
     method = recipe if "=" in job.method else job.method
-    return free(f"{method}-{Path(job.data).stem}-seed{job.seed}".replace(":", ""))
+    return free(f"{method}-{Path(job.data).stem}-seed{job.seed}".replace(":", ""), taken=taken)
 
 
-def played(job: Any, place: Path, label: str = "") -> dict[str, Any]:
+@contextmanager
+def shown(job: Any, place: Path, title: str = "") -> Iterator[dict[str, Any]]:
+    """Shows how a run goes: yields the functions that `run_job` and `resume_run` call."""
     from shoal.cli.progress import DownloadProgress, RunProgress
-    from shoal.experiment.run import run_job
 
-    title = label or job.method
-    with DownloadProgress(err) as download, RunProgress(err, title, job.rounds) as progress:
-        result = run_job(job, place, on_setup=announcing(place), on_round=progress.on_round, progress=download)
-        progress.on_end(result["stopped"])
-    return result
+    with DownloadProgress(err) as download, RunProgress(err, title or job.method, job.rounds) as progress:
+        yield {
+            "on_setup": announcing(place),
+            "on_round": progress.on_round,
+            "on_end": progress.on_end,
+            "progress": download,
+        }
+
+
+def run_jobs(jobs: Mapping[str, tuple[Path, Any]]) -> int:
+    """Runs what is not finished, one job after the other. A job that fails leaves a record, and the others run.
+
+    Returns the number of jobs that failed.
+    """
+    from shoal.experiment.run import run_or_resume
+    from shoal.store.failure import failure_recorded
+
+    failed: list[str] = []
+    for number, (label, (place, job)) in enumerate(jobs.items(), start=1):
+        title = f"[{number}/{len(jobs)}] {label}"
+        if (place / "result.json").exists():
+            err.print(f"{escaped(title)} is finished", highlight=False)
+            continue
+
+        def say(reason: str, title: str = title) -> None:
+            failed.append(title)
+            err.print(f"{title} failed: {reason}", highlight=False, markup=False, soft_wrap=True)
+
+        with failure_recorded(place, job.model_dump(mode="json"), say), shown(job, place, title) as watch:
+            run_or_resume(job, place, **watch)
+    return len(failed)
 
 
 def announcing(place: Path) -> Callable[[Any], None]:
@@ -94,26 +122,16 @@ def announce(bench: Any) -> None:
     )
 
 
-def show(paths: list[Path], **reading: Any) -> None:
+def read_runs(paths: Iterable[Path], **reading: Any) -> list[Any]:
+    from shoal.store.reader import read_run
+
+    return [read_run(path, even_unbegun=True, **reading) for path in paths]
+
+
+def show(records: list[Any]) -> None:
     from shoal.report import compare_table, result_table
-    from shoal.store.reader import read_run
 
-    records = [read_run(p, **reading) for p in paths]
     out.print(result_table(records) if len(records) == 1 else compare_table(records))
-
-
-def write_page_of(
-    paths: list[Path],
-    page: Path,
-    title: str | None = None,
-    *,
-    reading: dict[str, Any] | None = None,
-    **more: Any,
-) -> Path:
-    from shoal.report import write_page
-    from shoal.store.reader import read_run
-
-    return write_page([read_run(p, need_rounds=True, **(reading or {})) for p in paths], page, title, **more)
 
 
 def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> None:
@@ -121,76 +139,54 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
     from shoal.experiment.assemble import check_names
     from shoal.experiment.run import check_same
     from shoal.methods import METHODS
-    from shoal.report import PAGE, paper_view, summarise
+    from shoal.report import PAGE, paper_view, summarise, write_page
     from shoal.reproduce.paper_table import beside_paper, check_paper
     from shoal.store.outputs import check_output
-    from shoal.store.reader import planned, read_run
+    from shoal.store.reader import planned
 
     page = folder / "report.html"
     check_output(page, PAGE, force)
-    places = [folder / label for label in recipe.jobs]
+    jobs = {label: (folder / label, job) for label, job in recipe.jobs.items()}
     if recipe.paper is not None:
-        plans = [planned(p, job.model_dump()) for p, job in zip(places, recipe.jobs.values(), strict=True)]
-        check_paper(recipe.paper, plans, METHODS)
+        check_paper(recipe.paper, [planned(place, job.model_dump()) for place, job in jobs.values()], METHODS)
     with pointing_to_only(len({job.method for job in recipe.jobs.values()})):
-        for place, job in zip(places, recipe.jobs.values(), strict=True):  # better now than after hours
-            begun = (place / "config.json").exists()
-            check_names(job, None if begun else place)
-            if begun:
+        for place, job in jobs.values():  # better now than after hours
+            if begun := (place / "config.json").exists():
                 check_same(place, job)
-    for i, (place, (label, job)) in enumerate(zip(places, recipe.jobs.items(), strict=True)):
-        title = f"[{i + 1}/{len(places)}] {label}"
-        if (place / "result.json").exists():
-            check_same(place, job)
-            err.print(f"{escaped(title)} is finished", highlight=False)
-        elif (place / "config.json").exists():
-            check_same(place, job)
-            resumed(place, title, job.workers)
-        else:
-            played(job, place, title)
-    records = [read_run(p) for p in places]
-    paper = beside_paper(records, recipe.paper) if recipe.paper is not None else None
-    reading: dict[str, Any] = {"judged": paper.judged, "counted": paper.counted} if paper is not None else {}
-    records = [read_run(p, **reading) for p in places]
-    write_page_of(places, page, recipe.title, paper=paper, reading=reading, force=force)
+            if not (place / "result.json").exists():
+                check_names(job, None if begun else place)
+    failed = run_jobs(jobs)
+    records = read_runs(place for place, _ in jobs.values())
+    paper = None
+    if recipe.paper is not None:
+        paper = beside_paper(records, recipe.paper)
+        records = [replace(record, judged=paper.judged, counted=paper.counted) for record in records]
+    write_page(records, page, recipe.title, paper=paper, force=force)
     if as_json:
         beside = {"paper": paper.json()} if paper is not None else {}
         print_json({"title": recipe.title, "runs": summarise(records), **beside, "report": str(page)})
     else:
         out.print(f"[bold]{escaped(recipe.title)}")
-        show(places, **reading)
+        show(records)
         if paper is not None:
             out.print(paper_view(paper))
         out.print(f"report: {page}", highlight=False, soft_wrap=True)
+    end_with_failures(failed, len(jobs), "; the same command runs them again")
 
 
-def resumed(path: Path, title: str = "", workers: int | None = None) -> dict[str, Any]:
-    from shoal.cli.progress import DownloadProgress, RunProgress
-    from shoal.experiment.run import resume_run
-    from shoal.store.reader import read_run
+def finish_comparison(
+    records: list[Any], page: Path, as_json: bool, questions: Any = None, force: bool = False
+) -> None:
+    """Writes the page and prints the tables."""
+    from shoal.report import Answers, Questions, sheet_view, summarise, write_page
 
-    config = read_run(path).config
-    with (
-        DownloadProgress(err) as download,
-        RunProgress(err, title or config["method"], config["rounds"]) as progress,
-    ):
-        result = resume_run(
-            path, on_setup=announcing(path), workers=workers, on_round=progress.on_round, progress=download
-        )
-        progress.on_end(result["stopped"])
-    return result
-
-
-def finish_comparison(places: list[Path], page: Path, as_json: bool, questions: Any = None, **reading: Any) -> None:
-    from shoal.report import Answers, Questions, sheet_view, summarise
-    from shoal.store.reader import read_run
-
-    records = [read_run(p, **reading) for p in places]
-    answers = Answers(records, questions or Questions())
+    asked = questions or Questions()
+    answers = Answers(records, asked)
+    write_page(records, page, questions=asked, force=force)
     if as_json:
         print_json({"runs": summarise(records), **answers.json(), "report": str(page)})
         return
-    show(places, **reading)
+    show(records)
     for sheet in answers.sheets():
         out.print(sheet_view(sheet))
     out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)

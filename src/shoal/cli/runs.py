@@ -8,21 +8,21 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, Force, Out, app, err, out, print_json, repeatable, told
-from shoal.cli.flags import FLAGS, job_flags, overrides
+from shoal.cli.base import AsJson, Force, Out, app, end_with_failures, err, out, print_json, repeatable, told
+from shoal.cli.flags import FLAGS, given, job_flags, overrides
 from shoal.cli.running import (
     announce,
     expanded,
     finish_comparison,
     free,
     place_of,
-    played,
     pointing_to_only,
+    read_runs,
     recipe_named,
-    resumed,
     run_grid,
+    run_jobs,
     show,
-    write_page_of,
+    shown,
 )
 from shoal.errors import UserError, did_you_mean
 
@@ -38,19 +38,21 @@ def run(
             "`shoal recipes`. `shoal methods` lists the methods.",
         ),
     ],
-    flags: dict[str, Any],
     out_path: Out = None,
     force: Force = False,
     as_json: AsJson = False,
+    **flags: Any,
 ) -> None:
     """Run a method, or every job of a recipe, and keep it in a run directory."""
     with told(as_json):
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
+        from shoal.experiment.run import run_job
+        from shoal.report import write_page
 
         path = recipe_named(what)
         if path is not None:
-            recipe = load_recipe(path, overrides(flags))
+            recipe = load_recipe(path, overrides(given(flags)))
             if recipe.single is None:
                 folder = out_path or Path("runs") / path.stem
                 with repeatable(f"shoal run {what} --out {folder}"):
@@ -58,14 +60,16 @@ def run(
                 return
             job = recipe.single
         else:
-            job = make_job(overrides(flags) | {"method": what})
-        place = out_path or place_of(job, *([path.stem] if path else []))
-        result = played(job, place)
-        page = write_page_of([place], place / "report.html")
+            job = make_job(overrides(given(flags)) | {"method": what})
+        place = out_path or place_of(job, path.stem if path else "composed")
+        with shown(job, place) as watch:
+            result = run_job(job, place, **watch)
+        records = read_runs([place])
+        page = write_page(records, place / "report.html")
         if as_json:
             print_json(result | {"report": str(page)})
         else:
-            show([place])
+            show(records)
             out.print(f"run:    {place}\nreport: {page}", highlight=False, soft_wrap=True)
 
 
@@ -83,7 +87,8 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, from its last complete round."""
     with told(as_json):
-        from shoal.report import PAGE
+        from shoal.experiment.run import recorded_job, resume_run
+        from shoal.report import PAGE, write_page
         from shoal.store.outputs import check_output
         from shoal.store.reader import read_run, runs_in
 
@@ -92,14 +97,16 @@ def resume(
                 f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE "
                 f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
             )
-        read_run(run_dir)  # first: what is no run has no page either
+        config = read_run(run_dir).config  # first: what is no run has no page either
         check_output(run_dir / "report.html", PAGE, force)
-        result = resumed(run_dir, workers=workers)
-        page = write_page_of([run_dir], run_dir / "report.html", force=force)
+        with shown(recorded_job(config), run_dir) as watch:
+            result = resume_run(run_dir, workers=workers, **watch)
+        records = read_runs([run_dir])
+        page = write_page(records, run_dir / "report.html", force=force)
         if as_json:
             print_json(result | {"report": str(page)})
         else:
-            show([run_dir])
+            show(records)
             out.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
@@ -166,12 +173,10 @@ def demo(as_json: AsJson = False) -> None:
         from shoal.experiment.job import Job
 
         folder = free("demo")
-        places = []
-        for method in ("shoal", "fedavg", "fedavg-ft", "local"):
-            places.append(folder / method)
-            played(Job(method=method, rounds=30), places[-1])
-        page = write_page_of(places, folder / "report.html")
-        finish_comparison(places, page, as_json)
+        places = [folder / method for method in ("shoal", "fedavg", "fedavg-ft", "local")]
+        failed = run_jobs({place.name: (place, Job(method=place.name, rounds=30)) for place in places})
+        finish_comparison(read_runs(places), folder / "report.html", as_json)
+        end_with_failures(failed, len(places))
 
 
 @app.command()
@@ -184,7 +189,6 @@ def compare(
             help="Compare these run directories, all runs of these folders, and these methods, which are run first.",
         ),
     ],
-    flags: dict[str, Any],
     to_accuracy: Annotated[
         str | None,
         typer.Option(
@@ -231,6 +235,7 @@ def compare(
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
+    **flags: Any,
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
     with told(as_json):
@@ -250,25 +255,24 @@ def compare(
         }
         methods = [m for m in what if not Path(m).is_dir() and is_method(m)]
         what = expanded(what, methods)
-        jobs = {m: make_job(overrides(flags) | {"method": m}) for m in methods}
+        jobs = {m: make_job(overrides(given(flags)) | {"method": m}) for m in methods}
         for name in what:
             if name in jobs:
                 with pointing_to_only(len(jobs)):
                     check_names(jobs[name])
             elif Path(name).exists():
-                read_run(Path(name))
+                read_run(Path(name), even_unbegun=True)
             else:
                 raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
-        if flags and not jobs:
-            raise UserError(f"{SETTINGS[next(iter(flags))].flag} is for methods to run, but only runs are given")
-        places = []
-        for name in what:
-            places.append(place_of(jobs[name]) if name in jobs else Path(name))
-            if name in jobs:
-                played(jobs[name], places[-1])
-        page = out_path or free("compare", ".html")
-        write_page_of(places, page, questions=questions, reading=reading, force=force)
-        finish_comparison(places, page, as_json, questions, **reading)
+        if (unused := given(flags)) and not jobs:
+            raise UserError(f"{SETTINGS[next(iter(unused))].flag} is for methods to run, but only runs are given")
+        made: dict[str, Path] = {}
+        for name, job in jobs.items():
+            made[name] = place_of(job, taken=made.values())
+        failed = run_jobs({name: (made[name], job) for name, job in jobs.items()})
+        records = read_runs((made.get(name, Path(name)) for name in what), **reading)
+        finish_comparison(records, out_path or free("compare", ".html"), as_json, questions, force)
+        end_with_failures(failed, len(jobs))
 
 
 @app.command()
@@ -277,8 +281,8 @@ def profile(
     method: Annotated[
         str, typer.Argument(metavar="METHOD", help="Profile this method. `shoal methods` lists the methods.")
     ],
-    flags: dict[str, Any],
     as_json: AsJson = False,
+    **flags: Any,
 ) -> None:
     """Where the time of a method's rounds goes."""
     with told(as_json):
@@ -286,7 +290,7 @@ def profile(
         from shoal.experiment.job import make_job
         from shoal.experiment.run import profile_job
 
-        job = make_job(overrides(flags) | {"method": method})
+        job = make_job(overrides(given(flags)) | {"method": method})
         with RunProgress(err, method, job.rounds) as progress:
             parts = profile_job(job, on_setup=announce, on_round=progress.on_round)
         if as_json:
@@ -316,8 +320,10 @@ def report(
 ) -> None:
     """Write one self-contained HTML page for one or more runs."""
     with told(as_json):
+        from shoal.report import write_page
+
         first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
-        page = write_page_of([Path(r) for r in expanded(runs)], out_path or first / "report.html", force=force)
+        page = write_page(read_runs(map(Path, expanded(runs))), out_path or first / "report.html", force=force)
         if as_json:
             print_json({"report": str(page)})
         else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.base import AsJson, Force, app, err, out, print_json, repeatable, told
+from shoal.cli.base import AsJson, Force, app, end_with_failures, err, out, print_json, repeatable, told
 
 
 @app.command()
@@ -55,10 +55,12 @@ def study(
         files = write(report, folder, force)
         if as_json:
             print_json(report.json() | {"files": [str(f) for f in files]})
-            return
-        if report.claims:
-            out.print(sheet_view(report.claims_sheet()))
-        out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
+        else:
+            if report.claims:
+                out.print(sheet_view(report.claims_sheet()))
+            out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
+        if not report_only:
+            end_with_failures(len(report.runs.failures), len(entries), "; the same command runs them again")
 
 
 def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], workers: int | None) -> None:
@@ -74,7 +76,7 @@ def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], worke
     def tell(now: Progress) -> None:
         err.print(
             f"{now.share:.0%} done ({now.done} of {now.total}), about {duration(now.left_s)} left: {now.entry.label} "
-            f"took {duration(now.seconds)}",
+            + (f"failed: {now.failure}" if now.failure else f"took {duration(now.seconds)}"),
             highlight=False,
             soft_wrap=True,
             markup=False,

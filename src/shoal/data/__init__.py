@@ -12,9 +12,9 @@ import torch
 from shoal.data.dataset import Dataset, Options, Progress, validate
 from shoal.data.federation import SPLITS, Federation
 from shoal.data.heterogeneity import figures
-from shoal.data.partitions import partition
+from shoal.data.partitions import check_partition, partition
 from shoal.data.prepare import stratified
-from shoal.data.sources import Listing, available, get, load_named, names
+from shoal.data.sources import Listing, available, get, is_named, load_named, names
 from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -26,6 +26,8 @@ __all__ = [
     "Federation",
     "Listing",
     "available",
+    "check_partition",
+    "check_source",
     "figures",
     "get",
     "load",
@@ -66,12 +68,21 @@ def load(
     return dataset if rows is None else _subsample(dataset, rows, seed)
 
 
-def _own(source: str, options: Options) -> Dataset:
+def check_source(source: str) -> None:
+    """Refuses what is neither the name of a set nor a path that exists."""
     path = Path(source).expanduser()
-    if not path.exists() and not path.suffix and "/" not in source:
-        close = difflib.get_close_matches(source, names(), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(names())}")
+    if is_named(source) or path.exists():
+        return
+    if path.suffix or "/" in source:
+        raise UserError(f"data {source!r} does not exist")
+    close = difflib.get_close_matches(source, names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(names())}")
+
+
+def _own(source: str, options: Options) -> Dataset:
+    check_source(source)
+    path = Path(source).expanduser()
     if path.suffix.lower() not in (".csv", ".parquet"):
         has_arrays = path.suffix.lower() == ".npz"
         allowed = (

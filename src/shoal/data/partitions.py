@@ -87,11 +87,7 @@ def partition(
     So many clients as `unseen` says, or such a share of them, are held out whole, by chance. Where rows have owners,
     none of theirs are public; a file's test part and scaling know nothing of them if `load` was told `unseen` too.
     """
-    base, shifts = parse(
-        spec,
-        {name: entry.example for name, entry in BASES.items()},
-        {name: entry.example for name, entry in SHIFTS.items()},
-    )
+    base, shifts = check_partition(spec)
     _check_shares(val_share, test_share, min_size)
     hold_out = HoldOut(unseen, seed, clients, min_size) if unseen else None
     held = _held_owners(dataset, hold_out) if base.name == "natural" else frozenset()
@@ -129,6 +125,12 @@ def partition(
     if hold_out is not None:
         federation = federation.holding_out(held & set(deal.clients) or hold_out.among(deal.clients))
     return federation if torch.device(device).type == "cpu" else federation.to(device)
+
+
+def check_partition(spec: str) -> tuple[Term, list[Term]]:
+    """The base and the shifts of a partition, if their names are known."""
+    examples = ({name: entry.example for name, entry in known.items()} for known in (BASES, SHIFTS))
+    return parse(spec, *examples)
 
 
 def _edges(dataset: Dataset, deal: _Deal) -> dict[ClientId, str] | None:

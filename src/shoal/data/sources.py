@@ -37,6 +37,10 @@ def load_named(
     return None
 
 
+def is_named(name: str) -> bool:
+    return name in ("digits", *SOURCES) or name.partition(":")[0] == "synthetic"
+
+
 def names() -> tuple[str, ...]:
     return ("digits", "synthetic:ALPHA,BETA", *SOURCES)
 

@@ -63,8 +63,6 @@ def read(path: Path, options: Options) -> Dataset:
 
 
 def _read(path: Path, options: Options) -> Dataset:
-    if not path.exists():
-        raise UserError(f"data {str(path)!r} does not exist")
     if path.is_dir():
         return _dataset(path, _read_folder(path), options)
     readers: dict[str, Callable[[Path, Options], _Raw]] = {

@@ -15,7 +15,7 @@ from shoal.cost.carbon import Carbon
 from shoal.cost.costs import Costs
 from shoal.cost.devices import assign
 from shoal.cost.links import link
-from shoal.data import load, partition
+from shoal.data import check_partition, check_source, load, partition
 from shoal.data.federation import SENSITIVE, Federation
 from shoal.data.heterogeneity import figures
 from shoal.errors import UserError
@@ -57,6 +57,8 @@ class Bench:
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
     _refuse_cloud_without_edges(job, rehearsed(job.method, job.set, _least_cohort(job), topology(job)).edges)
+    check_source(job.data)
+    check_partition(job.partition)
     check_model(job.model)
     costs_of(job, ())
     if job.measure == "codecarbon":

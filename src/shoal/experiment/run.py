@@ -17,6 +17,7 @@ from shoal import engine
 from shoal.cost.carbon import Carbon, split
 from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
+from shoal.data.dataset import Progress
 from shoal.data.federation import Federation
 from shoal.engine import Clock, Record, Result
 from shoal.errors import UserError
@@ -45,7 +46,9 @@ ELSEWHERE: dict[str, str] = {  # part of a setting -> why `shoal.run` does not t
     "measurement": "only runs that are kept are measured: use the command line",
     "storage": "shoal.run writes no checkpoints: use the command line",
 }
+OnSetup = Callable[[Bench], None]
 OnRound = Callable[[Record], None]
+OnEnd = Callable[[str | None], None]  # is given the reason if the run ended before its last round
 
 
 def run(
@@ -98,43 +101,60 @@ def run(
         )
 
 
-def run_job(job: Job, out: Path, on_setup: Callable[[Bench], None] | None = None, **kw: Any) -> dict[str, Any]:
+def run_job(
+    job: Job, out: Path, on_setup: OnSetup | None = None, progress: Progress | None = None, **kw: Any
+) -> dict[str, Any]:
     """A new run in `out`. Returns what `--json` prints."""
     check_names(job, out)
-    bench = setup(job, kw.pop("progress", None))
+    bench = setup(job, progress)
     bench.method.init(job.seed)  # what the model cannot do is refused before anything is announced
     if on_setup:
         on_setup(bench)
-    return run_experiment(bench, out, **kw)
+    with new_run(bench, out) as store:
+        return run_experiment(bench, store, **kw)
 
 
-def run_experiment(bench: Bench, out: Path, **kw: Any) -> dict[str, Any]:
+@contextmanager
+def new_run(bench: Bench, out: Path) -> Iterator[RunStore]:
+    """A run directory to begin in. It is removed if the first round finds an error of the user, such as a layer that is
+    not there."""
     unsaid = {key for key in ("unseen", "variant") if getattr(bench.job, key) is None}
     config = json.loads(bench.job.model_dump_json(exclude=unsaid))
     facts = describe(bench.federation), bench.costs.facts()
     with RunStore.create(out, config, *facts, keep=bench.job.keep, inputs=inputs_of(bench.federation)) as store:
         try:
-            return _play(bench, store, **kw)
-        except UserError:  # what only the first round could find out: a layer that is not there, a file
+            yield store
+        except UserError:
             store.discard_unbegun()
             raise
 
 
 def resume_run(
-    path: Path, on_setup: Callable[[Bench], None] | None = None, workers: int | None = None, **kw: Any
+    path: Path,
+    on_setup: OnSetup | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+    **kw: Any,
 ) -> dict[str, Any]:
     """Go on from the last complete round; the end is the same bytes as without the stop, with any number of workers."""
     with RunStore.open(path) as store:
         job = recorded_job(store.config)
         if workers is not None:
             job = make_job(job.model_dump() | {"workers": workers})
-        bench = setup(job, kw.pop("progress", None))
+        bench = setup(job, progress)
         check_data(path, bench)
         check_devices(path, bench.job)
         store.checkpoints.keep = bench.job.keep
         if on_setup:
             on_setup(bench)
-        return _play(bench, store, **kw)
+        return run_experiment(bench, store, **kw)
+
+
+def run_or_resume(job: Job, path: Path, **kw: Any) -> dict[str, Any]:
+    """Runs a job in `path`, from wherever the run there is."""
+    if (path / "config.json").exists():
+        return resume_run(path, workers=job.workers, **kw)
+    return run_job(job, path, **kw)
 
 
 def recorded_job(config: Mapping[str, Any]) -> Job:
@@ -163,8 +183,9 @@ def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
 
 
 def check_same(path: Path, job: Job) -> None:
-    """A recipe goes on with a run only if it is the run it asks for."""
-    found = recorded_job(json.loads((path / "config.json").read_text()))
+    """A recipe goes on with a run only if it is the run it asks for, and no other process writes it."""
+    with RunStore.open(path) as store:
+        found = recorded_job(store.config)
     clients = found.clients or 1
     train = job.training(clients)
     asked = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
@@ -192,7 +213,14 @@ def check_devices(path: Path, job: Job) -> None:
         )
 
 
-def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer: Timer | None = None) -> dict[str, Any]:
+def run_experiment(
+    bench: Bench,
+    store: RunStore,
+    on_round: OnRound | None = None,
+    on_end: OnEnd | None = None,
+    timer: Timer | None = None,
+) -> dict[str, Any]:
+    """Runs the rounds that the run directory lacks, and writes the result."""
     before, promise = store.restore(torch.device(bench.job.device)), promised(bench)
     warn_of_little_noise(promise)
     fleet = make_fleet(bench, store.private)
@@ -219,6 +247,8 @@ def _play(bench: Bench, store: RunStore, on_round: OnRound | None = None, timer:
     summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)
     summary["predict_ms"] = predict_ms(bench, result.state, store.private)
     store.finish(summary)
+    if on_end:
+        on_end(result.stopped)
     return summary
 
 

@@ -41,8 +41,11 @@ class Budget:
     amount: float
     relative: bool  # a share of the reference, else joules
 
-    def joules(self, reference_joules: float) -> float:
-        return self.amount * reference_joules if self.relative else self.amount
+    def joules(self, reference_joules: float | None) -> float | None:
+        """None: a share of what is not known."""
+        if not self.relative:
+            return self.amount
+        return None if reference_joules is None else self.amount * reference_joules
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,12 @@ def _number(text: str) -> float | None:
 class Reference:
     name: str
     runs: int
-    joules: float  # of a whole run, their mean
+    joules: float | None  # of a whole run, their mean; None: they failed
 
     @property
     def sentence(self) -> str:
+        if self.joules is None:
+            return f"What 100 % is is not known, because {self.name} failed."
         whose = f"the mean of {self.runs} runs" if self.runs > 1 else "the whole run"
         return f"100 % is {joules_text(self.joules)}: {whose} of {self.name}."
 
@@ -120,6 +125,8 @@ class Reference:
 def reference(records: Sequence[RunRecord], of: str | None = None, where: str = "--of") -> Reference:
     """Whose joules are 100 %: by default the runs of fedavg, else the first run."""
     name, runs = referred(records, of, where)
+    if all(run.failure for run in runs):
+        return Reference(name, 0, None)
     if not (finished := [run for run in runs if run.finished]):
         raise UserError(
             f"the reference {name} has not finished, so what 100 % is is not known; give joules, such as 500J"
@@ -177,7 +184,7 @@ class AtBudget:
     seeds: list[int]
     accuracy_of: str
     budget: str
-    budget_joules: float
+    budget_joules: float | None
     held: int
     accuracy: Spread | None
 
@@ -194,7 +201,9 @@ class Answers:
         relative = any(budget.relative for budget in questions.budgets)
         self.reference = reference(records, questions.of) if relative or questions.of else None
         self.to_accuracy = [[self._reached(*group, level) for level in questions.levels] for group in self.groups]
-        self.at_budget = [[self._bought(*group, budget) for budget in questions.budgets] for group in self.groups]
+        whole = self.reference.joules if self.reference else None
+        self.budgets = [(budget, budget.joules(whole)) for budget in questions.budgets]
+        self.at_budget = [[self._bought(*group, *budget) for budget in self.budgets] for group in self.groups]
 
     def json(self) -> dict[str, list[dict[str, Any]]]:
         """Only what was asked for."""
@@ -205,7 +214,8 @@ class Answers:
         return {key: rows for key, rows in found.items() if rows}
 
     def sheets(self) -> list[Sheet]:
-        return [sheet for sheet in (self._accuracy_sheet(), self._budget_sheet()) if len(sheet.heads) > 1]
+        sheets = (self._accuracy_sheet(), self._budget_sheet()) if self.groups else ()
+        return [sheet for sheet in sheets if len(sheet.heads) > 1]
 
     def _reached(self, label: str, runs: Sequence[RunRecord], level: float) -> ToAccuracy:
         found = [to_accuracy(run, level, self.held) for run in runs]
@@ -219,8 +229,7 @@ class Answers:
             over_seeds([r.sim_s if r else None for r in found]),
         )
 
-    def _bought(self, label: str, runs: Sequence[RunRecord], budget: Budget) -> AtBudget:
-        joules = budget.joules(self.reference.joules if self.reference else 0.0)
+    def _bought(self, label: str, runs: Sequence[RunRecord], budget: Budget, joules: float | None) -> AtBudget:
         accuracy = over_seeds([at_budget(run, joules, self.held) for run in runs])
         return AtBudget(*_who(label, runs), budget.text, joules, self.held, accuracy)
 
@@ -250,10 +259,9 @@ class Answers:
 
     def _budget_sheet(self) -> Sheet:
         rows = [[spread_text(a.accuracy, percent) for a in row] for row in self.at_budget]
-        of_reference = [self.reference.joules if self.reference else 0.0]
         heads = [
-            f"{b.text}\n{joules_text(b.joules(*of_reference))}" if b.relative else b.text
-            for b in self.questions.budgets
+            f"{budget.text}\n{joules_text(joules)}" if budget.relative and joules is not None else budget.text
+            for budget, joules in self.budgets
         ]
         held = f"The highest accuracy (%) that was held for {self.held} evaluated rounds in a row; –: none was."
         return Sheet(

@@ -134,8 +134,11 @@ def _reached(run: RunRecord, level: float, held: int) -> Point | None:
     return next((end for end, lowest in _windows(run, held) if lowest >= level), None)
 
 
-def at_budget(run: RunRecord, joules: float, held: int = HELD) -> float | None:
-    """The highest accuracy that was held for `held` evaluated rounds in a row before `joules` were spent."""
+def at_budget(run: RunRecord, joules: float | None, held: int = HELD) -> float | None:
+    """The highest accuracy that was held for `held` evaluated rounds in a row before `joules` were spent. None: these
+    are not known."""
+    if joules is None:
+        return None
     return max((lowest for end, lowest in _windows(run, held) if end.joules <= joules), default=None)
 
 

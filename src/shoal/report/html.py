@@ -57,16 +57,17 @@ def write_page(
     """Writes the page of runs. A file that is there must be a page of shoal, unless `force` says otherwise."""
     if not runs:
         raise UserError("The report needs at least one run directory, but none was given.")
-    for run in runs:
+    whole = [run for run in runs if run.failure is None]  # a failed run is a row of the results, and in no figure
+    for run in whole:
         require_rounds(run)
     sections = [
-        _settings(runs),
+        _settings(whole or runs),
         _results(runs),
         *(_card(_sheet(sheet)) for sheet in Answers(runs, questions).sheets()),
         *([_paper(paper)] if paper else []),
-        *map(_card, _figures(runs, questions.held or usual_held(runs))),
-        *([_card("".join(map(_short, more)))] if (more := more_sheets(runs)) else []),
-        _partitions(runs),
+        *map(_card, _figures(whole, questions.held or usual_held(whole))),
+        *([_card("".join(map(_short, more)))] if (more := more_sheets(whole)) else []),
+        *([_partitions(whole)] if whole else []),
         _configs(runs),
     ]
     return _write(path, title or _heading(runs), _origin(runs), sections, force)
@@ -105,11 +106,13 @@ def _heading(runs: Sequence[RunRecord]) -> str:
 
 def _origin(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
-        unfinished = sum(not run.finished for run in runs)
-        return f'<span class="badge">{unfinished} unfinished</span>' if unfinished else ""
+        failed = sum(run.failure is not None for run in runs)
+        counts = {"failed": failed, "unfinished": sum(not run.finished for run in runs) - failed}
+        return " ".join(f'<span class="badge">{n} {what}</span>' for what, n in counts.items() if n)
     (run,) = runs
     versions = ", ".join(f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about)
-    badge = "" if run.status == "finished" else f' <span class="badge">{escape(run.status)}</span>'
+    status = "failed" if run.failure else run.status
+    badge = "" if status == "finished" else f' <span class="badge">{escape(status)}</span>'
     return f"{escape(str(run.path))}{badge}<br>{escape(versions)}"
 
 
@@ -164,6 +167,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"<td{BEST if i in winners else ''}>{escape(column.text(row))}</td>"
             for column, winners in zip(columns, best, strict=True)
         )
+        if row.get("failure"):
+            cells = f'<td class="failed" colspan="{len(columns)}">{escape(row["status"])}</td>'
         body += f'<tr><th scope="row">{_run_cell(row)}</th>{cells}</tr>'
     return (
         f'<div class="scroll"><table><thead><tr><th scope="col">Run</th>{head}</tr></thead>'
@@ -175,7 +180,7 @@ def _run_cell(row: Mapping[str, Any]) -> str:
     name = escape(row["label"])
     if "seeds" in row:
         return f'{name} <span class="quiet">({len(row["seeds"])} seeds)</span>'
-    if row["status"] == "finished":
+    if row["status"] == "finished" or row["failure"]:
         return name
     return (
         f'{name} <span class="quiet">ended early</span>'

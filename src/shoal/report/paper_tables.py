@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class Cell:
     column: str
     ours: Spread | None
     paper: float | None
+    failed: int = 0  # seeds
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _numbers(table: PaperTable) -> Sheet:
     rows = []
     for row in table.rows:
         cells = [table.cell(row, column) for column in table.columns]
-        pairs = [(spread_text(c.ours, show), "–" if c.paper is None else show(c.paper)) for c in cells]
+        pairs = [(_ours(c, show), "–" if c.paper is None else show(c.paper)) for c in cells]
         rows.append((row, *(text for pair in pairs for text in pair)))
     unit = f" ({table.unit})" if table.unit else ""
     return Sheet(
@@ -90,6 +92,10 @@ def _numbers(table: PaperTable) -> Sheet:
         tuple(rows),
         notes=(f"{_sentence(table)}. Ours: mean ± sample standard deviation over seeds.", *table.notes),
     )
+
+
+def _ours(cell: Cell, show: Callable[[float], str]) -> str:
+    return "failed" if cell.failed and cell.ours is None else spread_text(cell.ours, show)
 
 
 def _sentence(table: PaperTable) -> str:

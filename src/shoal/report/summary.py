@@ -11,7 +11,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from shoal.report.cost_curves import PARTS, course, has_joules
-from shoal.store.reader import RunRecord, group_seeds, labels
+from shoal.store.reader import RunRecord, differing, group_seeds, labels
 
 ACCURACY = ("mean", "std", "worst10", "f1", "central")
 LOSS = ("mean", "central")
@@ -147,16 +147,16 @@ def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
 
 def caution(records: Sequence[RunRecord]) -> str:
     """A sentence for runs whose numbers do not measure the same thing, else nothing."""
-    if unlike := [k for k in COMMON_GROUND if len({repr(r.settings.get(k)) for r in records}) > 1]:
+    if unlike := [k for k in differing(records) if k in COMMON_GROUND]:
         return f"These runs differ in {', '.join(unlike)}: their numbers are not directly comparable."
     return ""
 
 
 def remarks(records: Sequence[RunRecord]) -> list[str]:
     """What a number of the table does not say: a run that ended early, reports and clients that were missing, what the
-    method says of itself."""
+    method says of itself. Failed runs have no numbers."""
     told, notes = [], dict[str, list[str]]()
-    for name, run in zip(labels(records), records, strict=True):
+    for name, run in [(n, r) for n, r in zip(labels(records), records, strict=True) if r.failure is None]:
         late = sum(line.get("late", 0) for line in run.rounds)
         left = sum(len(line.get("left", ())) for line in run.rounds)
         missing = [f"{_count(late, 'report')} came after the deadline"] if late else []
@@ -191,6 +191,7 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
         "seed": record.config["seed"],
         "finished": record.finished,
         "status": record.status,
+        "failure": record.failure,
         "rounds": record.done,
         "accuracy": {k: _finite(accuracy.get(k)) for k in ACCURACY},
         "loss": {k: _finite(loss.get(k)) for k in LOSS},

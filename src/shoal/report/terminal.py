@@ -25,12 +25,12 @@ COLOURS = ("", "#3b6fb6", "#2a9d8f", "#c9a227", "#e07a1f")
 
 
 def result_table(records: Sequence[RunRecord]) -> RenderableType:
-    return Group(_table(summarise(records), mark_best=False), *_remarks(records), Text(READING, style="dim"))
+    return Group(*_runs(records, mark_best=False), Text(READING, style="dim"))
 
 
 def compare_table(records: Sequence[RunRecord]) -> RenderableType:
     """The runs with the best of each column in bold, then the mean over seeds where there are several."""
-    parts: list[RenderableType] = [_table(summarise(records), mark_best=True), *_remarks(records)]
+    parts = _runs(records, mark_best=True)
     if seeds := summarise_seeds(records):
         parts += [Text("\nMean ± standard deviation over seeds"), _table(seeds, mark_best=True)]
     parts.append(Text(READING, style="dim"))
@@ -39,8 +39,10 @@ def compare_table(records: Sequence[RunRecord]) -> RenderableType:
     return Group(*parts)
 
 
-def _remarks(records: Sequence[RunRecord]) -> list[Text]:
-    return [Text(remark, style="yellow") for remark in remarks(records)]
+def _runs(records: Sequence[RunRecord], mark_best: bool) -> list[RenderableType]:
+    rows = summarise(records)
+    failed = [Text(f"{row['label']}: {row['status']}", style="red") for row in rows if row["failure"]]
+    return [_table(rows, mark_best), *failed, *(Text(remark, style="yellow") for remark in remarks(records))]
 
 
 def evaluation_view(found: Mapping[str, Any]) -> RenderableType:
@@ -108,7 +110,7 @@ def _table(rows: Sequence[Mapping[str, Any]], mark_best: bool) -> Table:
     best = [best_rows(rows, column) if mark_best else set() for column in columns]
     for i, row in enumerate(rows):
         cells = [
-            Text(column.text(row), style="bold" if i in winners else "")
+            Text("–" if row.get("failure") else column.text(row), style="bold" if i in winners else "")
             for column, winners in zip(columns, best, strict=True)
         ]
         table.add_row(_run_cell(row), *cells)
@@ -120,6 +122,8 @@ def _run_cell(row: Mapping[str, Any]) -> Text:
     cell = Text(row["label"].replace(" ", "\n"))
     if "seeds" in row:
         cell.append(f"\n{len(row['seeds'])} seeds", style="dim")
+    elif row["failure"]:
+        cell.append("\nfailed", style="red")
     elif row["status"] != "finished":
         cell.append("\nended early" if row["finished"] else "\nunfinished", style="yellow")
     return cell

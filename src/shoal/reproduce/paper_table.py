@@ -5,7 +5,7 @@ Absolute numbers hang on hardware, splits and seeds; an ordering that survives t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import sqrt
@@ -122,16 +122,23 @@ def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> Pape
     records = [replace(run, judged=judged, counted=asked.joules) for run in records]
     rows = tuple(dict.fromkeys(row for column in asked.columns.values() for row in column))
     jobs, notes = _jobs(records, asked, rows)
+    finished = {row: ended for (row, _), runs in jobs.items() if (ended := [run for run in runs if not run.failure])}
+    groups = list(finished.items())
     if asked.metric not in AT_THE_END:
-        require_joules([run for runs in jobs.values() for run in runs])
+        require_joules([run for _, runs in groups for run in runs])
     whole = reference(records, asked.of, "[paper] of") if asked.relative else None
     cells = [
-        Cell(row, c, over_seeds([_ours(run, asked, row, c, whole) for run in jobs.get((row, c), ())]), numbers.get(row))
-        for c, numbers in asked.columns.items()
+        Cell(
+            row,
+            column,
+            over_seeds([_ours(run, asked, row, column, whole) for run in jobs.get((row, column), ())]),
+            numbers.get(row),
+            failed=sum(run.failure is not None for run in jobs.get((row, column), ())),
+        )
+        for column, numbers in asked.columns.items()
         for row in rows
     ]
-    if jobs:
-        groups = list({row: runs for (row, _), runs in jobs.items()}.items())
+    if groups:
         if asked.metric != "figures":
             notes.append(accuracy_note(groups))
         if asked.metric not in AT_THE_END:
@@ -156,13 +163,16 @@ def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> Pape
 def _jobs(
     records: Sequence[RunRecord], paper: Paper, rows: Sequence[str]
 ) -> tuple[dict[tuple[str, str], list[RunRecord]], list[str]]:
-    """The runs of each cell, one per seed. A cell with several jobs has no one number."""
+    """The runs of each cell, one per seed, and those that failed. A cell with several jobs has no one number."""
     found: dict[tuple[str, str], list[list[RunRecord]]] = {}
     for _, runs in group_seeds(records):
-        for column in [_values(runs[0], paper.by)] if paper.by else paper.columns:
-            for row in rows if paper.metric == "figures" else [_values(runs[0], paper.rows)]:
-                found.setdefault((row, column), []).append(runs)
-    there = dict.fromkeys(row for row, column in found if column in paper.columns)
+        for place in _places(runs[0], paper, rows):
+            found.setdefault(place, []).append(runs)
+    for run in (run for run in records if run.failure):
+        for place in _places(run, paper, rows):
+            first, *others = found.get(place, [[]])
+            found[place] = [[*first, run], *others]
+    there = {row for row, column in found if column in paper.columns}
     several = dict.fromkeys(row for (row, column), jobs in found.items() if len(jobs) > 1 and column in paper.columns)
     missing = [row for row in rows if row not in there]
     notes = [f"Left out, because its runs differ in more than the seed: {row}." for row in several if row in rows]
@@ -170,15 +180,24 @@ def _jobs(
     return {cell: jobs[0] for cell, jobs in found.items() if len(jobs) == 1 and cell[0] in rows}, notes
 
 
+def _places(run: RunRecord, paper: Paper, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The cells, by row and column, that a run counts in."""
+    for column in [_values(run, paper.by)] if paper.by else paper.columns:
+        for row in rows if paper.metric == "figures" else [_values(run, paper.rows)]:
+            yield row, column
+
+
 def _values(run: RunRecord, keys: Sequence[str]) -> str:
     return " ".join(str(run.settings.get(key, "–")) for key in keys)
 
 
 def _ours(run: RunRecord, paper: Paper, row: str, column: str, whole: Reference | None) -> float | None:
-    """In the paper's unit."""
+    """In the paper's unit. A run that failed has no number, nor has one beside a reference that failed."""
+    whole_joules = whole.joules if whole else 1.0
+    if run.failure or whole_joules is None:
+        return None
     if paper.metric == "figures":
         return final_figure(run, row, paper.held)
-    whole_joules = whole.joules if whole else 1.0
     if paper.metric == "to_accuracy":
         reached = to_accuracy(run, float(column), paper.held)
         if reached is None:

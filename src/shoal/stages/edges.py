@@ -250,13 +250,18 @@ class AtEdges(Scheduled):
         return self.stage.schedule
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        merged = Plan()
-        for k, edge in enumerate(views(state)):
-            plan = self.stage.plan(edge, edge_seed(seed, k))
-            if plan.tasks:
-                tasks, at = {**merged.tasks, **plan.tasks}, {**merged.edges, **dict.fromkeys(plan.tasks, edge_name(k))}
-                merged = Plan(self.programs[0], tasks, plan.reuse, at)
-        return merged
+        plans = {edge_name(k): self.stage.plan(edge, edge_seed(seed, k)) for k, edge in enumerate(views(state))}
+        asked = [(edge, client) for edge, plan in plans.items() for client in plan.tasks]
+        if not asked:
+            return Plan()
+        first = plans[asked[0][0]]
+        return Plan(
+            first.program,
+            {client: plans[edge].tasks[client] for edge, client in asked},
+            first.reuse,
+            edges={client: edge for edge, client in asked},
+            others={client: p for edge, client in asked if (p := plans[edge].program) and p != first.program},
+        )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         edges, of = views(state), self._edge_of(state)

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.errors import UserError
 from shoal.store import FORMAT
+from shoal.store.failure import FAILURE
 
 NEEDED = {
     "config.json": ("method", "rounds", "seed"),
@@ -32,6 +33,7 @@ class RunRecord:
     timing: tuple[Mapping[str, Any], ...] = ()
     judged: str | None = None  # by which accuracy, a key of a round's "accuracy"; None: the central one if there is one
     counted: str = "all"  # whose joules: "all", or "clients" without the server
+    failure: str | None = None  # the reason, if it is a job of several and failed
 
     @property
     def label(self) -> str:
@@ -51,6 +53,8 @@ class RunRecord:
 
     @property
     def status(self) -> str:
+        if self.failure is not None:
+            return f"failed: {self.failure}"
         if self.result is None:
             return f"unfinished (round {self.done} of {self.config['rounds']})"
         stopped = self.result.get("stopped")
@@ -66,9 +70,13 @@ class RunRecord:
 
 
 def read_run(
-    path: Path | str, *, need_rounds: bool = False, judged: str | None = None, counted: str = "all"
+    path: Path | str, *, even_unbegun: bool = False, judged: str | None = None, counted: str = "all"
 ) -> RunRecord:
+    """`even_unbegun`: also a run that failed before it began, of which there is nothing but the reason."""
     path = Path(path)
+    failure = read_failure(path)
+    if even_unbegun and failure and not (path / "config.json").exists():
+        return replace(planned(path, failure["config"]), failure=failure["reason"])
     if not path.is_dir():
         raise UserError(
             f"{path} is not a run directory: {'it is a file' if path.exists() else 'there is no such folder'}."
@@ -78,28 +86,32 @@ def read_run(
     config, about, partition = (_read_object(path / name, fields) for name, fields in NEEDED.items())
     if about.get("format", FORMAT) != FORMAT:
         raise UserError(f"{path} has format {about['format']!r}, but this version of shoal reads format {FORMAT}.")
-    record = RunRecord(
+    result = _read_object(path / "result.json") if (path / "result.json").is_file() else None
+    return RunRecord(
         path=path,
         config=config,
         about=about,
         partition=partition,
         rounds=_read_lines(path / "rounds.jsonl"),
         clients=_read_lines(path / "clients.jsonl"),
-        result=_read_object(path / "result.json") if (path / "result.json").is_file() else None,
+        result=result,
         timing=_read_lines(path / "timing.jsonl"),
         judged=judged,
         counted=counted,
+        failure=failure.get("reason") if result is None else None,
     )
-    if need_rounds:
-        require_rounds(record)
-    return record
+
+
+def read_failure(path: Path) -> dict[str, Any]:
+    """Why the last attempt of a run failed: `reason` and the job as it was asked for, or nothing."""
+    return _read_object(path / FAILURE, ("reason", "config")) if (path / FAILURE).is_file() else {}
 
 
 def runs_in(folder: Path) -> list[Path]:
     """The run directories in a folder that is none itself, such as a grid's."""
     if not folder.is_dir() or (folder / "config.json").exists():
         return []
-    return sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
+    return sorted(path for path in folder.iterdir() if any((path / n).is_file() for n in ("config.json", FAILURE)))
 
 
 def planned(path: Path, config: Mapping[str, Any]) -> RunRecord:
@@ -121,7 +133,9 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 
 
 def differing(records: Sequence[RunRecord]) -> list[str]:
-    """The settings that are not the same in all records, in the order of the first record."""
+    """The settings that are not the same in all records, in the order of the first record. Those that failed before
+    they began have no say: their open choices were never made."""
+    records = [r for r in records if r.partition] or records
     every = dict.fromkeys(k for r in records for k in r.settings)
     return [k for k in every if any(r.settings.get(k) != records[0].settings.get(k) for r in records)]
 
@@ -129,10 +143,11 @@ def differing(records: Sequence[RunRecord]) -> list[str]:
 def group_seeds(records: Sequence[RunRecord]) -> list[tuple[str, list[RunRecord]]]:
     """A name and the runs of every job, one per seed: what differs only in the seed is one job.
 
-    Unfinished runs count only where a job has no finished one. Of two runs with one seed the first counts.
+    Unfinished runs count only where a job has no finished one, failed ones nowhere. Of two runs with one seed the first
+    counts.
     """
     jobs: dict[str, list[RunRecord]] = {}
-    for record in records:
+    for record in (r for r in records if r.failure is None):
         jobs.setdefault(json.dumps(_without_seed(record).settings, sort_keys=True), []).append(record)
     groups = [[r for r in runs if r.finished] or runs for runs in jobs.values()]
     groups = [list({r.config["seed"]: r for r in reversed(runs)}.values())[::-1] for runs in groups]

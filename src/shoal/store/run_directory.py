@@ -27,6 +27,7 @@ from shoal.metrics import Score
 from shoal.store import FORMAT
 from shoal.store.atomic_files import append_line, check_writable, read_lines, rewrite_lines, write_json
 from shoal.store.checkpoint import KEEP, Checkpoints
+from shoal.store.failure import FAILURE
 from shoal.store.private import PrivateStore
 from shoal.types import ServerState
 
@@ -80,6 +81,7 @@ class RunStore:
         write_json(beside / "devices.json", dict(devices))
         if inputs is not None:
             write_json(beside / "inputs.json", dict(inputs))
+        (path / FAILURE).unlink(missing_ok=True)
         beside.rename(path)
         return cls(path, keep)
 
@@ -87,7 +89,7 @@ class RunStore:
     def check_free(path: Path) -> None:
         if path.exists() and not path.is_dir():
             raise UserError(f"--out {path} is a file; give the name of a folder that is not there yet")
-        if path.exists() and any(path.iterdir()):
+        if path.exists() and any(inside.name != FAILURE for inside in path.iterdir()):
             go_on = f"resume it with `shoal resume {path}`, or " if (path / "config.json").exists() else ""
             raise UserError(f"--out {path} exists and is not empty; {go_on}choose another")
         check_writable(path)
@@ -178,8 +180,8 @@ class RunStore:
         return latest.state
 
     def _sweep(self) -> None:
-        """What a killed process left beside its place."""
-        for left in [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp")]:
+        """What a killed process left beside its place, and why the last attempt failed."""
+        for left in [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp"), *self.path.glob(FAILURE)]:
             if left.is_dir():
                 shutil.rmtree(left)
             else:

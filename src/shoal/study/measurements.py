@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from shoal.report.cost_curves import to_accuracy
-from shoal.store.reader import RunRecord, read_run
+from shoal.store.reader import RunRecord, read_failure, read_run
 from shoal.study.plan import Entry, Study
 from shoal.study.runner import UNSEEN, finished
 
@@ -122,11 +122,13 @@ def _percent(x: float | None) -> float | None:
 
 
 class Runs:
-    """All finished runs of a study's budget."""
+    """All finished runs of a study's budget, and why others failed."""
 
     def __init__(self, study: Study, entries: Sequence[Entry], out: Path) -> None:
         self.study, self.entries = study, entries
         self.found = {(e.cell, e.variant, e.seed): self._read(e, out / e.place) for e in entries}
+        reasons = {(e.cell, e.variant, e.seed): read_failure(out / e.place).get("reason") for e in self.missing}
+        self.failures = {run: reason for run, reason in reasons.items() if reason}
 
     def _read(self, entry: Entry, place: Path) -> Measured | None:
         if not finished(place, entry.job):
@@ -138,6 +140,10 @@ class Runs:
     @property
     def missing(self) -> list[Entry]:
         return [e for e in self.entries if self.found[e.cell, e.variant, e.seed] is None]
+
+    def failed_seeds(self, cell: str, *variants: str | None) -> set[int]:
+        """Those for which a run of any of these variants failed."""
+        return {seed for (c, variant, seed) in self.failures if c == cell and variant in variants}
 
     @property
     def cells(self) -> list[str]:

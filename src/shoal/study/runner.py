@@ -17,12 +17,12 @@ from statistics import fmean
 
 import torch
 
-from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, setup
 from shoal.experiment.job import Job
-from shoal.experiment.run import check_same, resume_run, run_job
+from shoal.experiment.run import check_same, run_or_resume
 from shoal.stages.base import CLUSTERING
 from shoal.store.atomic_files import write_json
+from shoal.store.failure import failure_recorded, record_failure
 from shoal.store.reader import read_run
 from shoal.store.run_directory import RunStore
 from shoal.study.plan import Entry
@@ -38,10 +38,8 @@ def finished(place: Path, job: Job) -> bool:
 def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
     """Played to its end, from wherever it is, and its unseen clients evaluated."""
     made: list[Bench] = []
-    if not place.exists():
-        run_job(job, place, on_setup=made.append)
-    elif not (place / "result.json").exists():
-        resume_run(place, on_setup=made.append, workers=job.workers)
+    if not (place / "result.json").exists():
+        run_or_resume(job, place, on_setup=made.append)
     if job.unseen:
         bench = made[0] if made else setup(job)
         with RunStore.open(place) as store:
@@ -50,15 +48,14 @@ def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
 
 def _work(line: Connection, text: str, place: Path, inputs: Sequence[int]) -> None:
     """In a process of its own, on one thread. It goes when whoever started it is gone: nothing is lost, a run goes on
-    from its last complete round."""
+    from its last complete round. It sends why it failed, or nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to hear
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, args=(line,), daemon=True).start()
-    try:
-        finish(Job.model_validate_json(text), place, inputs)
+    job = Job.model_validate_json(text)
+    with failure_recorded(place, job.model_dump(mode="json"), lambda reason: line.send_bytes(reason.encode())):
+        finish(job, place, inputs)
         line.send_bytes(b"")
-    except UserError as error:
-        line.send_bytes(str(error).encode())
 
 
 def _leave_with_parent(line: Connection) -> None:
@@ -99,6 +96,7 @@ class Forecast:
 @dataclass(frozen=True)
 class Progress:
     entry: Entry
+    failure: str  # the reason; empty if it is finished
     seconds: float
     done: int
     total: int
@@ -113,11 +111,11 @@ def play(
     workers: int,
     on_done: Callable[[Progress], None],
 ) -> None:
-    """Every entry that is not finished, in order, so many at a time."""
+    """Every entry that is not finished, in order, so many at a time. One that fails does not end the others."""
     forecast = Forecast()
     for entry in entries:
         place = out / entry.place
-        if place.exists():
+        if (place / "config.json").exists():
             check_same(place, entry.job)
         if finished(place, entry.job):
             forecast.seconds[entry] = float((read_run(place).result or {}).get("wall_s", 0.0))
@@ -126,11 +124,12 @@ def play(
         while waiting or started:
             while waiting and len(started) < workers:
                 started.append(_Started.begin(waiting.pop(0), out, inputs))
-            done = _next(started)
+            done, failure = _next(started, out)
             forecast.seconds[done.entry] = time.monotonic() - done.begun
             on_done(
                 Progress(
                     done.entry,
+                    failure,
                     forecast.seconds[done.entry],
                     len(forecast.seconds),
                     len(entries),
@@ -160,20 +159,19 @@ class _Started:
         return cls(entry, process, ours, time.monotonic())
 
 
-def _next(started: list[_Started]) -> _Started:
-    """The first that is done; what went wrong there is said as if it had happened here."""
+def _next(started: list[_Started], out: Path) -> tuple[_Started, str]:
+    """The first that is done, and why it failed; a process that died cannot say so itself."""
     ready = wait([s.line for s in started])
     done = next(s for s in started if s.line is ready[0])
     try:
-        said = done.line.recv_bytes().decode()
+        failure = done.line.recv_bytes().decode()
+        done.process.join()
     except EOFError:
         done.process.join()
-        said = f"its process ended with code {done.process.exitcode}; the same command goes on"
-    if said:
-        raise UserError(f"{done.entry.label}: {said}")
-    done.process.join()
+        failure = f"its process ended with code {done.process.exitcode}"
+        record_failure(out / done.entry.place, done.entry.job.model_dump(mode="json"), failure)
     started.remove(done)
-    return done
+    return done, failure
 
 
 @contextmanager

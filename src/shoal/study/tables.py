@@ -63,8 +63,8 @@ class Report:
 
     @property
     def done(self) -> str:
-        total, missing = len(self.runs.entries), len(self.runs.missing)
-        return f"{total - missing} of {total} runs are finished."
+        total, missing, failed = len(self.runs.entries), len(self.runs.missing), len(self.runs.failures)
+        return f"{total - missing} of {total} runs are finished." + (f" {failed} failed." if failed else "")
 
     def sheets(self) -> list[Sheet]:
         cells, tuned = self.runs.cells, tuning_sheet(self.runs)
@@ -74,11 +74,16 @@ class Report:
             *(self._against(cell) for cell in cells if self.study.ours in self.runs.variants(cell)),
             *([tuned] if tuned.rows else []),
             *([self._tests()] if self.claims else []),
+            *([self._failures()] if self.runs.failures else []),
         ]
 
     def claims_sheet(self) -> Sheet:
         rows = [(str(n), j.verdict, _counted(j), j.claim.says) for n, j in enumerate(self.claims, start=1)]
         return Sheet("Claims", ("", "verdict", "tests", "claim"), tuple(rows), notes=(self.done,))
+
+    def _failures(self) -> Sheet:
+        rows = [(f"{cell}, {variant}, seed {seed}", why) for (cell, variant, seed), why in self.runs.failures.items()]
+        return Sheet("Failed runs", ("", "reason"), tuple(rows), notes=("The same command runs them again.",))
 
     def _tests(self) -> Sheet:
         rows = [
@@ -149,6 +154,10 @@ class Report:
             "budget": self.budget,
             "fixed": self.study.fixed,
             "missing": [e.label for e in self.runs.missing],
+            "failed": [
+                {"cell": cell, "variant": variant, "seed": seed, "reason": reason}
+                for (cell, variant, seed), reason in self.runs.failures.items()
+            ],
             "runs": [
                 {"cell": cell, "variant": variant, "seed": seed, "figures": _known(m), **_tuned(m)}
                 for (cell, variant, seed), m in self.runs.found.items()

@@ -73,7 +73,7 @@ def _right(test: Check, x: float) -> bool:
 
 
 def seeds(test: Check, cell: str, runs: Runs) -> list[float | None]:
-    """The number of every seed that was played; None where what it needs was not found, or not `given`."""
+    """The number of every seed that was played; None where what it needs was not found, or not `given`, or failed."""
     match test.kind:
         case "difference":
             numbers = [(of, _difference(test, of, than)) for of, than in _pairs(test, cell, runs)]
@@ -83,7 +83,8 @@ def seeds(test: Check, cell: str, runs: Runs) -> list[float | None]:
             numbers = [(m, _recovered(test, m)) for m in runs.of(cell, test.of)]
         case "value":
             numbers = [(m, m.figure(test.figure)) for m in runs.of(cell, test.of)]
-    return [number if test.given is None or of.figure(test.given) else None for of, number in numbers]
+    failed = [None] * len(runs.failed_seeds(cell, test.of, test.than))
+    return [*(number if test.given is None or of.figure(test.given) else None for of, number in numbers), *failed]
 
 
 def _pairs(test: Check, cell: str, runs: Runs) -> list[tuple[Measured, Measured]]:

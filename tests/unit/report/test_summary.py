@@ -32,6 +32,7 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "seed": 0,
             "finished": True,
             "status": "finished",
+            "failure": None,
             "rounds": 4,
             "accuracy": {"mean": 0.75, "std": 0.1, "worst10": 0.55, "f1": 0.7, "central": 0.5},
             "loss": {"mean": 0.5, "central": None},

@@ -9,6 +9,7 @@ import pytest
 from shoal.errors import UserError
 from shoal.report.paper_tables import ordering_sheet, paper_sheets
 from shoal.reproduce.paper_table import beside_paper, check_paper, read_paper
+from shoal.store.failure import record_failure
 from shoal.store.reader import planned, read_run
 
 FINAL = {
@@ -98,6 +99,37 @@ def test_where_a_seed_has_no_number_nothing_is_decided(runs):
     table = beside_paper(runs, paper)
     assert table.cell("fedavg", "0.42").ours.seeds == 1
     assert table.verdict == "same 0, undecided 1, opposite 0"
+
+
+def failed(path, **config):
+    """A job that failed before it began."""
+    record_failure(path, {"method": "fedavg", "seed": 2, "rounds": 3} | config, "training diverged")
+    return read_run(path, even_unbegun=True)
+
+
+def test_a_seed_that_failed_is_one_without_a_number(runs, tmp_path):
+    table = beside_paper([*runs, failed(tmp_path / "lost", method="local")], FINAL)
+    cell = table.cell("local", "final")
+    assert (cell.ours.seeds, cell.ours.of, cell.failed) == (2, 3, 1)
+    (numbers, _) = paper_sheets(table)
+    assert [row[1] for row in numbers.rows if row[0] == "local"] == ["31.00\n± 1.41\n2 of 3 seeds"]
+    assert {o.verdict for o in table.orderings if "local" in (o.higher, o.lower)} == {"undecided"}
+
+
+def test_a_cell_whose_jobs_all_failed_says_so(runs, tmp_path):
+    table = beside_paper([*runs, failed(tmp_path / "lost", method="fedcor")], FINAL)
+    (numbers, _) = paper_sheets(table)
+    assert [row[1] for row in numbers.rows if row[0] == "fedcor"] == ["failed"]
+    assert not any("fedcor" in note for note in table.notes)
+    assert table.verdict == "same 0, undecided 4, opposite 2"
+
+
+def test_where_the_reference_failed_nothing_is_known_in_percent(runs, tmp_path):
+    others = [run for run in runs if run.label != "fedavg"]
+    paper = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "local": 2.0}}}
+    table = beside_paper([*others, failed(tmp_path / "lost")], paper)
+    assert [table.cell(row, "100").ours for row in ("fedavg", "local")] == [None, None]
+    assert "What 100 % is is not known, because fedavg failed." in table.notes
 
 
 def test_a_method_with_several_jobs_is_left_out(runs, write_course):

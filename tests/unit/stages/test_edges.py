@@ -263,6 +263,23 @@ class TestMethodsUnderEdges:
         _, often = played("hierfavg", tiny_federation(8), cloud_every=2)
         assert (often.job.edges, often.job.cloud_every) == ("chance:5", 2)
 
+    @pytest.mark.parametrize("fleet", ["plain", "vector", "pool", "flower"])
+    def test_every_edge_fine_tunes_for_as_many_passes_as_its_own_clients_chose(self, fleet):
+        """Work counts passes: the operations of fine-tuning are those of one pass over the rows times the passes."""
+        tuned = {"personalise": {"tune": True, "passes": "1,4", "rates": "0.05"}}
+        federation = tiny_federation(8)
+        result, _ = played("fedavg-ft", federation, rounds=1, edges="2", set=tuned, fleet=fleet)
+        chosen = {k: result.records[0].metrics[f"{k}.tune.epochs"] for k in ("edge-000", "edge-001")}
+        assert sorted(chosen.values()) == [1.0, 4.0], "the edges must differ to show anything"
+        done = {
+            client: flops / (chosen[page.edge] * len(federation[client]["train"].y))
+            for page in result.ledger.pages
+            if page.stage == "personalise"
+            for client, flops in zip(page.clients, page.flops.tolist(), strict=True)
+        }
+        assert len(done) == 8
+        assert len(set(done.values())) == 1, done
+
     @pytest.mark.parametrize("by", ["alike", "mixed"])
     def test_clients_tell_their_labels_to_be_divided(self, by):
         result, bench = played("fedavg", tiny_federation(8), edges=f"{by}:2")

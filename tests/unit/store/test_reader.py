@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import UserError
-from shoal.store.reader import differing, group_seeds, labels, read_run
+from shoal.store.failure import record_failure
+from shoal.store.reader import differing, group_seeds, labels, read_run, require_rounds, runs_in
 
 
 def test_a_finished_run_is_read_whole(write_run):
@@ -78,7 +79,28 @@ def test_a_run_without_rounds_is_an_error_only_where_rounds_are_needed(write_run
     (path / "rounds.jsonl").unlink()
     assert read_run(path).status == "unfinished (round 0 of 4)"
     with pytest.raises(UserError, match="holds no rounds yet"):
-        read_run(path, need_rounds=True)
+        require_rounds(read_run(path))
+
+
+def test_a_run_that_failed_says_why_until_it_is_finished(write_run):
+    path, job = write_run(done=3), {"method": "fedavg", "seed": 0, "rounds": 4}
+    record_failure(path, job, "training diverged")
+    run = read_run(path)
+    assert (run.failure, run.status, run.finished) == ("training diverged", "failed: training diverged", False)
+    (path / "result.json").write_text("{}")
+    assert (read_run(path).failure, read_run(path).status) == (None, "finished")
+
+
+def test_a_run_that_failed_before_it_began_is_read_where_that_is_asked_for(tmp_path, write_run):
+    whole = [read_run(write_run(f"s{seed}", seed=seed)) for seed in (0, 1)]
+    record_failure(tmp_path / "lost", {"method": "fedavg", "seed": 2, "rounds": 4, "clients": None}, "no data")
+    with pytest.raises(UserError, match=r"it lacks config.json and about.json"):
+        read_run(tmp_path / "lost")
+    run = read_run(tmp_path / "lost", even_unbegun=True)
+    assert (run.failure, run.rounds, run.config["seed"]) == ("no data", (), 2)
+    assert [path.name for path in runs_in(tmp_path)] == ["lost", "s0", "s1"]
+    assert labels([*whole, run]) == ["fedavg seed=0", "fedavg seed=1", "fedavg seed=2"]
+    assert [len(group) for _, group in group_seeds([*whole, run])] == [2]
 
 
 def test_labels_name_what_differs_within_a_method(write_run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -46,6 +47,8 @@ def measured(variant="a", seed=0, target=0.8, unseen=None, held=1, cell="here", 
 
 class Known(Runs):
     """Runs that were never on a disk."""
+
+    failures: ClassVar = {}
 
     def __init__(self, *found):
         self.found = {(m.entry.cell, m.entry.variant, m.entry.seed): m for m in found}

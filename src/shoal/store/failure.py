@@ -1,0 +1,31 @@
+"""Why a run failed: a record in its run directory, which is removed when the run begins again or goes on."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import UserError, sentence_of
+from shoal.store.atomic_files import write_json
+
+FAILURE = "failure.json"
+
+
+@contextmanager
+def failure_recorded(path: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> Iterator[None]:
+    """Lets an error end only this one of several runs. The reason is written into the run directory, and said."""
+    try:
+        yield
+    except Exception as error:  # one job of many may fail in any way
+        found = {} if isinstance(error, UserError) else {"traceback": traceback.format_exc()}
+        record_failure(path, config, sentence_of(error), **found)
+        say(sentence_of(error))
+
+
+def record_failure(path: Path, config: Mapping[str, Any], reason: str, **more: str) -> None:
+    """`config` is the job as it was asked for, because a run that failed before it began has no config.json."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / FAILURE, {"reason": reason, "config": dict(config), **more})
