@@ -65,7 +65,7 @@ def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], C
 
 
 def _without_noise(name: str, rows: Floats, labels: np.ndarray) -> Clustering:
-    if labels.shape != (len(rows),) or not np.issubdtype(labels.dtype, np.integer):
+    if labels.shape != (len(rows),) or labels.dtype.kind not in "biu":
         raise UserError(
             f"cluster={name} returned {labels.dtype} labels of shape {labels.shape} for {len(rows)} clients; it must "
             "return one whole number for each client"

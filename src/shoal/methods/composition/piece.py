@@ -150,7 +150,7 @@ def piece_class(step: str, name: str) -> type[Piece]:
 
 def _checked(name: str, found: Any) -> type[Piece]:
     if not (isinstance(found, type) and issubclass(found, Piece)):
-        raise UserError(f"piece {name!r} is {found!r}; it must be a subclass of {Piece.__module__}.Piece")
+        raise UserError(f"piece {name!r} is {found!r}; it must be a subclass of shoal.methods.composition.Piece")
     return found
 
 
