@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import foreign_pieces
 import pytest
 import torch
 from federations import tiny_federation
@@ -96,14 +97,19 @@ def test_a_cohort_has_clients_of_every_cluster(least, expected):
     assert len(set(cohort)) == len(cohort)
 
 
-def test_a_mean_of_which_nothing_is_trimmed_is_the_mean():
-    models = {}
-    for aggregate, trim in (("my_pieces.trimmed:TrimmedMean", {"aggregate": {"trim": 0.0}}), ("mean", {})):
-        options = {"train": {"weighting": "uniform"}, **trim}
-        result = shoal.run({"aggregate": aggregate}, tiny_federation(5), rounds=1, cohort=5, fleet="plain", set=options)
-        models[aggregate] = result.state.models
-    plain, trimmed = models["mean"], models["my_pieces.trimmed:TrimmedMean"]
-    assert tree.distance(plain, trimmed) < 1e-6
+def trained(aggregate, **options):
+    """The models after a round of three clients that count alike."""
+    given = {"train": {"weighting": "uniform"}, **({"aggregate": options} if options else {})}
+    return shoal.run(
+        {"aggregate": aggregate}, tiny_federation(3), rounds=1, cohort=3, fleet="plain", set=given
+    ).state.models
+
+
+def test_a_mean_of_which_nothing_is_trimmed_is_the_mean_and_of_which_all_is_trimmed_the_median():
+    own = "my_pieces.trimmed:TrimmedMean"
+    assert tree.distance(trained(own, trim=0.0), trained("mean")) < 1e-6
+    assert tree.distance(trained(own, trim=0.4), trained(foreign_pieces.Median)) == 0
+    assert tree.distance(trained(own, trim=0.4), trained("mean")) > 1e-3
 
 
 def test_every_capability_of_the_table_exists():

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shoal import tree
-from shoal.methods.composition import ClientColumn, MethodBuilder, Piece, average_models, form_clusters, option
+from shoal.methods.composition import UPDATE_NORMS, MethodBuilder, Piece, average_models, form_clusters, option
 from shoal.methods.composition import select_clients as select
 from shoal.methods.composition.capability import (
     CLIENT_VECTORS,
@@ -18,8 +18,6 @@ from shoal.methods.composition.capability import (
     ONE_MODEL_PER_CLIENT,
     UPDATE_SUMMARIES,
 )
-
-NORMS = ClientColumn("norm", stage="train")
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class LargestUpdates(Piece):
     needs = (UPDATE_SUMMARIES,)
 
     def add_to(self, method: MethodBuilder) -> None:
-        select(method, lambda state, seed: self.choose(NORMS(state), state.roster, state.cohort_size))
+        select(method, lambda state, seed: self.choose(UPDATE_NORMS(state), state.roster, state.cohort_size))
 
     def choose(self, norms, roster, count):
         return sorted(roster, key=lambda c: -float(norms.get(c, np.inf)))[:count]

@@ -6,10 +6,20 @@ from shoal.methods.composition.client_training import set_training
 from shoal.methods.composition.clusters import form_clusters, form_groups
 from shoal.methods.composition.label_prior import label_distributions
 from shoal.methods.composition.piece import Piece, register
-from shoal.methods.composition.selection import select_clients
+from shoal.methods.composition.selection import (
+    SELECTION_GROUPS,
+    TRAINING_ACCURACIES,
+    UPDATE_LOSSES,
+    UPDATE_NORMS,
+    select_clients,
+)
 from shoal.types import option
 
 __all__ = [
+    "SELECTION_GROUPS",
+    "TRAINING_ACCURACIES",
+    "UPDATE_LOSSES",
+    "UPDATE_NORMS",
     "ClientColumn",
     "MethodBuilder",
     "Piece",

@@ -10,6 +10,7 @@ from pathlib import Path
 import foreign_pieces
 import numpy as np
 import pytest
+import torch
 from federations import tiny_federation
 from foreign_pieces import Halves, LargestUpdates, Median
 from installed import forget_pieces_afterwards, install
@@ -17,9 +18,20 @@ from quick import quick
 
 import shoal
 from shoal import tree
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.methods import Setting, build, options
-from shoal.methods.composition import ClientColumn, Piece, form_clusters, option, register
+from shoal.methods.composition import (
+    SELECTION_GROUPS,
+    TRAINING_ACCURACIES,
+    UPDATE_LOSSES,
+    UPDATE_NORMS,
+    ClientColumn,
+    Piece,
+    form_clusters,
+    option,
+    register,
+)
 from shoal.methods.composition import piece as registry
 from shoal.methods.composition.capability import CLUSTER_MODELS
 from shoal.methods.composition.compose import compose, start_builder, written
@@ -27,6 +39,8 @@ from shoal.methods.composition.fit import misfits, refuse_misfits, smallest_comp
 from shoal.methods.composition.piece import STEPS, default_names, piece_class, pieces
 from shoal.methods.pieces.aggregate.mean import Mean
 from shoal.models import load_model
+from shoal.stages.cluster import Clustering
+from shoal.stages.experts import VectorClusters
 from shoal.stages.select import SelectBy
 from shoal.types import ServerState
 
@@ -139,7 +153,7 @@ def test_methods_with_foreign_pieces_train(method):
     if "cluster=foreign" in method:
         assert set(result.groups) == set(federation)
     if "select=foreign" in method:
-        norms = foreign_pieces.NORMS(result.state)
+        norms = UPDATE_NORMS(result.state)
         assert len(norms) >= 3
         assert all(norm > 0 for norm in norms.values()), "the selector reads the updates of every kind of aggregation"
 
@@ -275,6 +289,36 @@ def test_labels_have_no_gaps_and_noise_joins_the_nearest_cluster():
     assert clusters_of([-1, 0, 1, -1], [8, 0, 9, 2]) == [0, 1, 0, 1]
     assert clusters_of([-1, -1], [0, 9]) == [0, 0]
     assert clusters_of([True, False, True], [0, 9, 1]) == [0, 1, 0]
+
+
+def test_of_a_vector_in_parts_only_the_first_part_is_seen():
+    """Here each client reported two vectors of one number."""
+    seen, rows = [], np.array([[0.0, 5.0], [1.0, 6.0]])
+    clusters = VectorClusters(lambda rows, seed: seen.append(rows.tolist()) or Clustering(np.array([0, 1])), parts=2)
+    clusters.again(rows, np.array([0, 1]), rows, seed=0)
+    assert seen == [[[0.0], [1.0]]]
+    assert clusters.join(rows, np.array([0, 1]), np.array([[0.1, 6.0]])).tolist() == [0]
+    table = Table(("a", "b"), {"x": torch.from_numpy(rows)})
+    vectors = ClientColumn("x", parts=2)(ServerState(0, {}, memory={"represent": table.tree()}))
+    assert {c: x.tolist() for c, x in vectors.items()} == {"a": [0.0], "b": [1.0]}
+    assert ClientColumn("y")(ServerState(0, {})) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "column", "values"),
+    [
+        ("represent=labels,cluster=similar,select=one-of-each", SELECTION_GROUPS, {0.0, 1.0}),
+        (f"select={path(LargestUpdates)}", UPDATE_LOSSES, None),
+        ("aggregate=contribution", TRAINING_ACCURACIES, None),
+    ],
+)
+def test_a_selector_reads_what_other_pieces_have_recorded(method, column, values):
+    result = shoal.run(method, tiny_federation(5), rounds=2, cohort=2, fleet="plain")
+    found = column(result.state)
+    assert set(found) <= {f"c{i}" for i in range(5)}
+    assert len(found) >= 2
+    assert all(value >= 0 for value in found.values())
+    assert values is None or set(found.values()) == values
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [[0], [1], [0]], [0.0, 1.0, 0.0]])
