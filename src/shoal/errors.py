@@ -50,7 +50,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the user's module raises
         raise UserError(f"{what} {name!r} cannot be imported ({error}); give it as package.module:name") from error
     if not callable(found):
         raise UserError(f"{what} {name!r} is not a class or function but a {type(found).__name__}")

@@ -219,6 +219,12 @@ class ServerState:
     figures: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
     relays: Mapping[str, Relay] = field(default_factory=dict)  # of this stage, by edge, for the ledger: not stored
 
+    def cluster_of(self, client: ClientId | None) -> int | None:
+        """The index in `sorted(models)` of the model that the client belongs to most. None for a client of no cluster,
+        which is every client where there are no clusters."""
+        weights = self.membership.get(client) if client is not None else None
+        return None if weights is None else int(weights.argmax())
+
 
 Purpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train
 

@@ -36,6 +36,7 @@ from shoal.experiment.job import SETTINGS, Job, make_job
 from shoal.experiment.result import predict_ms, promised, protection, summarise, warn_of_little_noise
 from shoal.experiment.settings import JobSettings
 from shoal.methods import Setting
+from shoal.methods.composition.compose import written
 from shoal.store.run_directory import RunStore
 from shoal.types import Method
 
@@ -52,7 +53,7 @@ OnEnd = Callable[[str | None], None]  # is given the reason if the run ended bef
 
 
 def run(
-    method: str | Callable[[Setting], Method],
+    method: str | Mapping[str, Any] | Callable[[Setting], Method],
     federation: Federation,
     *,
     on_round: OnRound | None = None,
@@ -62,8 +63,9 @@ def run(
 
     Parameters
     ----------
-    method : str or callable
-        Name of a method, its pieces, or a function that builds a method from a `Setting`.
+    method : str, mapping or callable
+        Name of a method, its pieces (as text, or by step, each a name or a class), or a function that builds a method
+        from a `Setting`.
     federation : Federation
         Clients and their data, as `shoal.partition` returns them.
     on_round : callable, optional
@@ -81,6 +83,7 @@ def run(
     UserError
         A setting is unknown, out of range, or belongs to the data.
     """
+    method = written(method) if isinstance(method, Mapping) else method
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
     given: dict[str, Any] = {**keys}
     for key, value in given.items():

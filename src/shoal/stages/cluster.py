@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from shoal.client_table import Table
 from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 GROUPS = "cluster"  # the stage in which clients are grouped
+
+
+class Clustering(NamedTuple):
+    """The cluster of every client."""
+
+    labels: Labels  # from 0, without gaps
+    noise: int = 0  # how many clients were in no cluster before they joined the nearest one
 
 
 @dataclass(frozen=True)
@@ -243,7 +250,7 @@ class Group(ServerOnly):
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
-    rule: Callable[[Floats, int, int], Labels]  # (a row per client, seed, cohort size) -> group of each
+    rule: Callable[[Floats, int, int], ArrayLike]  # (a row per client, seed, cohort size) -> group of each
     column: str
     source: str = "represent"  # the stage that asked
     once: bool = True

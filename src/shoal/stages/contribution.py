@@ -224,12 +224,14 @@ class FederateByContribution(Federate):
 
         def row(client: ClientId, report: Report) -> dict[str, Tensor]:
             told = {k: report.metrics[k][0] / max(1.0, report.metrics[k][1]) for k in ("accuracy", "loss_after")}
-            return {
+            model = report.tensors["model"]
+            norm = {"norm": self._update(state, client, model).norm()} if self.remember == "summary" else {}
+            return norm | {
                 "size": torch.tensor(report.counts["train"]),
                 "count": torch.tensor(times.get(client, 0.0) + 1),
                 "accuracy": torch.tensor(told["accuracy"]),
                 "loss": torch.tensor(told["loss_after"]),
-                "model": vector(report.tensors["model"]),
+                "model": vector(model),
                 "told": torch.tensor(state.round),
             }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -13,7 +13,7 @@ from shoal import tree
 from shoal.client_table import Table
 from shoal.clusterers.validation import as_before
 from shoal.stages.base import CLUSTERING, ServerOnly
-from shoal.stages.cluster import Floats, Labels
+from shoal.stages.cluster import Clustering, Floats, Labels
 from shoal.stages.vectors import UNBOUNDED
 from shoal.types import ClientId, Params, Report, ServerState
 
@@ -30,6 +30,29 @@ class Grouping(Protocol):
     def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
         """The same clients, who tell `now` what they told as `rows` before: what is to be kept of it, and their groups
         after it."""
+
+
+@dataclass(frozen=True)
+class VectorClusters:
+    """Clusters that `rule` forms of vectors. A late-joining client joins the nearest cluster, and clusters are formed
+    again where clients report other vectors. Of a vector in several parts only the first part is compared."""
+
+    rule: Callable[[Floats, int], Clustering]  # (the vector of each client, seed)
+    parts: int = 1
+
+    def __call__(self, rows: Floats, seed: int) -> Labels:
+        return self.rule(self._compared(rows), seed).labels
+
+    def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
+        from shoal.clusterers.neighbours import nearest
+
+        return nearest(self._compared(rows), labels, self._compared(newcomers))
+
+    def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
+        return now, self(now, seed)
+
+    def _compared(self, rows: Floats) -> Floats:
+        return np.asarray(rows[:, : rows.shape[1] // self.parts])
 
 
 @dataclass(frozen=True)
@@ -163,9 +186,9 @@ def noted(state: ServerState, slot: str, reports: Mapping[ClientId, Report]) -> 
 
 def expert_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
     """A client's own group's model; for a client that is in none, that of the largest group."""
-    names = sorted(state.models)
-    if client is not None and client in state.membership:
-        return {"expert": state.models[names[int(state.membership[client].argmax())]]}
+    names, cluster = sorted(state.models), state.cluster_of(client)
+    if cluster is not None:
+        return {"expert": state.models[names[cluster]]}
     if not state.membership:
         return {"expert": state.models[names[0]]}
     sizes = torch.stack(list(state.membership.values())).sum(0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,35 +15,13 @@ from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import Table
 from shoal.models import Model
 from shoal.stages.base import CLUSTERING, with_rows
+from shoal.stages.cluster import Clustering, Floats
 from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import vector
-from shoal.types import ClientId, HasOptions, ModelsFor, Params, Plan, Report, ServerState, option
-
-if TYPE_CHECKING:
-    from shoal.clusterers import NeighbourClusters
+from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 
 GROUPS, FIRST = "cluster", "first"
-
-
-@dataclass(frozen=True)
-class Neighbours(HasOptions):
-    """Clients whose last layers are close after the first round."""
-
-    group: ClassVar[str] = GROUPS
-    reach: float = option(
-        0.5,
-        "Two clients are neighbours if their distance is at most this multiple of the 90 % quantile of all distances.",
-        gt=0,
-    )
-    smallest: int = option(
-        2, "A dense cluster starts from a client with at least this many neighbours, the client itself included.", ge=1
-    )
-
-    def __call__(self, rows: np.ndarray) -> NeighbourClusters:
-        from shoal.clusterers import NeighbourClusters
-
-        return NeighbourClusters(self.reach, min_samples=self.smallest).fit(rows)
 
 
 @dataclass(frozen=True)
@@ -58,7 +36,7 @@ class FormFirstRoundClusters(ServerUpdate):
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
 
-    rule: Neighbours
+    rule: Callable[[Floats, int], Clustering]  # (the last layer of each client, seed)
     model: Model
 
     def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
@@ -74,7 +52,7 @@ class FormFirstRoundClusters(ServerUpdate):
         last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
         sound = self._finite(last)
         if not state.membership and told and len(sound) == len(told):  # else the loop sees the divergence
-            return self._clustered(state, told, Table.of(last))
+            return self._clustered(state, Table.of(last), seed)
         return state
 
     def after(
@@ -93,13 +71,13 @@ class FormFirstRoundClusters(ServerUpdate):
     def _last(self, model: Params) -> dict[str, Tensor]:
         return {"last": vector({k: model[k] for k in self.model.head})}
 
-    def _clustered(self, state: ServerState, reports: Mapping[ClientId, Report], told: Table) -> ServerState:
-        found, first = self.rule(told["last"].double().numpy()), next(iter(state.models.values()))
+    def _clustered(self, state: ServerState, told: Table, seed: int) -> ServerState:
+        found, first = self.rule(told["last"].double().numpy(), seed), next(iter(state.models.values()))
         kept = {**told.columns, **self._risen(told, first)}
         memory = {**state.memory, GROUPS: Table(told.clients, kept).tree()}
-        figures = {**state.figures, f"{GROUPS}.noise": float(found.noise_.sum())}
-        models = numbered([first] * (int(found.labels_.max()) + 1))
-        return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels_)
+        figures = {**state.figures, f"{GROUPS}.noise": float(found.noise)}
+        models = numbered([first] * (int(found.labels.max()) + 1))
+        return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels)
 
     def _risen(self, told: Table, first: Params) -> dict[str, Tensor]:
         """Whose bias rose for which class: cross-entropy raises it only for classes that a client holds, and for those
@@ -112,7 +90,7 @@ class FormFirstRoundClusters(ServerUpdate):
         from shoal.clusterers.neighbours import nearest
 
         known = Table.load(state, GROUPS)
-        groups = np.array([int(state.membership[c].argmax()) for c in known.clients], dtype=np.int64)
+        groups = np.array([state.cluster_of(c) for c in known.clients], dtype=np.int64)
         labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
         return joined(state, newcomers.clients, labels)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.client_table import Table
+from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.round_robin import in_turn, share_of
 from shoal.selectors.sampling import by_size, largest
@@ -50,6 +51,24 @@ class Random(ServerOnly):
             return replace(state, cohort=known.named(_by_size(known, state.roster, state.cohort_size, seed)))
         order = torch.randperm(len(state.roster), generator=generator(seed))[: state.cohort_size]
         return replace(state, cohort=tuple(state.roster[i] for i in sorted(order.tolist())))
+
+
+@dataclass(frozen=True)
+class SelectBy(ServerOnly):
+    """The clients that a function names. They are in the order of the roster, whatever order the function gives: a set
+    of names has another order in every process."""
+
+    choose: Callable[[ServerState, int], Iterable[ClientId]]  # (the state, seed)
+    name: str = "select"
+
+    def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+        chosen = set(self.choose(state, seed))
+        if absent := chosen - set(state.roster):
+            raise UserError(
+                f"stage {self.name!r} selected {min(absent, key=str)!r}, which is not among the {len(state.roster)} "
+                "clients of the round; it must select from state.roster"
+            )
+        return replace(state, cohort=tuple(c for c in state.roster if c in chosen))
 
 
 @dataclass(frozen=True)
@@ -130,7 +149,7 @@ class InTurn(ServerOnly, HasOptions):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         members = tuple(sorted(state.membership))
         turns, here = self._turns(state, members), np.isin(members, state.roster)
-        groups = np.array([int(state.membership[c].argmax()) for c in members], dtype=np.int64)
+        groups = np.array([state.cluster_of(c) for c in members], dtype=np.int64)
         chosen: list[ClientId] = without_group(state, IDLE)
         for k in range(len(state.models) if members else 0):
             inside = np.flatnonzero(groups == k)

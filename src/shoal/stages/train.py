@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -29,6 +29,9 @@ from shoal.types import (
     Task,
     option,
 )
+
+Mean = Callable[[Sequence[Params], Sequence[float]], Params]
+"""(the models that clients trained, their weights) -> the new model"""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Federate(OneProgram):
     weights_from: str = ""
     remember: Literal["nothing", "update", "model", "summary"] = "nothing"
     trainable: tuple[str, ...] = ()  # of which parameters an update is the change
+    mean: Mean = tree.weighted_mean
     updates: tuple[ServerUpdate, ...] = ()
     observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing
     name: str = "train"
@@ -143,8 +147,7 @@ class Federate(OneProgram):
             model = report.tensors["model"]
             if self.remember == "model":
                 return {"model": vector(model)}
-            sent = next(iter(self.models_for(state, client).values()))
-            update = vector({k: model[k] - sent[k] for k in self.trainable})
+            update = self._update(state, client, model)
             if self.remember == "update":
                 return {"update": update}
             total, rows = report.metrics["loss"]
@@ -152,6 +155,11 @@ class Federate(OneProgram):
 
         rows = {c: row(c, r) for c, r in reports.items()}
         return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
+
+    def _update(self, state: ServerState, client: ClientId, model: Params) -> Tensor:
+        """What the client changed in the first model that it was sent."""
+        sent = next(iter(self.models_for(state, client).values()))
+        return vector({k: model[k] - sent[k] for k in self.trainable})
 
     def _merged(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> Params:
         parts = {c: (w, self._sent(name, reports[c])) for c, w in self.weights(state, name, reports).items()}
@@ -164,7 +172,7 @@ class Federate(OneProgram):
         return report.tensors["model"]
 
     def _mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
-        return tree.weighted_mean([model for _, model in parts.values()], [w for w, _ in parts.values()])
+        return self.mean([model for _, model in parts.values()], [w for w, _ in parts.values()])
 
     def _given(self, state: ServerState) -> dict[ClientId, float]:
         if not self.weights_from:

@@ -1,0 +1,34 @@
+"""What a piece of one's own is written with, beside the capabilities in `capability` (docs/own-piece.md)."""
+
+from shoal.methods.composition.aggregation import average_models
+from shoal.methods.composition.builder import ClientColumn, MethodBuilder
+from shoal.methods.composition.client_training import set_training
+from shoal.methods.composition.clusters import form_clusters, form_groups
+from shoal.methods.composition.label_prior import label_distributions
+from shoal.methods.composition.piece import Piece, register
+from shoal.methods.composition.selection import (
+    SELECTION_GROUPS,
+    TRAINING_ACCURACIES,
+    UPDATE_LOSSES,
+    UPDATE_NORMS,
+    select_clients,
+)
+from shoal.types import option
+
+__all__ = [
+    "SELECTION_GROUPS",
+    "TRAINING_ACCURACIES",
+    "UPDATE_LOSSES",
+    "UPDATE_NORMS",
+    "ClientColumn",
+    "MethodBuilder",
+    "Piece",
+    "average_models",
+    "form_clusters",
+    "form_groups",
+    "label_distributions",
+    "option",
+    "register",
+    "select_clients",
+    "set_training",
+]

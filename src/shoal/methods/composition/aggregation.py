@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,11 +15,12 @@ from shoal.methods.composition.capability import (
     TRAINING_METRICS,
     UPDATE_SUMMARIES,
 )
+from shoal.methods.composition.coefficients import coefficients
 from shoal.methods.composition.label_prior import label_stage
 from shoal.stages.balanced import TOLD
 from shoal.stages.contribution import Coefficients, FederateByContribution
 from shoal.stages.global_and_experts import FederateBeside
-from shoal.stages.train import Federate, Rate
+from shoal.stages.train import Federate, Mean, Rate
 from shoal.types import HasOptions, option
 
 
@@ -34,37 +36,47 @@ class HeadAggregation(HasOptions):
     )
 
 
-def average_models(method: MethodBuilder) -> None:
-    """Every model becomes the weighted mean of what its members trained."""
+def average_models(method: MethodBuilder, mean: Mean | None = None) -> None:
+    """Every model becomes the weighted mean of what its members trained, or what `mean` makes of their models and
+    weights. A piece that calls this provides `INDIVIDUAL_UPDATES` and `UPDATE_SUMMARIES`."""
     adjusted = isinstance(method.training, AdjustedTraining)
+    given = common(method) | ({"mean": mean} if mean else {})
     if method.uses(TRAINING_METRICS):
-        average_by_contribution(method, "size", method.coefficients or Coefficients(method.setting.model, steps=0))
+        learned = method.coefficients or Coefficients(method.setting.model, steps=0)
+        method.aggregation = _by_contribution(method, given, "size", learned)
     elif method.provides(EXPERTS_BESIDE_GLOBAL) or (method.provides(ONE_MODEL) and adjusted):
-        head = _classwise_head(method) if adjusted else ()
+        head = _classwise_head(method) if adjusted and mean is None else ()
         source = label_stage(method) if head else TOLD
-        method.aggregation = method.setting.make("train", FederateBeside, **common(method), head=head, source=source)
+        method.aggregation = method.setting.make("train", FederateBeside, **given, head=head, source=source)
     else:
         if adjusted:
             method.notes += ("last layers are averaged as a whole: class by class only where all share one model",)
-        remember = "summary" if method.uses(UPDATE_SUMMARIES) else "nothing"
-        method.aggregation = method.setting.make("train", Federate, **common(method), remember=remember)
+        method.aggregation = method.setting.make("train", Federate, **given)
 
 
-def average_by_contribution(
-    method: MethodBuilder, by: Literal["size", "contribution", "cosine"], learned: Coefficients
-) -> None:
-    """Clients are weighted by their contribution, or by their size where contributions are only recorded."""
-    fixed = () if by == "size" else ("weighting",)
-    given = {**common(method), "coefficients": learned, "by": by, "reuse": method.uses(PERSONAL_TRAINING)}
-    method.aggregation = method.setting.make("train", FederateByContribution, fixed, **given)
+def average_by_contribution(method: MethodBuilder, by: Literal["contribution", "cosine"]) -> None:
+    """Clients are weighted by their contribution."""
+    method.aggregation = _by_contribution(method, common(method), by, coefficients(method), fixed=("weighting",))
+
+
+def _by_contribution(
+    method: MethodBuilder, given: Mapping[str, Any], by: str, learned: Coefficients, fixed: tuple[str, ...] = ()
+) -> Federate:
+    """Contributions are recorded, also where clients are weighted by their size."""
+    given = {**given, "coefficients": learned, "by": by, "reuse": method.uses(PERSONAL_TRAINING)}
+    return method.setting.make("train", FederateByContribution, fixed, **given)
 
 
 def common(method: MethodBuilder) -> dict[str, Any]:
     """What every training stage is made of."""
     setting, training = method.setting, method.required(method.training, "training")
-    rate = setting.make("train", Rate, lr=training.lr, rounds=setting.rounds)
-    program, trainable = method.required(method.program, "client program"), setting.model.trainable
-    return {"program": program, "models_for": method.models_to_train, "rate": rate, "trainable": trainable}
+    return {
+        "program": method.required(method.program, "client program"),
+        "models_for": method.models_to_train,
+        "rate": setting.make("train", Rate, lr=training.lr, rounds=setting.rounds),
+        "trainable": setting.model.trainable,
+        "remember": "summary" if method.uses(UPDATE_SUMMARIES) else "nothing",
+    }
 
 
 def _classwise_head(method: MethodBuilder) -> tuple[str, ...]:

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shoal.client.gate import Gate
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
+from shoal.client_table import Table
 from shoal.errors import UserError
 from shoal.methods.composition.capability import Capability
 from shoal.methods.composition.fit import provides, unprovided
@@ -27,6 +31,7 @@ from shoal.stages.vectors import UNBOUNDED
 from shoal.types import (
     Assign,
     AssignsByRepresentation,
+    ClientId,
     ClientProgram,
     Guaranteed,
     Method,
@@ -45,12 +50,21 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Representation:
-    """What clients are compared by: a column of a stage's table."""
+class ClientColumn:
+    """What the server keeps about clients: a column of the table of a stage. A call returns its rows by client, without
+    clients that are not in the table, which is empty before the stage has worked."""
 
     column: str
+    stage: str = "represent"
     parts: int = 1  # of equal length, of which the first one describes the client's own model
     bounds: tuple[float, float] = UNBOUNDED  # of its entries
+
+    def __call__(self, state: ServerState) -> dict[ClientId, NDArray[np.float64]]:
+        known = Table.load(state, self.stage)
+        if self.column not in known.columns:
+            return {}
+        rows = known[self.column].double().numpy()
+        return dict(zip(known.clients, rows if self.parts == 1 else np.split(rows, self.parts, axis=1)[0], strict=True))
 
 
 @dataclass
@@ -67,7 +81,7 @@ class MethodBuilder:
     training: LocalTraining | None = None  # train: how one model is trained
     program: ClientProgram | None = None  # train: what a client of the cohort runs
     validation_split: str | None = None  # train: the samples by which a client compares its experts
-    representation: Representation | None = None  # represent
+    representation: ClientColumn | None = None  # represent: what clients are compared by
     sparsity: Sparsity | None = None  # represent
     first_sparsity_round: int = 0  # represent: the extraction model is trained before
     aggregation: Federate | None = None  # aggregate: the training stage
@@ -110,6 +124,11 @@ class MethodBuilder:
         """Every cluster has a model of its own, and a client trains and is served that of its cluster."""
         self.models_to_train = expert_for
         self.predict = received_model_predict(self.setting.model)
+
+    @property
+    def vectors(self) -> ClientColumn:
+        """The vectors that clients are compared by, for a piece that needs `VECTORS_BEFORE_TRAINING`."""
+        return self.required(self.representation, "representation")
 
     @property
     def served(self) -> ModelsFor:

@@ -39,16 +39,25 @@ def written(steps: Mapping[str, Any]) -> str:
         if step not in STEPS:
             known = did_you_mean(step, STEPS) or f" (steps: {', '.join(STEPS)})"
             raise UserError(f"step {step!r} of a method is not known{known}")
-        if not isinstance(name, str | list) or not name:
+        if not isinstance(name, str | list | type) or not name:
             raise UserError(
                 f"{step} is {name!r}; it must be the name of a piece, such as {defaults[step]!r}; its options go under "
                 f"[set.{step}]"
             )
         if isinstance(name, list) and len(name) > 1 and step != "serve":
             raise UserError(f"{step} is {name!r}; it must be one piece: only serve may have several")
-    names = {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in steps.items()}
+    names = {k: "+".join(_written_name(k, x) for x in (v if isinstance(v, list) else [v])) for k, v in steps.items()}
     different = [f"{step}={names[step]}" for step in STEPS if names.get(step, defaults[step]) != defaults[step]]
     return ",".join(different) or f"train={defaults['train']}"
+
+
+def _written_name(step: str, piece: Any) -> str:
+    """A class is written as `package.module:Class`."""
+    if not isinstance(piece, type):
+        return str(piece)
+    if "." in piece.__qualname__:
+        raise UserError(f"{step} is the class {piece.__qualname__}; it must be at the top level of a module")
+    return f"{piece.__module__}:{piece.__qualname__}"
 
 
 def compose(

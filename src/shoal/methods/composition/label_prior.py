@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shoal.client.histogram import LabelHistogram
 from shoal.client.prior import CountLabels
-from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
 from shoal.stages.balanced import TOLD
 from shoal.stages.query import AskOnce
@@ -52,3 +52,8 @@ def label_stage(method: MethodBuilder) -> str:
         program = setting.make(LABELS, LabelHistogram, classes=setting.model.classes, split=split, name=LABELS)
         method.stages["represent"].append(setting.make(LABELS, AskOnce, program=program, name=LABELS))
     return LABELS
+
+
+def label_distributions(method: MethodBuilder) -> ClientColumn:
+    """The label distributions of clients, which they report once, whether or not another piece asks for them too."""
+    return ClientColumn("labels", label_stage(method))

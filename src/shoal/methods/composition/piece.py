@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
 ENTRY_POINTS = "shoal.pieces"
+CAPABILITIES = ("needs", "provides", "uses", "must_be_used")  # what a piece says in capabilities
 
 _registered: dict[str, dict[str, type[Piece]]] = {step: {} for step in STEPS}
 
@@ -28,8 +29,8 @@ class Piece(HasOptions):
     """A choice for one step. A subclass is a frozen dataclass: its fields made with `option` are what `--set` changes,
     its class variables say what it needs and what leaves the clients, and `add_to` adds it to a method."""
 
-    step: ClassVar[str] = ""  # set when it is registered, or by where it is used
-    name: ClassVar[str] = ""
+    step: ClassVar[str] = ""  # which one: `register` and an entry point set it, any other class says it itself
+    name: ClassVar[str] = ""  # by which users name it: set by `register` or an entry point, else package.module:Class
     group: ClassVar[str] = ""  # the first part of its options' names; the step, where a piece says nothing else
     default: ClassVar[bool] = False  # whether it stands at its step where a method names no piece
     source: ClassVar[str] = ""  # author and year, and where in the paper
@@ -52,9 +53,8 @@ class Piece(HasOptions):
     def facts(cls) -> dict[str, Any]:
         """What is known of the piece without building a method."""
         texts = ("source", "client_sends", "client_keeps", "server_learns", "remark")
-        lists = ("needs", "provides", "uses", "must_be_used")
         facts: dict[str, Any] = {"summary": summary(cls)} | {key: getattr(cls, key) for key in texts}
-        return facts | {key: [capability.name for capability in getattr(cls, key)] for key in lists}
+        return facts | {key: [capability.name for capability in getattr(cls, key)] for key in CAPABILITIES}
 
 
 PieceClass = TypeVar("PieceClass", bound=type[Piece])
@@ -65,26 +65,50 @@ def summary(piece: type[Piece]) -> str:
     return " ".join((piece.__doc__ or "").strip().split("\n\n")[0].split())
 
 
-def refuse_reserved_options(piece: type[Piece]) -> None:
-    """An option must not hide what the class says about the piece, such as `needs`."""
-    reserved = {name for base in (Piece, HasOptions) for name in base.__annotations__}
-    for f in fields(piece):
-        if f.name in reserved:
-            raise ValueError(f"option {f.name!r} of {piece.__name__} has a reserved name; choose another one")
-
-
 def register(step: str, name: str) -> Callable[[PieceClass], PieceClass]:
     """Makes a piece available by name: `@register("cluster", "mine")` above its class."""
 
     def add(piece: PieceClass) -> PieceClass:
-        if step not in STEPS:
-            raise ValueError(f"step is {step!r}; it must be one of {', '.join(STEPS)}")
-        refuse_reserved_options(piece)
-        piece.step, piece.name, piece.group = step, name, piece.group or step
+        other = _registered.get(step, {}).get(name)
+        if other is not None and _path(other) != _path(piece):  # the same path: a cell of a notebook that ran again
+            raise UserError(f"piece {step}={name} is both {_path(other)} and {_path(piece)}; rename one of them")
+        _as_piece(piece, step, name)
         _registered[step][name] = piece
         return piece
 
     return add
+
+
+def _as_piece(piece: type[Piece], step: str, name: str) -> None:
+    """Gives a class its step and its name, if it is made as a piece must be. A name and a default are not inherited."""
+    if step not in STEPS:
+        raise UserError(f"piece {name!r} is for the step {step!r}; it must be one of {', '.join(STEPS)}")
+    if piece.step not in ("", step):
+        raise UserError(f"{step} is {name!r}, but that piece is for the step {piece.step!r}")
+    for problem in _mistakes(piece):
+        raise UserError(f"piece {step}={name}: {problem}")
+    piece.step, piece.name, piece.group = step, name, piece.group or step
+    piece.default = vars(piece).get("default", False)
+
+
+def _mistakes(piece: type[Piece]) -> Iterator[str]:
+    """What an author can have got wrong in the class, as the end of a sentence."""
+    reserved = {name for base in (Piece, HasOptions) for name in base.__annotations__}
+    for key in (key for key, value in vars(piece).items() if isinstance(value, Field)):
+        yield f"{key} is an option, but the class is no dataclass; put @dataclass(frozen=True) above it"
+    for f in fields(piece):
+        if f.name in reserved:  # it would hide what the class says about the piece, such as `needs`
+            yield f"option {f.name!r} has a reserved name; choose another one"
+        if f.default is MISSING and f.default_factory is MISSING:
+            yield f"field {f.name!r} has no default; give it one, such as option(2, 'What it is for.')"
+    for key in CAPABILITIES:
+        value = getattr(piece, key)
+        if not isinstance(value, tuple) or not all(isinstance(part, Capability) for part in value):
+            yield f"{key} is {value!r}; it must be a tuple of capabilities, such as (CLUSTER_MODELS,)"
+
+
+def _path(piece: type[Piece]) -> str:
+    return f"{piece.__module__}:{piece.__qualname__}"
 
 
 @cache
@@ -95,7 +119,11 @@ def _load_pieces() -> None:
         import_module(module.name)
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
         step, _, name = entry.name.partition(".")
-        register(step, name)(_checked(entry.name, entry.load()))
+        try:
+            register(step, name)(_checked(entry.name, imported("class", entry.value)))
+        except UserError as error:
+            owner = entry.dist.name if entry.dist else "unknown"
+            raise UserError(f"entry point {entry.name!r} of the installed package {owner!r}: {error}") from None
 
 
 def pieces() -> Mapping[str, Mapping[str, type[Piece]]]:
@@ -111,15 +139,18 @@ def piece_class(step: str, name: str) -> type[Piece]:
     if ":" not in name:
         return look_up(step, name, pieces()[step], own="package.module:class")
     found = _checked(name, imported(step, name))
-    if found.step not in ("", step):
+    if not found.step:
+        raise UserError(f"piece {name!r} does not say for which step it is; write step = {step!r} in its class")
+    if found not in pieces()[found.step].values():
+        _as_piece(found, found.step, name)
+    if found.step != step:
         raise UserError(f"{step} is {name!r}, but that piece is for the step {found.step!r}")
-    found.step, found.name, found.group = step, found.name or name, found.group or step
     return found
 
 
 def _checked(name: str, found: Any) -> type[Piece]:
     if not (isinstance(found, type) and issubclass(found, Piece)):
-        raise UserError(f"piece {name!r} is {found!r}; it must be a subclass of {Piece.__module__}.Piece")
+        raise UserError(f"piece {name!r} is {found!r}; it must be a subclass of shoal.methods.composition.Piece")
     return found
 
 

@@ -12,6 +12,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -68,7 +69,7 @@ class Setting:
         """`piece(**defaults)`, with the options for `name` on top that are usual for the method, and then the user's,
         but for those that the method has `fixed`."""
         wanted, usual = self.options.get(name, {}), self.defaults.get(name, {})
-        hints = typing.get_type_hints(piece)
+        hints = _hints(piece)  # type: ignore[arg-type]  # mypy takes a class of a TypeVar for unhashable
         values = dict(defaults)
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
             declared: Option | None = f.metadata.get("option")
@@ -116,6 +117,11 @@ class Setting:
     def _choices(self, name: str) -> str:
         groups = {name: self.known[name]} if name in self.known else self.known
         return ", ".join(f"{group}.{key}" for group, keys in groups.items() for key in keys)
+
+
+@cache  # without it, this is most of the time that it takes to build a method
+def _hints(piece: Any) -> dict[str, Any]:
+    return typing.get_type_hints(piece)
 
 
 def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:

@@ -18,8 +18,9 @@ from shoal.methods import METHODS, Setting, build
 from shoal.methods.composition.compose import parse, written
 from shoal.methods.composition.fit import smallest_composition
 from shoal.methods.composition.piece import default_names, pieces
-from shoal.methods.pieces.cluster.dbscan import VectorDbscan
+from shoal.methods.pieces.cluster.dbscan import DensityClusters
 from shoal.models import load_model
+from shoal.stages.experts import VectorClusters
 
 COMPOSED = {path.stem: path for name, path in RECIPES.files().items() if name.startswith("methods/")}
 OF_PAPERS = {"fedepc", "scmoe", "simclust", "repclust", "apcsma", "fce"}
@@ -220,7 +221,7 @@ def test_running_means_are_what_is_served():
 
 def test_dbscan_on_labels_finds_planted_groups():
     rows = np.repeat(np.eye(3), 4, axis=0) + np.random.default_rng(0).uniform(0, 0.01, (12, 3))
-    rule = VectorDbscan()
+    rule = VectorClusters(DensityClusters().cluster)
     labels = rule(rows, 0)
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert rule.join(rows, labels, rows[[5, 0]]).tolist() == [1, 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from shoal.methods.composition.aggregation import average_by_contribution
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import INDIVIDUAL_UPDATES, ONE_MODEL_PER_CLIENT, TRAINING_METRICS
-from shoal.methods.composition.coefficients import coefficients
 from shoal.methods.composition.piece import Piece, register
 
 
@@ -23,4 +22,4 @@ class ContributionWeighted(Piece):
     )
 
     def add_to(self, method: MethodBuilder) -> None:
-        average_by_contribution(method, "contribution", coefficients(method))
+        average_by_contribution(method, "contribution")

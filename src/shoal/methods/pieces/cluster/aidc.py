@@ -30,7 +30,8 @@ class AdaptiveClusters(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         rule = method.setting.make("cluster", Adaptive)
-        experts = Experts(rule, column="sparsity", representation_bounds=(0.0, 1.0))
+        vectors = method.vectors
+        experts = Experts(rule, vectors.column, representation_bounds=vectors.bounds)
         method.give_clusters_models()
         method.stages["cluster"].append(experts)
         method.clusters = experts

@@ -11,9 +11,9 @@ from shoal.methods.composition.capability import (
     ONE_MODEL_PER_CLIENT,
     PERSISTENT_MODELS,
 )
-from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.cluster import Group, Repulsive
+from shoal.stages.cluster import Repulsive
 
 
 @register("cluster", "repulsive")
@@ -27,5 +27,4 @@ class RepulsiveGroups(Piece):
     server_learns = "which clients complement each other's labels"
 
     def add_to(self, method: MethodBuilder) -> None:
-        rule = method.setting.make("cluster", Repulsive)
-        method.stages["cluster"].append(Group(rule, column="labels", source=label_stage(method)))
+        form_groups(method, method.setting.make("cluster", Repulsive))

@@ -11,9 +11,9 @@ from shoal.methods.composition.capability import (
     ONE_MODEL_PER_CLIENT,
     PERSISTENT_MODELS,
 )
-from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.cluster import Group, Similar
+from shoal.stages.cluster import Similar
 
 
 @register("cluster", "similar")
@@ -27,5 +27,4 @@ class SimilarGroups(Piece):
     server_learns = "which clients have similar labels"
 
     def add_to(self, method: MethodBuilder) -> None:
-        rule = method.setting.make("cluster", Similar)
-        method.stages["cluster"].append(Group(rule, column="labels", source=label_stage(method)))
+        form_groups(method, method.setting.make("cluster", Similar))

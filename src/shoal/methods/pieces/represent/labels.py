@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.client.histogram import LabelHistogram
-from shoal.methods.composition.builder import MethodBuilder, Representation
+from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import CLIENT_VECTORS, LABEL_DISTRIBUTIONS, VECTORS_BEFORE_TRAINING
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.query import AskOnce
@@ -23,4 +23,4 @@ class LabelDistributions(Piece):
         setting = method.setting
         program = setting.make("represent", LabelHistogram, classes=setting.model.classes)
         method.stages["represent"].append(setting.make("represent", AskOnce, program=program))
-        method.representation = Representation("labels")
+        method.representation = ClientColumn("labels")

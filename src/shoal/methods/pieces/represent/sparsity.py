@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
-from shoal.methods.composition.builder import MethodBuilder, Representation
+from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import CLIENT_VECTORS, SPARSITY_VECTORS, VECTORS_BEFORE_TRAINING
 from shoal.methods.composition.model_functions import one_model_init
 from shoal.methods.composition.piece import Piece, register
@@ -39,5 +39,5 @@ class ActivationSparsity(Piece):
 
         method.stages["represent"] += [*warmup, extractor, query]
         method.init = init
-        method.representation = Representation("sparsity", parts=4, bounds=(0.0, 1.0))
+        method.representation = ClientColumn("sparsity", parts=4, bounds=(0.0, 1.0))
         method.sparsity, method.first_sparsity_round = vectors, extractor.warmup

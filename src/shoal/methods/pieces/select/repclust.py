@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
-from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
 from shoal.selectors.groups import whole_groups
-from shoal.stages.cluster import Group, Repulsive
+from shoal.stages.cluster import Repulsive
 from shoal.stages.select import FromGroups
 
 GROUPS = "groups"  # the stage that forms groups to select from, where the cluster step forms others
@@ -23,6 +23,5 @@ class RepClustSelection(Piece):
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:
-        rule = method.setting.make(GROUPS, Repulsive)
-        groups = Group(rule, column="labels", source=label_stage(method), name=GROUPS)
-        method.stages["select"] += [groups, FromGroups(whole_groups, source=GROUPS)]
+        form_groups(method, method.setting.make(GROUPS, Repulsive), step="select", name=GROUPS)
+        method.stages["select"].append(FromGroups(whole_groups, source=GROUPS))

@@ -1,0 +1,79 @@
+"""Clusters with a model each, and groups to select from: a piece says which clients belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from shoal.clusterers.validation import by_first_appearance
+from shoal.errors import UserError
+from shoal.methods.composition.builder import MethodBuilder
+from shoal.methods.composition.capability import FIRST_ROUND_MODELS
+from shoal.methods.composition.label_prior import label_distributions
+from shoal.rng import derive_seed
+from shoal.stages.cluster import GROUPS, Clustering, Floats, Group
+from shoal.stages.experts import Experts, VectorClusters, expert_for, numbered
+from shoal.stages.first_round_clusters import FIRST, FormFirstRoundClusters, trained_by
+from shoal.types import ServerState
+
+Rule = Callable[[Floats, int], ArrayLike | Clustering]
+"""(the vector of each client, a seed below 2**32) -> the cluster of each client. A client with the label -1, which is
+noise in scikit-learn, joins the nearest cluster."""
+
+
+def form_clusters(method: MethodBuilder, rule: Rule) -> None:
+    """Clients that `rule` puts into one cluster share a model. A piece that calls this needs `CLIENT_VECTORS`, and
+    provides `CLUSTER_MODELS`, `EXPERTS` and `ONE_MODEL_PER_CLIENT`."""
+    (piece,) = method.pieces["cluster"]
+
+    def clustering(rows: Floats, seed: int) -> Clustering:
+        found = rule(rows, seed % 2**32)
+        return found if isinstance(found, Clustering) else _without_noise(piece.name, rows, np.asarray(found))
+
+    method.give_clusters_models()
+    if method.provides(FIRST_ROUND_MODELS):
+        _cluster_first_models(method, clustering)
+    else:
+        vectors = method.vectors
+        experts = Experts(VectorClusters(clustering, vectors.parts), vectors.column, vectors.stage, vectors.bounds)
+        method.stages["cluster"].append(experts)
+        method.clusters = experts
+
+
+def form_groups(
+    method: MethodBuilder, rule: Callable[[Floats, int, int], ArrayLike], step: str = "cluster", name: str = GROUPS
+) -> None:
+    """Groups of clients to select from, which have no models. `rule` is given the label distribution of each client, a
+    seed and the cohort size. A piece of the cluster step that calls this provides `GROUPS_TO_SELECT_FROM` and what
+    `cluster=none` provides."""
+    labels = label_distributions(method)
+    method.stages[step].append(Group(rule, column=labels.column, source=labels.stage, name=name))
+
+
+def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], Clustering]) -> None:
+    model = method.setting.model
+
+    def init(seed: int) -> ServerState:
+        first = derive_seed(seed, "init")
+        return ServerState(0, numbered([model.init(first)]), memory={FIRST: {"seed": torch.tensor(first)}})
+
+    method.init, method.models_to_train, method.models_to_serve = init, trained_by(model), expert_for
+    method.updates.append(FormFirstRoundClusters(rule, model))
+
+
+def _without_noise(name: str, rows: Floats, labels: np.ndarray) -> Clustering:
+    if labels.shape != (len(rows),) or labels.dtype.kind not in "biu":
+        raise UserError(
+            f"cluster={name} returned {labels.dtype} labels of shape {labels.shape} for {len(rows)} clients; it must "
+            "return one whole number for each client"
+        )
+    noise = labels < 0
+    labels = np.where(noise, 0, labels)
+    if noise.any() and not noise.all():
+        from shoal.clusterers.neighbours import nearest
+
+        labels[noise] = nearest(rows[~noise], labels[~noise], rows[noise])
+    return Clustering(by_first_appearance(labels)[0], int(noise.sum()))
