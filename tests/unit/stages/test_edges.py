@@ -99,7 +99,7 @@ class TestTheCloud:
         assert tree.distance(bench.method.models_for(first.state, None)["global"], begun) == 0
 
     def test_an_unseen_client_is_served_what_the_cloud_had_before_edges_formed_clusters(self):
-        """Edges form clusters in round 1, where the second one is the larger, and meet for the first time in round 2."""
+        """Edges form clusters in round 1, of which the second is the larger, and meet for the first time in round 2."""
         keys = {"edges": "2", "cloud_every": 2, "cohort": 4, "set": {"cluster": {"reach": 0.4}}}
         federation = tiny_federation(9, classes=2)
         result, bench = played("represent=labels,cluster=dbscan", federation, rounds=1, of=2, **keys)
