@@ -98,6 +98,15 @@ class TestTheCloud:
         begun = bench.method.init(4).models["global"]
         assert tree.distance(bench.method.models_for(first.state, None)["global"], begun) == 0
 
+    def test_an_unseen_client_is_served_what_the_cloud_had_before_edges_formed_clusters(self):
+        """Edges form clusters in round 1, of which the second is the larger, and meet for the first time in round 2."""
+        keys = {"edges": "2", "cloud_every": 2, "cohort": 4, "set": {"cluster": {"reach": 0.4}}}
+        federation = tiny_federation(9, classes=2)
+        result, bench = played("represent=labels,cluster=dbscan", federation, rounds=1, of=2, **keys)
+        assert len(result.state.models) > 2
+        (first,) = result.state.memory[CLOUD]["models"].values()
+        assert tree.distance(bench.method.models_for(result.state, None)["expert"], first) == 0
+
     def test_the_mean_is_by_rows(self):
         state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[10, 20])
         after = Cloud(1).fold(state, {}, 0)

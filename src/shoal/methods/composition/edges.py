@@ -59,6 +59,9 @@ def _models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapp
         if client is not None and client in of:
             return method.models_for(edges[of[client]], client)
         cloud = state.memory[CLOUD]
-        return method.models_for(replace(edges[int(cloud["reference"])], models=cloud["models"]), None)
+        edge, models = edges[int(cloud["reference"])], cloud["models"]
+        # Edges may have formed other clusters since they met, which the models of the cloud do not belong to.
+        membership = {c: weights for c, weights in edge.membership.items() if len(weights) == len(models)}
+        return method.models_for(replace(edge, models=models, membership=membership), None)
 
     return models_for

@@ -127,10 +127,11 @@ def _load_pieces() -> None:
 
 
 def pieces() -> Mapping[str, Mapping[str, type[Piece]]]:
-    """Every known piece: step -> name -> class; the default of a step comes first."""
+    """Every known piece: step -> name -> class; the default of a step comes first, the others in the order of names."""
     _load_pieces()
     return {
-        step: dict(sorted(found.items(), key=lambda item: not item[1].default)) for step, found in _registered.items()
+        step: dict(sorted(found.items(), key=lambda item: (not item[1].default, item[0])))
+        for step, found in _registered.items()
     }
 
 

@@ -166,7 +166,7 @@ def test_an_installed_package_offers_its_pieces_by_name(tmp_path, monkeypatch, f
     monkeypatch.syspath_prepend(str(tmp_path))
     assert [pieces()[step]["alien"].__module__ for step in FOREIGN] == ["foreign_package"] * 3
     assert options("represent=labels,cluster=alien")["cluster"] == {"quantile": 0.5}
-    with pytest.raises(UserError, match=r"select=turns needs disjoint .* use cluster=aidc, .* or cluster=alien$"):
+    with pytest.raises(UserError, match=r"select=turns needs disjoint .*; use cluster=aidc, cluster=alien or"):
         build("select=turns", Setting(NETWORK, rounds=2, cohort=2))
     method = {"represent": "labels", "cluster": "alien", "select": "turns", "aggregate": "alien"}
     result = shoal.run(method, tiny_federation(4), rounds=2, fleet="plain")
