@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.base import err, escaped, going_on, out, print_json
-from shoal.errors import UnknownOption, UserError
+from shoal.errors import UnusedOption, UserError
 
 
 def free(name: str, suffix: str = "") -> Path:
@@ -186,7 +186,7 @@ def pointing_to_only(methods: int) -> Iterator[None]:
     """Where several methods are run with the same options, one that only some take is better off in a recipe."""
     try:
         yield
-    except UnknownOption as error:
+    except UnusedOption as error:
         if methods == 1:
             raise
         raise UserError(f"{error}; what only one METHOD takes goes under [only.METHOD] of a recipe") from None

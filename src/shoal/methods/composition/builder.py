@@ -51,6 +51,7 @@ class Representation:
     column: str
     parts: int = 1  # of equal length, of which the first one describes the client's own model
     bounds: tuple[float, float] = UNBOUNDED  # of its entries
+    follows_data: bool = False  # whether clients report it again, as their data are then
 
 
 @dataclass

@@ -30,6 +30,9 @@ class AdaptiveClusters(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         rule = method.setting.make("cluster", Adaptive)
+        if not method.required(method.representation, "representation").follows_data:
+            unless = "represent.every is above 0 and represent.noise is 0"
+            method.setting.without_effect("cluster", "drift", unless=unless)
         experts = Experts(rule, column="sparsity", representation_bounds=(0.0, 1.0))
         method.give_clusters_models()
         method.stages["cluster"].append(experts)
