@@ -16,8 +16,8 @@ class UserError(ValueError):
     """Bad input. The command line prints the sentence and exits with code 2."""
 
 
-class UnknownOption(UserError):
-    """An option that a method's pieces do not have."""
+class UnusedOption(UserError):
+    """An option that a method does not take, or that changes nothing in it."""
 
 
 def sentence_of(error: Exception) -> str:

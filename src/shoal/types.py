@@ -23,15 +23,24 @@ Params = dict[str, Tensor]  # a network's parameters and buffers, by name
 Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is sent, stored or vmapped
 
 
+class OnlyIf(NamedTuple):
+    """When an option has an effect: in words, in which "{group}" stands for the first part of its name, and as a test
+    of the object that has the option."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
 @dataclass(frozen=True)
 class Option:
-    """What is said of a field that users may set: its meaning, and the values that it takes."""
+    """What is said of a field that users may set: its meaning, the values that it takes, and when it has an effect."""
 
     help: str
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
+    only_if: OnlyIf | None = None  # None: always
 
     def accepts(self, value: Any) -> bool:
         bounds = ((self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt))
@@ -55,9 +64,11 @@ def option(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
+    only_if: OnlyIf | None = None,
 ) -> Any:
-    """A dataclass field that users may set with `--set`: default, meaning (a full sentence) and range."""
-    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt)})
+    """A dataclass field that users may set with `--set`: default, meaning (a full sentence), range, and the condition
+    without which it has no effect and is refused."""
+    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if)})
 
 
 class HasOptions:

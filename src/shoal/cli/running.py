@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.base import end_with_failures, err, escaped, going_on, out, print_json
-from shoal.errors import UnknownOption, UserError, did_you_mean
+from shoal.errors import UnusedOption, UserError, did_you_mean
 
 
 def free(name: str, suffix: str = "", taken: Collection[Path] = ()) -> Path:
@@ -197,7 +197,7 @@ def pointing_to_only(methods: int) -> Iterator[None]:
     """Where several methods are run with the same options, one that only some take is better off in a recipe."""
     try:
         yield
-    except UnknownOption as error:
+    except UnusedOption as error:
         if methods == 1:
             raise
         raise UserError(f"{error}; what only one METHOD takes goes under [only.METHOD] of a recipe") from None

@@ -13,9 +13,10 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from shoal.models import Model
-from shoal.types import Answer, HasOptions, Params, Predict, Route, Tree, option
+from shoal.types import Answer, HasOptions, OnlyIf, Params, Predict, Route, Tree, option
 
 FEW_ROWS = 256
+BY_DENSITY = OnlyIf("serve.rule is density", lambda serve: serve.rule == "density")
 EXTRACTOR, ROUTER = "extractor", "router"  # what an unseen client is sent beside experts, and not one of them
 
 
@@ -43,24 +44,25 @@ class Confidence(HasOptions):
         "Exclude classes that no client of an expert's cluster holds. The server infers them from the biases after the "
         "first round (read) or from label distributions that clients report (told).",
     )
-    trust: float = option(
-        0.5, "Add this multiple of the largest logit to the log density, where serve.rule is density.", ge=0
-    )
+    trust: float = option(0.5, "Add this multiple of the largest logit to the log density.", ge=0, only_if=BY_DENSITY)
     width: int = option(
         256,
         "Compute densities of at most this many feature channels. The channels of the last ReLU layer are always used.",
         ge=1,
+        only_if=BY_DENSITY,
     )
     shrink: float = option(
         0.8,
         "Mix this fraction of the covariance within all clusters into that of each cluster for the density.",
         ge=0,
         le=1,
+        only_if=BY_DENSITY,
     )
     ridge: float = option(
         0.001,
         "Add this fraction of the mean variance to the diagonal of each covariance, which keeps the density finite.",
         gt=0,
+        only_if=BY_DENSITY,
     )
 
     def answer(self, logits: Tensor, densities: Tensor | None = None) -> Answer:

@@ -19,9 +19,12 @@ from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.models import Model
 from shoal.rng import derive_seed, generator
-from shoal.types import Batch, HasOptions, Params, Phase, Predict, Report, Task, Tree, option
+from shoal.types import Batch, HasOptions, OnlyIf, Params, Phase, Predict, Report, Task, Tree, option
 
 EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
+TRAINED = OnlyIf(
+    "gate.prior is learned and gate.epochs is above 0", lambda fit: fit.gate.prior == "learned" and fit.epochs > 0
+)
 KEPT = 0  # the place of the model that is always used: the client's own
 
 
@@ -37,7 +40,12 @@ class Gate(HasOptions):
     """
 
     group: ClassVar[str] = "gate"
-    hidden: int = option(16, "The gate network has one hidden layer of this many units.", ge=1)
+    hidden: int = option(
+        16,
+        "The gate network has one hidden layer of this many units.",
+        ge=1,
+        only_if=OnlyIf("gate.prior is learned", lambda gate: gate.prior == "learned"),
+    )
     top: int = option(
         2,
         "For each sample only this many experts count, the ones with the largest weights. 0 lets all experts count.",
@@ -48,9 +56,18 @@ class Gate(HasOptions):
         "Run only this many experts for a sample, preselected by the gate network alone, but never fewer than "
         "gate.top. 0 runs all experts.",
         ge=0,
+        only_if=OnlyIf(
+            "gate.top is above 0, gate.prior is learned, and gate.calibrate or gate.denoise is true",
+            lambda gate: not gate.shortlist or (gate.top > 0 and gate.prior == "learned" and gate.is_confident),
+        ),
     )
     temperature: float = option(
-        1.0, "Divide the logits by this temperature before the confidence of a model is computed from them.", gt=0
+        1.0,
+        "Divide the logits by this temperature before the confidence of a model is computed from them.",
+        gt=0,
+        only_if=OnlyIf(
+            "gate.calibrate or gate.denoise is true", lambda gate: gate.is_confident or gate.serves_without_gate
+        ),
     )
     calibrate: bool = option(
         True,
@@ -68,6 +85,7 @@ class Gate(HasOptions):
     mix: Literal["logits", "probabilities"] = option(
         "logits", "Average the logits or the class probabilities of the models that count."
     )
+    serves_without_gate: bool = False  # whether a client without a gate weighs several models by their confidence
 
     def init(self, inputs: int, models: int, seed: int, device: str = "cpu") -> Params:
         """The last layer is zero: at first all models count the same."""
@@ -117,10 +135,11 @@ class Gate(HasOptions):
         """How many experts are run for a row; 0: all."""
         if self.prior == "uniform":
             return 0  # there is nothing to choose by
-        return self.top and self.shortlist and max(self.top, self.shortlist) if self._confident else self.top
+        return self.top and self.shortlist and max(self.top, self.shortlist) if self.is_confident else self.top
 
     @property
-    def _confident(self) -> bool:
+    def is_confident(self) -> bool:
+        """Whether the confidence of models counts."""
         return self.calibrate or self.denoise
 
     def _largest(self, experts: Tensor, count: int) -> Tensor:
@@ -145,9 +164,14 @@ class FitGate(HasOptions):
     model: Model
     gate: Gate
     group: ClassVar[str] = "gate"
-    epochs: int = option(10, "Train the gate network for this many epochs. 0 leaves its initial, equal weights.", ge=0)
-    batch_size: int = option(64, "Each step of gate training uses this many samples.", ge=1)
-    lr: float = option(0.005, "Adam trains the gate network with this learning rate.", gt=0)
+    epochs: int = option(
+        10,
+        "Train the gate network for this many epochs. 0 leaves its initial, equal weights.",
+        ge=0,
+        only_if=OnlyIf("gate.prior is learned", lambda fit: fit.gate.prior == "learned"),
+    )
+    batch_size: int = option(64, "Each step of gate training uses this many samples.", ge=1, only_if=TRAINED)
+    lr: float = option(0.005, "Adam trains the gate network with this learning rate.", gt=0, only_if=TRAINED)
     split: str = "train"
 
     @property

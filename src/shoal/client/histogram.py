@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.gaussian_mechanism import guarantee, label_noise, noisy_distribution
-from shoal.types import Batch, HasOptions, Phase, Report, Task, Tree, option
+from shoal.types import Batch, HasOptions, OnlyIf, Phase, Report, Task, Tree, option
 
 RELEASED, EXACT = "released labels", "exact labels"  # in a client's private tree
 
@@ -35,6 +35,7 @@ class LabelHistogram(HasOptions):
         "changed. With 1 the first noisy release is always sent again.",
         ge=0,
         le=1,
+        only_if=OnlyIf("{group}.gamma is above 0", lambda program: program.gamma > 0),
     )
     split: str = "train"  # what the client trains on
     name: str = "represent"

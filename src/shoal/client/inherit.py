@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.client.train import LocalTraining
-from shoal.types import Batch, Params, Report, Task, Tree, option
+from shoal.types import Batch, OnlyIf, Params, Report, Task, Tree, option
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class InheritedTraining(LocalTraining):
         le=1,
     )
     temperature: float = option(
-        4.0, "Divide the personal model's logits by this temperature before the trained model imitates them.", gt=0
+        4.0,
+        "Divide the personal model's logits by this temperature before the trained model imitates them.",
+        gt=0,
+        only_if=OnlyIf("train.transfer is above 0", lambda training: training.transfer > 0),
     )
     inherit: float = option(
         0.9,

@@ -13,7 +13,9 @@ from torch.func import grad
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.errors import UserError
 from shoal.models import Model
-from shoal.types import Batch, HasOptions, Params, Phase, Predict, Report, Task, Tree, option
+from shoal.types import Batch, HasOptions, OnlyIf, Params, Phase, Predict, Report, Task, Tree, option
+
+LEARNED = OnlyIf("ala.epochs or ala.first_epochs is above 0", lambda ala: ala.epochs > 0 or ala.first_epochs > 0)
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,17 @@ class LocalAggregation(HasOptions):
         ge=1,
     )
     share: float = option(
-        0.8, "Learn the aggregation weights on this fraction of the client's samples, drawn at random.", gt=0, le=1
+        0.8,
+        "Learn the aggregation weights on this fraction of the client's samples, drawn at random.",
+        gt=0,
+        le=1,
+        only_if=LEARNED,
     )
     lr: float = option(
-        1.0, "Multiply the gradient of the aggregation weights by this learning rate in each step.", gt=0
+        1.0,
+        "Multiply the gradient of the aggregation weights by this learning rate in each step.",
+        gt=0,
+        only_if=LEARNED,
     )
     epochs: int = option(1, "Update the aggregation weights for this many epochs before each local training.", ge=0)
     first_epochs: int = option(
@@ -42,7 +51,7 @@ class LocalAggregation(HasOptions):
         "0 leaves the extra epochs out.",
         ge=0,
     )
-    batch_size: int = option(32, "Each step on the aggregation weights uses this many samples.", ge=1)
+    batch_size: int = option(32, "Each step on the aggregation weights uses this many samples.", ge=1, only_if=LEARNED)
     split: str = "train"
 
     def __post_init__(self) -> None:

@@ -97,7 +97,7 @@ def is_method(name: str) -> bool:
 
 
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
-    """The method, with every option of `setting` taken by one of its pieces."""
+    """The method, in which every option of `setting` has an effect or its default."""
     make = find(name) if isinstance(name, str) else name
     method = replace(make(setting), cohort_size=setting.cohort)
     for stage in method.stages:
@@ -108,7 +108,7 @@ def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
             )
     if setting.edges is not None:
         method = over_edges(method, setting, setting.edges)
-    setting.refuse_unused(method.name)
+    setting.refuse_unused(method.name, make)
     return method
 
 

@@ -15,4 +15,5 @@ from shoal.types import Method
 
 
 def centralised(s: Setting) -> Method:
-    return replace(averaging(s, "centralised", Pooled()), uses_cohort_size=False)
+    method = averaging(s, "centralised", Pooled(), fixed=("rows", "weighting"))  # the pool has no sensitive part
+    return replace(method, uses_cohort_size=False)

@@ -35,7 +35,7 @@ from shoal.types import Method
 def ditto(s: Setting) -> Method:
     shared = s.training("train", LocalTraining)
     own = {"mu": 0.1, "start": "own", "name": "personal"}
-    program = TrainBoth(shared, personal=s.make("personal", LocalTraining, **vars(shared) | own))
+    program = TrainBoth(shared, personal=s.training("personal", LocalTraining, **vars(shared) | own))
     rate = s.make("train", Rate, lr=shared.lr, rounds=s.rounds)
     return Method(
         name="ditto",

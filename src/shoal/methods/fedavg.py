@@ -33,15 +33,17 @@ def by_chance(s: Setting) -> tuple[Stage, ...]:
     return (select,) if select.by == "uniform" else (AskOnce(TellSize(), name=SIZES), select)
 
 
-def averaging(s: Setting, name: str, *before: Stage, mu: float = 0.0, **training: Any) -> Method:
-    """One global model, trained by whom the stages `before` choose."""
-    program = s.training("train", LocalTraining, mu=mu)
-    training |= {"trainable": s.model.trainable}
+def averaging(
+    s: Setting, name: str, *before: Stage, mu: float = 0.0, fixed: tuple[str, ...] = (), **training: Any
+) -> Method:
+    """One global model, trained by whom the stages `before` choose. Users cannot set what is `fixed`."""
+    program = s.training("train", LocalTraining, fixed, mu=mu)
     rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    training |= {"program": program, "models_for": one_model_for, "rate": rate, "trainable": s.model.trainable}
     return Method(
         name=name,
         init=one_model_init(s.model),
-        stages=(*before, s.make("train", Federate, program=program, models_for=one_model_for, rate=rate, **training)),
+        stages=(*before, s.make("train", Federate, fixed, **training)),
         models_for=one_model_for,
         predict=one_model_predict(s.model),
         classes=s.model.classes,

@@ -16,9 +16,13 @@ from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, budget, candidates, contexts
 from shoal.stages.base import ServerOnly
 from shoal.stages.fastest import durations, speeds
-from shoal.types import ClientId, HasOptions, Report, ServerState, Tree, option
+from shoal.types import ClientId, HasOptions, OnlyIf, Report, ServerState, Tree, option
 
 Floats = NDArray[np.float64]
+IMPROVED = OnlyIf(
+    "select.choice is bandit and select.literal is false",
+    lambda select: select.choice == "bandit" and not select.literal,
+)
 Heir = tuple[int, bool]  # the group of the round before that a group goes on from, and whether nobody came or went
 
 
@@ -54,18 +58,30 @@ class Budgeted(ServerOnly, HasOptions):
         le=1,
     )
     history: int = option(
-        5, "Judge each client by its losses and the lengths of its updates in this many past rounds.", ge=1
+        5,
+        "Judge each client by its losses and the lengths of its updates in this many past rounds.",
+        ge=1,
+        only_if=OnlyIf("select.choice is bandit or select.tolerance is above 0", lambda select: select.asks),
     )
     beta_scale: float = option(
-        0.2, "Multiply the exploration bonus in the bandit score by this factor. 0 never explores.", ge=0
+        0.2,
+        "Multiply the exploration bonus in the bandit score by this factor. 0 never explores.",
+        ge=0,
+        only_if=IMPROVED,
     )
     patience: float = option(
         0.5,
         "Add this multiple of the standardised waiting time of a set of clients to its bandit score. 0 ignores "
         "waiting.",
         ge=0,
+        only_if=IMPROVED,
     )
-    sets: int = option(48, "Draw this many random sets of clients within the time budget and select one of them.", ge=1)
+    sets: int = option(
+        48,
+        "Draw this many random sets of clients within the time budget and select one of them.",
+        ge=1,
+        only_if=OnlyIf("select.choice is not random", lambda select: select.choice != "random"),
+    )
     tolerance: float = option(
         0.0,
         "Stop training a cluster after its loss has changed by less than this fraction in select.history rounds in a "
@@ -73,7 +89,9 @@ class Budgeted(ServerOnly, HasOptions):
         ge=0,
     )
     literal: bool = option(
-        False, "Compute the bandit score with the equations exactly as the paper prints them, without improvements."
+        False,
+        "Compute the bandit score with the equations exactly as the paper prints them, without improvements.",
+        only_if=OnlyIf("select.choice is bandit", lambda select: select.choice == "bandit"),
     )
     grouped: str = "cluster"
     source: str = "represent"

@@ -31,6 +31,7 @@ from shoal.types import (
     Examples,
     HasOptions,
     ModelsFor,
+    OnlyIf,
     Params,
     Plan,
     Purpose,
@@ -62,7 +63,10 @@ class Coefficients(HasOptions):
         10, "Learn the coefficients of the client metrics by this many steps of Adam. 0 keeps them equal.", ge=0
     )
     lr: float = option(
-        0.1, "Move the logarithm of a coefficient by at most this learning rate in one step of Adam.", gt=0
+        0.1,
+        "Move the logarithm of a coefficient by at most this learning rate in one step of Adam.",
+        gt=0,
+        only_if=OnlyIf("learn.steps is above 0", lambda learn: learn.steps > 0),
     )
 
     def rows(self, state: ServerState) -> tuple[Tensor, Tensor]:
@@ -289,9 +293,17 @@ class Kappa(HasOptions):
     schedule: RateSchedule = option(
         "constant",
         "Change kappa over the rounds by this schedule, which train.schedule describes for the learning rate.",
+        only_if=OnlyIf("update.kappa is above 0", lambda update: update.kappa > 0),
     )
     decay: float = option(
-        0.1, "Reduce kappa to this fraction by the last round, unless update.schedule is constant.", ge=0, le=1
+        0.1,
+        "Reduce kappa to this fraction by the last round.",
+        ge=0,
+        le=1,
+        only_if=OnlyIf(
+            "update.kappa is above 0 and update.schedule is not constant",
+            lambda update: update.kappa > 0 and update.schedule != "constant",
+        ),
     )
 
     def at(self, round: int) -> float:

@@ -21,10 +21,14 @@ from shoal.stages.base import CLUSTERING, with_rows
 from shoal.stages.experts import numbered
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import UNBOUNDED, nearest_direction, vector
-from shoal.types import ClientId, HasOptions, Params, Plan, Report, ServerState, option
+from shoal.types import ClientId, HasOptions, OnlyIf, Params, Plan, Report, ServerState, option
 
 Floats = NDArray[np.float64]
 SKETCH = 2**18  # numbers of an update that are kept
+OVERLAPPING = OnlyIf("cluster.by is mctc", lambda rule: rule.by == "mctc")
+DIRECTIONS_ARE_COMPARED = OnlyIf(
+    "cluster.by is not one or cluster.compare is true", lambda rule: rule.by != "one" or rule.compare
+)
 
 
 @dataclass(frozen=True)
@@ -43,28 +47,47 @@ class Overlap(HasOptions):
         "Cluster the directions of updates by overlapping clusters (mctc), k-means (kmeans) or hierarchical clustering "
         "(hierarchical), or put all clients into one cluster (one).",
     )
-    clusters: int = option(4, "Form at most this many clusters from the directions of updates.", ge=1)
+    clusters: int = option(
+        4, "Form at most this many clusters from the directions of updates.", ge=1, only_if=DIRECTIONS_ARE_COMPARED
+    )
     threshold: float = option(
         0.2,
         "A client belongs to each cluster if the cosine between its update and the cluster's centre is at least this "
         "value. Otherwise it joins only the nearest cluster.",
         ge=-1,
+        only_if=OVERLAPPING,
     )
     guarded: bool = option(
         True,
         "Do not start a cluster from a client that would already belong to an earlier cluster. With false clusters "
         "start as in the paper.",
+        only_if=OVERLAPPING,
     )
     validate: bool = option(
-        True, "Raise the threshold and then reduce the number of clusters while cluster centres are too similar."
+        True,
+        "Raise the threshold and then reduce the number of clusters while cluster centres are too similar.",
+        only_if=OVERLAPPING,
     )
     limit: float = option(
-        0.3, "Cluster centres are too similar if the mean cosine between two of them is above this value.", ge=-1
+        0.3,
+        "Cluster centres are too similar if the mean cosine between two of them is above this value.",
+        ge=-1,
+        only_if=OnlyIf(
+            "cluster.by is mctc and cluster.validate is true", lambda rule: rule.by == "mctc" and rule.validate
+        ),
     )
     share: float = option(
-        0.95, "Keep as many principal components of the updates as explain this fraction of the variance.", gt=0, le=1
+        0.95,
+        "Keep as many principal components of the updates as explain this fraction of the variance.",
+        gt=0,
+        le=1,
+        only_if=DIRECTIONS_ARE_COMPARED,
     )
-    centred: bool = option(False, "Subtract the mean update before the principal components are computed.")
+    centred: bool = option(
+        False,
+        "Subtract the mean update before the principal components are computed.",
+        only_if=DIRECTIONS_ARE_COMPARED,
+    )
     every: int = option(
         1,
         "Cluster the updates again after this many rounds. 0 clusters again only when a new client has trained.",

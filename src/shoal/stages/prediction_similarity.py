@@ -22,6 +22,7 @@ from shoal.types import (
     ClientProgram,
     HasOptions,
     ModelsFor,
+    OnlyIf,
     Plan,
     Report,
     Rounds,
@@ -88,9 +89,10 @@ class Alike(HasOptions):
     )
     threshold: float = option(
         0.5,
-        "All models of a cluster agree on at least this fraction of the shared samples, where cluster.groups is 0.",
+        "All models of a cluster agree on at least this fraction of the shared samples.",
         ge=0,
         le=1,
+        only_if=OnlyIf("cluster.groups is 0", lambda rule: not rule.groups),
     )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:

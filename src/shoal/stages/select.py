@@ -142,7 +142,11 @@ class InTurn(ServerOnly, HasOptions):
         "Select a fraction of each cluster (share) or, where there are several clusters, one client of each (one).",
     )
     share: float = option(
-        0.7, "Select this fraction of the clients of each cluster in turn, where select.take is share.", gt=0, le=1
+        0.7,
+        "Select this fraction of the clients of each cluster in turn. With select.take one it applies where there is "
+        "only one cluster.",
+        gt=0,
+        le=1,
     )
     name: str = "select"
 

@@ -20,6 +20,7 @@ from shoal.types import (
     ClientProgram,
     HasOptions,
     ModelsFor,
+    OnlyIf,
     Params,
     Plan,
     Purpose,
@@ -48,9 +49,10 @@ class Rate(HasOptions):
     )
     decay: float = option(
         0.1,
-        "Reduce the learning rate to this fraction by the last round, unless train.schedule is constant.",
+        "Reduce the learning rate to this fraction by the last round.",
         gt=0,
         le=1,
+        only_if=OnlyIf("train.schedule is not constant", lambda rate: rate.schedule != "constant"),
     )
 
     def at(self, round: int) -> float:

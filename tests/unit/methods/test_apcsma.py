@@ -401,15 +401,16 @@ def test_the_result_says_on_whose_rows_coefficients_were_learned(tiny):
 
 def test_settings_without_effect_are_refused():
     fedavg = {"components": {"selection": "random", "aggregation": "size"}}
-    for options in (
-        {"share": {"rows": 3}},
-        {"train": {"weighting": "uniform"}},
-        {"select": {"by": "size"}},
-        {"share": {"rows_of": "nobody"}, "learn": {"steps": 9}},
-        fedavg | {"learn": {"steps": 9}},
-        fedavg | {"share": {"rows_of": "clients"}},
+    for options, why in (
+        ({"share": {"rows": 3}}, "has no effect unless share.rows_of is clients"),
+        ({"train": {"weighting": "uniform"}}, "not known to method apcsma"),
+        ({"select": {"by": "size"}}, "not known to method apcsma"),
+        ({"share": {"rows_of": "nobody"}, "learn": {"steps": 9}}, "has no effect with share.rows_of=nobody"),
+        ({"share": {"rows_of": "clients"}, "learn": {"steps": 0}}, "has no effect unless learn.steps is above 0"),
+        (fedavg | {"learn": {"steps": 9}}, "has no effect with components.selection=random"),
+        (fedavg | {"share": {"rows_of": "clients"}}, "has no effect with components.selection=random"),
     ):
-        with pytest.raises(UserError, match="not known to method apcsma"):
+        with pytest.raises(UserError, match=why):
             build("apcsma", setting(options=options))
 
 

@@ -108,6 +108,12 @@ def test_bad_options(bad, message):
         build("fedavg", setting(options=bad))
 
 
+@pytest.mark.parametrize(("key", "value"), [("rows", "low"), ("weighting", "uniform")])
+def test_one_pool_of_data_has_no_sensitive_part_and_nothing_to_weight(key, value, tiny):
+    with pytest.raises(UserError, match=f"train.{key} is not known to method centralised"):
+        shoal.run("centralised", tiny, rounds=1, set={"train": {key: value}})
+
+
 def test_unknown_method():
     with pytest.raises(UserError, match="method 'fedavgg' is not known; did you mean fedavg"):
         find("fedavgg")

@@ -115,8 +115,8 @@ def test_a_tuned_run_and_one_with_the_same_numbers_given_serve_the_same_global_m
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tune": True, "lr": 0.1}, "personalise.lr is of no use with personalise.tune=true"),
-        ({"rates": "0.1"}, "personalise.rates is of no use with personalise.tune=false"),
+        ({"tune": True, "lr": 0.2}, "personalise.lr is 0.2, but it has no effect unless personalise.tune is false"),
+        ({"rates": "0.1"}, "personalise.rates is '0.1', but it has no effect unless personalise.tune is true"),
         ({"tune": True, "rates": "0.3,0.1"}, "personalise.rates is '0.3,0.1'; it must be numbers"),
         ({"tune": True, "rates": "fast"}, "personalise.rates is 'fast'; it must be numbers"),
         ({"tune": True, "passes": "1,2.5"}, "personalise.passes is '1,2.5'; it must be whole numbers"),

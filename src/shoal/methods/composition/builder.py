@@ -58,6 +58,7 @@ class ClientColumn:
     stage: str = "represent"
     parts: int = 1  # of equal length, of which the first one describes the client's own model
     bounds: tuple[float, float] = UNBOUNDED  # of its entries
+    follows_data: bool = False  # whether clients report it again, as their data are then
 
     def __call__(self, state: ServerState) -> dict[ClientId, NDArray[np.float64]]:
         known = Table.load(state, self.stage)

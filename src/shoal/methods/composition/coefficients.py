@@ -38,9 +38,13 @@ def _learned(method: MethodBuilder) -> Coefficients:
     setting, model = method.setting, method.setting.model
     source = setting.make(SHARE, SharedSamples).rows_of
     learn = Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
+    split = method.training.split if method.training else "train"
+    give = setting.make(SHARE, ShareRows, shape=model.input_shape, labelled=True, rows=4, split=split)
+    if source != "clients" or not learn.steps:
+        setting.without_effect(SHARE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
+    if source != "nobody" and not learn.steps:
+        setting.without_effect(SHARE, "rows_of", unless="learn.steps is above 0")
     if source == "clients" and learn.steps:
-        split = method.required(method.training, "training").split
-        give = setting.make(SHARE, ShareRows, shape=model.input_shape, labelled=True, rows=4, split=split)
         method.stages["represent"].append(AskOnce(give, newcomers=False, name=SHARE))
         method.notes += (
             f"up to {give.rows} labelled rows of each of the first clients go to the server, to learn coefficients on",

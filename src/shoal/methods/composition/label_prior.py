@@ -9,6 +9,7 @@ from shoal.client.histogram import LabelHistogram
 from shoal.client.prior import CountLabels
 from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
+from shoal.methods.composition.setting import Setting
 from shoal.stages.balanced import TOLD
 from shoal.stages.query import AskOnce
 from shoal.types import HasOptions, option
@@ -48,12 +49,20 @@ def label_stage(method: MethodBuilder) -> str:
     if method.provides(LABEL_DISTRIBUTIONS):
         return TOLD
     if not has_label_stage(method):
-        setting, split = method.setting, method.training.split if method.training else "train"
-        program = setting.make(LABELS, LabelHistogram, classes=setting.model.classes, split=split, name=LABELS)
-        method.stages["represent"].append(setting.make(LABELS, AskOnce, program=program, name=LABELS))
+        split = method.training.split if method.training else "train"
+        method.stages["represent"].append(label_query(method.setting, LABELS, split))
     return LABELS
 
 
 def label_distributions(method: MethodBuilder) -> ClientColumn:
     """The label distributions of clients, which they report once, whether or not another piece asks for them too."""
     return ClientColumn("labels", label_stage(method))
+
+
+def label_query(setting: Setting, name: str, split: str = "train") -> AskOnce:
+    """A stage in which clients report their label distributions."""
+    program = setting.make(name, LabelHistogram, classes=setting.model.classes, split=split, name=name)
+    query = setting.make(name, AskOnce, program=program, name=name)
+    if not query.every:  # a client releases its label distribution once
+        setting.without_effect(name, "anew", unless=f"{name}.gamma and {name}.every are above 0")
+    return query

@@ -2,7 +2,8 @@
 
 A method makes its pieces with `setting.make("train", LocalTraining, ...)`. A field that is declared with
 `shoal.types.option` can be set by the user under that name (`--set train.mu=0.1`), which replaces the
-method's default. What no piece takes is refused with the list of what could have been meant.
+method's default. What no piece takes is refused with the list of what could have been meant, and what has no effect
+in the method is refused with the reason.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from shoal.errors import UnknownOption, UserError, did_you_mean
+from shoal.errors import UnusedOption, UserError, did_you_mean
 from shoal.models import Model
 from shoal.stages.edges import Topology, parse_edges
 from shoal.types import ClientId, Examples, Option
 
 Piece = TypeVar("Piece")
 _TYPES = {int: "whole number", float: "number", bool: "true, false", str: "text"}
+OF_STEPS = ("batch_size", "lr", "momentum", "weight_decay", "clip", "mu")  # options of a program that takes steps
 NUMBERS_ARE_NAMES = ConfigDict(coerce_numbers_to_str=True)  # a layer may be called 1
 
 
@@ -33,6 +36,7 @@ class AvailableOption(NamedTuple):
     default: Any
     declared: Option
     hint: Any  # the type of its values
+    only_if: str = ""  # when it has an effect, in words; empty: always
 
     @property
     def accepted(self) -> str:
@@ -43,7 +47,7 @@ class AvailableOption(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        return self.declared.help
+        return self.declared.help + (f" It has an effect only if {self.only_if}." if self.only_if else "")
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Setting:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value, of the method
     known: dict[str, dict[str, AvailableOption]] = field(default_factory=dict)  # piece -> key -> what methods take
+    idle: dict[tuple[str, str], str] = field(default_factory=dict)  # piece and key without effect -> unless what
     public: Examples | None = None  # rows that no client holds
     public_wanted: int = 0  # of them, as methods ask
     edges: Topology | None = None  # who is under which edge; None: clients and one server
@@ -70,20 +75,32 @@ class Setting:
         but for those that the method has `fixed`."""
         wanted, usual = self.options.get(name, {}), self.defaults.get(name, {})
         hints = _hints(piece)  # type: ignore[arg-type]  # mypy takes a class of a TypeVar for unhashable
-        values = dict(defaults)
+        values, known = dict(defaults), dict[str, AvailableOption]()
         for f in dataclasses.fields(piece):  # type: ignore[arg-type]
             declared: Option | None = f.metadata.get("option")
             if declared is None or f.name in fixed:
                 continue
             if f.name in usual:
                 values[f.name] = usual[f.name]
-            available = AvailableOption(values.get(f.name, f.default), declared, hints[f.name])
-            self.known.setdefault(name, {})[f.name] = available
+            words = declared.only_if.words.format(group=name) if declared.only_if else ""
+            known[f.name] = AvailableOption(values.get(f.name, f.default), declared, hints[f.name], words)
             if f.name in wanted:
                 values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name], declared)
-        return piece(**values)
+        if known:
+            self.known.setdefault(name, {}).update(known)
+        made = piece(**values)
+        for key, o in known.items():
+            self.idle.pop((name, key), None)
+            if o.declared.only_if and not o.declared.only_if.holds(made):
+                self.without_effect(name, key, unless=o.only_if)
+        return made
 
-    def training(self, name: str, piece: type[Piece], /, **defaults: Any) -> Piece:
+    def without_effect(self, name: str, *keys: str, unless: str) -> None:
+        """Options that change nothing in this method, unless something is different. Only for conditions that an option
+        cannot declare, because they are about other objects than its own."""
+        self.idle |= dict.fromkeys(((name, key) for key in keys), unless)
+
+    def training(self, name: str, piece: type[Piece], fixed: tuple[str, ...] = (), /, **defaults: Any) -> Piece:
         """`make` for a program that trains, with the setting's common numbers."""
         common = {
             "model": self.model,
@@ -92,7 +109,10 @@ class Setting:
             "lr": self.lr,
             "momentum": self.momentum,
         }
-        return self.make(name, piece, **common | defaults)
+        program = self.make(name, piece, fixed, **common | defaults)
+        if name != "train" and not getattr(program, "epochs", 1):  # numbers of `train` are used by other programs too
+            self.without_effect(name, *OF_STEPS, unless=f"{name}.epochs is above 0")
+        return program
 
     def want_public(self, rows: int) -> Examples | None:
         """The rows that no client holds, and that the method would have as many. None where there are none: the user
@@ -104,15 +124,41 @@ class Setting:
         """The method is one of edges: these, where the user did not say which."""
         self.edges = self.edges or dataclasses.replace(topology, every=self.cloud_every or topology.every)
 
-    def refuse_unused(self, method: str) -> None:
-        for name, keys in self.options.items():
-            for key in keys:
-                if key not in self.known.get(name, {}):
-                    every = [f"{piece}.{k}" for piece, known in self.known.items() for k in known]
-                    near = did_you_mean(f"{name}.{key}", every)
-                    raise UnknownOption(
-                        f"option {name}.{key} is not known to method {method}{near} (it takes {self._choices(name)})"
-                    )
+    def refuse_unused(self, method: str, make: Callable[[Setting], Any]) -> None:
+        """Every option of the user must be one of the method's, and have an effect unless it has its default. `make`
+        is what builds the method."""
+        for name, key, value in self._given():
+            path, available, unless = f"{name}.{key}", self.known.get(name, {}).get(key), self.idle.get((name, key))
+            if unless and not (available and _typed(path, available.hint, value, None) == available.default):
+                raise UnusedOption(
+                    f"option {path} is {value!r}, but it has no effect unless {unless}; change that or leave {path} out"
+                )
+            if available is None:
+                self._refuse_excluded(name, key, value, make)
+                every = [f"{piece}.{k}" for piece, known in self.known.items() for k in known]
+                near = did_you_mean(path, every)
+                raise UnusedOption(
+                    f"option {path} is not known to method {method}{near} (it takes {self._choices(name)})"
+                )
+
+    def _refuse_excluded(self, name: str, key: str, value: Any, make: Callable[[Setting], Any]) -> None:
+        """Names the option without which the method would take this one, such as one that leaves a component out."""
+        for other, its_key, its_value in self._given():
+            fewer = {
+                n: {k: v for k, v in keys.items() if (n, k) != (other, its_key)} for n, keys in self.options.items()
+            }
+            trial = dataclasses.replace(self, options=fewer, known={}, idle={})
+            with suppress(UserError):
+                make(trial)
+            if key in fewer.get(name, {}) and key in trial.known.get(name, {}):
+                excluding = f"{other}.{its_key}={_as_typed(its_value)}"
+                raise UnusedOption(
+                    f"option {name}.{key} is {value!r}, but it has no effect with {excluding}; change that or leave "
+                    f"{name}.{key} out"
+                )
+
+    def _given(self) -> list[tuple[str, str, Any]]:
+        return [(name, key, value) for name, keys in self.options.items() for key, value in keys.items()]
 
     def _choices(self, name: str) -> str:
         groups = {name: self.known[name]} if name in self.known else self.known
@@ -122,6 +168,11 @@ class Setting:
 @cache  # without it, this is most of the time that it takes to build a method
 def _hints(piece: Any) -> dict[str, Any]:
     return typing.get_type_hints(piece)
+
+
+def _as_typed(value: Any) -> str:
+    """As a user writes it behind `--set OPTION=`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:

@@ -12,9 +12,10 @@ from shoal.errors import UserError
 from shoal.methods.composition.setting import Setting
 from shoal.stages.personalise import Personalise
 from shoal.stages.tuning import PersonaliseTuned, Tune
-from shoal.types import HasOptions, ModelsFor, Stage, option
+from shoal.types import HasOptions, ModelsFor, OnlyIf, Stage, option
 
 PIECE = "personalise"
+TUNED = OnlyIf("personalise.tune is true", lambda tuning: tuning.tune)
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,12 @@ class Tuning(HasOptions):
     tune: bool = option(
         False, "Let the fleet choose learning rate and epochs of fine-tuning by their accuracy on validation samples."
     )
-    rates: str = option("0.01,0.03,0.1,0.3", "Learning rates to choose from, separated by commas, in ascending order.")
-    passes: str = option("1,2,5,10", "Numbers of epochs to choose from, separated by commas, in ascending order.")
+    rates: str = option(
+        "0.01,0.03,0.1,0.3", "Learning rates to choose from, separated by commas, in ascending order.", only_if=TUNED
+    )
+    passes: str = option(
+        "1,2,5,10", "Numbers of epochs to choose from, separated by commas, in ascending order.", only_if=TUNED
+    )
 
     @property
     def steps(self) -> tuple[float, ...]:
@@ -46,20 +51,13 @@ def stages(s: Setting, models_for: ModelsFor) -> tuple[Stage, ...]:
     tuning = s.make(PIECE, Tuning)
     kept = {"send": False, "keep": True, "part": tuning.part, "name": PIECE}
     training = s.training(PIECE, LocalTraining, epochs=5, **kept)
-    _refuse_at_odds(s, tuning)
     if not tuning.tune:
+        if not training.epochs:
+            s.without_effect(PIECE, "part", unless="personalise.epochs is above 0")
         return (Personalise(training, models_for, rounds=s.rounds, every=s.eval_every),)
+    s.without_effect(PIECE, "lr", "epochs", unless="personalise.tune is false")
     tune = Tune(TryTuning(training, tuning.steps, tuning.counts), models_for, rounds=s.rounds, every=s.eval_every)
     return tune, PersonaliseTuned(tune, training)
-
-
-def _refuse_at_odds(s: Setting, tuning: Tuning) -> None:
-    """An option that would do nothing."""
-    idle = ("lr", "epochs") if tuning.tune else ("rates", "passes")
-    for key in idle:
-        if key in s.options.get(PIECE, {}):
-            why = "it is chosen from rates and passes" if tuning.tune else "nothing is chosen"
-            raise UserError(f"option {PIECE}.{key} is of no use with {PIECE}.tune={str(tuning.tune).lower()}: {why}")
 
 
 def _numbers(key: str, text: str, least: float) -> list[float]:

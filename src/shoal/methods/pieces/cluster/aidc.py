@@ -31,6 +31,9 @@ class AdaptiveClusters(Piece):
     def add_to(self, method: MethodBuilder) -> None:
         rule = method.setting.make("cluster", Adaptive)
         vectors = method.vectors
+        if not vectors.follows_data:
+            unless = "represent.every is above 0 and represent.noise is 0"
+            method.setting.without_effect("cluster", "drift", unless=unless)
         experts = Experts(rule, vectors.column, representation_bounds=vectors.bounds)
         method.give_clusters_models()
         method.stages["cluster"].append(experts)

@@ -65,7 +65,7 @@ class ExpertGate(Piece):
         private = setting.training("private", LocalTraining, epochs=epochs, start="own", name="private")
         if start == "cold":
             method.program = TrainBoth(method.required(method.program, "client program"), private)
-        gate = setting.make("gate", Gate)
+        gate = setting.make("gate", Gate, serves_without_gate=True)
         split = method.validation_split
         choice = Choose(setting.model, "hits", method.required(split, "validation split")) if overlapping else None
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)

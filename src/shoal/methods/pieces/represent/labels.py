@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.client.histogram import LabelHistogram
 from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import CLIENT_VECTORS, LABEL_DISTRIBUTIONS, VECTORS_BEFORE_TRAINING
+from shoal.methods.composition.label_prior import label_query
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.query import AskOnce
+from shoal.stages.balanced import TOLD
 
 
 @register("represent", "labels")
@@ -20,7 +20,5 @@ class LabelDistributions(Piece):
     server_learns = "the label distribution of every client and its number of samples"
 
     def add_to(self, method: MethodBuilder) -> None:
-        setting = method.setting
-        program = setting.make("represent", LabelHistogram, classes=setting.model.classes)
-        method.stages["represent"].append(setting.make("represent", AskOnce, program=program))
+        method.stages["represent"].append(label_query(method.setting, TOLD))
         method.representation = ClientColumn("labels")

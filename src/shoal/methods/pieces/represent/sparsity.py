@@ -39,5 +39,6 @@ class ActivationSparsity(Piece):
 
         method.stages["represent"] += [*warmup, extractor, query]
         method.init = init
-        method.representation = ClientColumn("sparsity", parts=4, bounds=(0.0, 1.0))
+        follows = query.every > 0 and not vectors.noise  # noisy vectors are released once
+        method.representation = ClientColumn("sparsity", parts=4, bounds=(0.0, 1.0), follows_data=follows)
         method.sparsity, method.first_sparsity_round = vectors, extractor.warmup

@@ -40,6 +40,9 @@ class LogitAdjusted(Piece):
             count_labels(method)
             set_training(method, AdjustedTraining)
         else:
+            unless = "logits are adjusted, as with train.adjust=on"
+            setting.without_effect("train", "lam", "head", unless=unless)
+            setting.without_effect("prior", "every", unless=unless)  # where no other piece counts labels
             set_training(method, LocalTraining)
 
     def _adjusts(self, model: Model, epochs: int) -> bool:
