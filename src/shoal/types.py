@@ -41,6 +41,7 @@ class Option:
     le: float | None = None
     lt: float | None = None
     only_if: OnlyIf | None = None  # None: always
+    without_validation: Any = None  # the value with which no validation samples are needed; None: there is none
 
     def accepts(self, value: Any) -> bool:
         bounds = ((self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt))
@@ -65,10 +66,11 @@ def option(
     le: float | None = None,
     lt: float | None = None,
     only_if: OnlyIf | None = None,
+    without_validation: Any = None,
 ) -> Any:
-    """A dataclass field that users may set with `--set`: default, meaning (a full sentence), range, and the condition
-    without which it has no effect and is refused."""
-    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if)})
+    """A dataclass field that users may set with `--set`: default, meaning (a full sentence), range, the condition
+    without which it has no effect and is refused, and the value that spares a method the need for validation samples."""
+    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if, without_validation)})
 
 
 class HasOptions:

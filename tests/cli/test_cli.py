@@ -762,7 +762,7 @@ def test_clients_that_never_trained_are_evaluated():
     for client, score in found["clients"].items():
         by = ", ".join(f"{name}: {rows}" for name, rows in score["answered_by"].items())
         assert by in next(line for line in said if line.startswith(client))
-    assert "train.lr is no option of how answers are given" in refused("evaluate", "done", "--set", "train.lr=1")
+    assert "train.lr=1 cannot be changed after training" in refused("evaluate", "done", "--set", "train.lr=1")
 
 
 def test_a_run_that_held_out_nobody_says_so():

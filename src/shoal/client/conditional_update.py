@@ -24,6 +24,7 @@ class ConditionalUpdate:
         "val",
         "Compare the personal and the received model on the client's validation samples (val) or on its training "
         "samples (train).",
+        without_validation="train",
     )
     rows: Literal["all", "low", "high"] = "all"  # as the client trains on
     name: str = "update"

@@ -175,7 +175,12 @@ def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
 def _refuse_without_validation(method: Method, setting: Setting, federation: Federation) -> None:
     used = {phase.split for program in method.programs.values() for phase in program.phases}
     if any(split.startswith("val") for split in used) and not int(federation.sizes("val").sum()):
-        hint = "".join(f", or --set {piece}.judge=train" for piece, keys in setting.known.items() if "judge" in keys)
+        hint = "".join(
+            f", or --set {group}.{key}={option.declared.without_validation}"
+            for group, keys in setting.known.items()
+            for key, option in keys.items()
+            if option.declared.without_validation is not None
+        )
         raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 
 

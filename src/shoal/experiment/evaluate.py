@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from shoal import engine
@@ -20,7 +20,6 @@ from shoal.methods.composition.setting import setting_of
 from shoal.store.run_directory import RunStore
 from shoal.types import ServerState
 
-ANSWERING = ("serve", "estimate")  # pieces of methods whose options say how answers are given
 Options = Mapping[str, Mapping[str, Any]]
 
 
@@ -57,12 +56,6 @@ def of_unseen(
 @contextmanager
 def _opened(path: Path, progress: Any, options: Options | None) -> Iterator[tuple[RunStore, Bench, ServerState]]:
     with RunStore.open(path) as store:
-        for piece, keys in (options or {}).items():
-            if piece not in ANSWERING:
-                raise UserError(
-                    f"--set {piece}.{next(iter(keys))} is no option of how answers are given, which are those of "
-                    f"{' and '.join(ANSWERING)}: run anew with it"
-                )
         bench = setup(recorded_job(store.config), progress)
         check_data(path, bench)
         state = store.last(bench.job.device)
@@ -82,8 +75,8 @@ def answering(bench: Bench, options: Options) -> Bench:
     if not all(any(alike(stage, had) for had in before) for stage in after):
         given = ", ".join(f"{piece}.{key}={value}" for piece, keys in options.items() for key, value in keys.items())
         raise UserError(
-            f"--set {given} would have changed what clients of method {method.name} were asked to do, so this run has "
-            "no answer to it: run anew with it"
+            f"--set {given} cannot be changed after training. It changes what clients or the server of method "
+            f"{method.name} do in a round, and not only how the run answers. Start a new run to use it."
         )
     return replace(bench, job=job, method=method)
 
@@ -100,6 +93,8 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, FunctionType):
         within = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
         return one.__code__ is other.__code__ and alike(*within)
+    if isinstance(one, MethodType):  # of two pieces that are equal, but not the same object
+        return alike(one.__func__, other.__func__) and alike(one.__self__, other.__self__)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(alike, one, other))
     return bool(one == other)

@@ -20,7 +20,9 @@ class ExpertChoice(HasOptions):
 
     group: ClassVar[str] = "train"
     judge: Literal["val", "train"] = option(
-        "val", "Samples on which a client compares the accuracy of its experts: its validation or training samples."
+        "val",
+        "Samples on which a client compares the accuracy of its experts: its validation or training samples.",
+        without_validation="train",
     )
 
 
