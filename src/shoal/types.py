@@ -69,7 +69,7 @@ def option(
     without_validation: Any = None,
 ) -> Any:
     """A dataclass field that users may set with `--set`: default, meaning (a full sentence), range, the condition
-    without which it has no effect and is refused, and the value that spares a method the need for validation samples."""
+    without which it has no effect and is refused, and the value with which no validation samples are needed."""
     return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if, without_validation)})
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compositions import smallest_composition
 from federations import tiny_federation
 from safetensors.torch import save_file
 
@@ -34,7 +35,6 @@ from shoal.experiment.job import Job
 from shoal.experiment.result import promised
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS, AvailableOption, available_options
-from shoal.methods.composition.fit import smallest_composition
 from shoal.methods.composition.piece import pieces
 from shoal.models import load_model
 from shoal.types import UNLABELLED, Examples, ServerState

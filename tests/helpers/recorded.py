@@ -1,4 +1,4 @@
-"""A short run on digits, and the bytes that it leaves."""
+"""A short run on digits, the bytes that it leaves, and how many steps a fleet has recorded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from quick import quick
 
 from shoal.experiment.job import Job
+from shoal.fleet.tracing import Recorder
 
 
 def digest(folder: Path) -> dict[str, bytes]:
@@ -15,6 +16,10 @@ def digest(folder: Path) -> dict[str, bytes]:
     skip = ("timing.jsonl", "result.json", "lock")
     files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     return {k: v for k, v in files.items() if k not in skip}
+
+
+def num_recordings(recorder: Recorder) -> int:
+    return sum(len(steps.replays) for steps in recorder._steps.values())
 
 
 def digits_job(method: str, **kw: Any) -> Job:

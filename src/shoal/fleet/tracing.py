@@ -124,10 +124,6 @@ class Recorder:
             self._steps[key] = Steps(self, program, program.phases[phase], lift)
         return self._steps[key]
 
-    @property
-    def recordings(self) -> int:
-        return sum(len(steps.replays) for steps in self._steps.values())
-
 
 @dataclass(frozen=True)
 class Replay:

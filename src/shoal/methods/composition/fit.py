@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.errors import UserError
 from shoal.methods.composition.capability import Capability
-from shoal.methods.composition.piece import STEPS, Piece, default_names, piece_class, pieces
+from shoal.methods.composition.piece import STEPS, Piece, piece_class, pieces
 
 Chosen = Mapping[str, tuple[type[Piece], ...]]  # step -> its pieces; only serve may have several
 
@@ -59,22 +59,6 @@ def refuse_misfits(chosen: Chosen) -> None:
     """The first reason why pieces do not fit, as an error."""
     for misfit in misfits(chosen):
         raise UserError(misfit.sentence)
-
-
-def smallest_composition(step: str, name: str) -> dict[str, str]:
-    """The piece with only those others that it cannot do without. Empty where no known pieces fit it."""
-    return _completed({step: name}) or {}
-
-
-def _completed(steps: dict[str, str]) -> dict[str, str] | None:
-    chosen = chosen_classes(default_names() | steps)
-    misfit = next(misfits(chosen), None)
-    if misfit is None:
-        return steps
-    for other, name in misfit.remedies:
-        if other not in steps and (found := _completed({**steps, other: name})):
-            return found
-    return None
 
 
 def _is_used(chosen: Chosen, piece: type[Piece], capability: Capability) -> bool:

@@ -6,6 +6,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from compositions import smallest_composition
 from federations import tiny_federation
 
 from shoal import codec, engine, tree
@@ -16,7 +17,6 @@ from shoal.experiment.job import Job, make_job
 from shoal.experiment.recipe import RECIPES, load_recipe
 from shoal.methods import METHODS, Setting, build
 from shoal.methods.composition.compose import parse, written
-from shoal.methods.composition.fit import smallest_composition
 from shoal.methods.composition.piece import default_names, pieces
 from shoal.methods.pieces.cluster.dbscan import DensityClusters
 from shoal.models import load_model

@@ -11,6 +11,7 @@ import foreign_pieces
 import numpy as np
 import pytest
 import torch
+from compositions import smallest_composition
 from federations import tiny_federation
 from foreign_pieces import Halves, LargestUpdates, Median
 from installed import forget_pieces_afterwards, install
@@ -35,7 +36,7 @@ from shoal.methods.composition import (
 from shoal.methods.composition import piece as registry
 from shoal.methods.composition.capability import CLUSTER_MODELS
 from shoal.methods.composition.compose import compose, start_builder, written
-from shoal.methods.composition.fit import misfits, refuse_misfits, smallest_composition
+from shoal.methods.composition.fit import misfits, refuse_misfits
 from shoal.methods.composition.piece import STEPS, default_names, piece_class, pieces
 from shoal.methods.pieces.aggregate.mean import Mean
 from shoal.models import load_model
