@@ -1,0 +1,26 @@
+"""Models of two weights, and a server that has one."""
+
+import torch
+
+from shoal.client.train import LocalTraining
+from shoal.methods import Setting
+from shoal.models import load_model
+from shoal.types import Report, ServerState
+
+
+def setting(**kw):
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 8, "cohort": 6, "batch_size": 8} | kw)
+
+
+def model(*values):
+    return {"w": torch.tensor(values), "seen": torch.tensor(3)}  # "seen" is a buffer: never trained
+
+
+def trained(**models):
+    return {c: Report({"model": model(*values)}, {}, {"train": 1}) for c, values in models.items()}
+
+
+TRIAL = LocalTraining(load_model("linear", (6,), 4), name="represent")
+
+
+ORIGIN = ServerState(0, {"global": model(1.0, 1.0)}, roster=("a", "b", "c", "d", "e"))

@@ -1,0 +1,74 @@
+"""Clusters of clients whose models predict alike (FLIS)."""
+
+import numpy as np
+import pytest
+from selector_inputs import frozen
+
+from shoal.clusterers.prediction_similarity import inference_similarity, similarity_clusters
+from shoal.errors import UserError
+
+
+class TestInferenceSimilarity:
+    PREDICTIONS = frozen([[0, 1, 2, 3], [0, 1, 2, 2], [3, 3, 3, 3], [0, 1, 2, 3]], int)
+    SIMILARITY = np.array([[4, 3, 1, 4], [3, 4, 0, 3], [1, 0, 4, 1], [4, 3, 1, 4]]) / 4
+
+    def test_by_hand(self):
+        assert inference_similarity(self.PREDICTIONS) == pytest.approx(self.SIMILARITY)
+        assert inference_similarity(np.eye(4)[self.PREDICTIONS]) == pytest.approx(self.SIMILARITY)
+        assert inference_similarity(self.PREDICTIONS - 7) == pytest.approx(self.SIMILARITY)
+
+    def test_probabilities_and_nothing(self):
+        # (1, 0) and (.5, .5): cosine 1 / sqrt(2); a row of zeros is like nobody but itself
+        found = inference_similarity([[[1, 0]], [[0.5, 0.5]], [[0, 0]]])
+        assert found == pytest.approx(np.array([[1, 0.5**0.5, 0], [0.5**0.5, 1, 0], [0, 0, 1]]))
+
+    def test_clusters_by_threshold(self):
+        assert similarity_clusters(frozen(self.SIMILARITY), threshold=1.0).tolist() == [0, 1, 2, 0]
+        assert similarity_clusters(self.SIMILARITY, threshold=0.75).tolist() == [0, 0, 1, 0]
+        # 2 agrees with 0 on a quarter but with 1 on nothing: all pairs of a cluster must be alike
+        assert similarity_clusters(self.SIMILARITY, threshold=0.25).tolist() == [0, 0, 1, 0]
+        assert similarity_clusters(self.SIMILARITY, threshold=0.0).tolist() == [0, 0, 0, 0]
+
+    def test_labels_are_numbered_by_first_appearance(self):
+        for seed in range(20):
+            alike = inference_similarity(np.random.default_rng(seed).integers(0, 3, (12, 9)))
+            for labels in (
+                similarity_clusters(alike, threshold=0.4),
+                similarity_clusters(alike, clusters=5),
+            ):
+                numbers, first = np.unique(labels, return_index=True)
+                assert numbers.tolist() == list(range(len(numbers)))
+                assert (np.diff(first) > 0).all()
+
+    def test_clusters_by_number(self):
+        for n, labels in (
+            (1, [0, 0, 0, 0]),
+            (2, [0, 0, 1, 0]),
+            (3, [0, 1, 2, 0]),
+            (4, [0, 1, 2, 3]),
+            (9, [0, 1, 2, 3]),
+        ):
+            assert similarity_clusters(self.SIMILARITY, clusters=n).tolist() == labels
+
+    def test_follow_a_relabelling(self):
+        order = np.array([2, 3, 1, 0])
+        found = similarity_clusters(inference_similarity(self.PREDICTIONS[order]), clusters=2)
+        assert found.tolist() == [0, 1, 1, 1]
+
+    def test_everybody_alike_one_client_and_none(self):
+        assert similarity_clusters(np.ones((3, 3)), threshold=0.9).tolist() == [0, 0, 0]
+        assert similarity_clusters([[1.0]], threshold=0.9).tolist() == [0]
+        assert similarity_clusters(np.zeros((0, 0)), clusters=2).tolist() == []
+
+    def test_bad_input(self):
+        for bad in (np.zeros((2, 3)), np.zeros((2, 0), dtype=int), np.zeros(3, dtype=int)):
+            with pytest.raises(UserError, match="predictions"):
+                inference_similarity(bad)
+        with pytest.raises(UserError, match="exactly one"):
+            similarity_clusters(self.SIMILARITY)
+        with pytest.raises(UserError, match="exactly one"):
+            similarity_clusters(self.SIMILARITY, threshold=0.5, clusters=2)
+        with pytest.raises(UserError, match="clusters is 0"):
+            similarity_clusters(self.SIMILARITY, clusters=0)
+        with pytest.raises(UserError, match="symmetric"):
+            similarity_clusters(np.triu(np.ones((3, 3))), threshold=0.5)

@@ -1,0 +1,155 @@
+"""Clusters that are merged, and clients that join the best of them (FLACC)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from group_states import ORIGIN, model, setting
+
+from shoal.client.model_choice import Choose
+from shoal.client_table import Table
+from shoal.errors import UserError
+from shoal.methods import build
+from shoal.models import load_model
+from shoal.stages.agglomerative import Agglomerate, JoinBest
+from shoal.stages.experts import grouped
+from shoal.types import Report
+
+
+def preferring(place, rows=1):
+    return Report({"choice": {"place": torch.tensor(place)}}, {}, {"train": rows})
+
+
+def met(state, stage, **updates):
+    """A round in which these clients trained the shared model."""
+    rows = {c: {"update": torch.tensor(u)} for c, u in updates.items()}
+    state = replace(state, memory={**state.memory, "train": Table.of(rows).tree()})
+    return replace(stage.fold(state, {}, 0), round=state.round + 1)
+
+
+def groups_of(state):
+    table = Table.read(state.memory["cluster"]["met"])
+    return dict(zip(table.clients, table["group"].tolist(), strict=True))
+
+
+class TestAgglomerate:
+    stage = Agglomerate(patience=2)
+
+    def test_clients_that_never_met_are_not_compared(self):
+        state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        state = met(state, self.stage, c=[1.0, 0.0], d=[-1.0, 0.0])
+        assert groups_of(state) == {"a": 0, "b": 0, "c": 1, "d": 2}
+
+    def test_groups_meet_through_any_of_their_clients(self):
+        state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        state = met(state, self.stage, b=[0.0, 1.0], d=[0.1, 1.0])  # another round, another base: still alike
+        assert groups_of(state) == {"a": 0, "b": 0, "d": 0}
+
+    def test_the_mean_over_meetings_decides(self):
+        # cosines 1/√2, then -1: the mean is below 0, and what was merged comes apart
+        one, two = {"a": [1.0, 0.0], "b": [1.0, 1.0]}, {"a": [1.0, 0.0], "b": [-1.0, 0.0]}
+        state = met(ORIGIN, self.stage, **one)
+        assert groups_of(state) == {"a": 0, "b": 0}
+        assert groups_of(met(state, self.stage, **two)) == {"a": 0, "b": 1}
+        table = Table.read(met(state, self.stage, **two).memory["cluster"]["met"])
+        assert table["cosines"][0, 1].item() == pytest.approx(1 / np.sqrt(2) - 1)
+        assert table["meetings"].tolist() == [[2, 2], [2, 2]]
+        final = Agglomerate(patience=2, revise=False)
+        assert groups_of(met(met(ORIGIN, final, **one), final, **two)) == {"a": 0, "b": 0}
+
+    def parted(self):
+        state, updates = (
+            ORIGIN,
+            {"a": [1.0, 0.0], "b": [2.0, 0.1], "c": [-1.0, 0.0], "d": [-1.0, 0.2], "e": [0.0, -9.0]},
+        )
+        state = met(state, self.stage, **updates)
+        state = met(state, self.stage, **updates)
+        assert not state.membership
+        assert int(state.memory["cluster"]["quiet"]) == 1
+        return met(state, self.stage, **updates)
+
+    def test_after_quiet_rounds_groups_part_with_the_shared_model(self):
+        state = self.parted()
+        assert {k: m["w"].tolist() for k, m in state.models.items()} == {"expert-000": [1, 1], "expert-001": [1, 1]}
+        marks = {c: m.tolist() for c, m in state.membership.items()}
+        assert marks == {"a": [1, 0], "b": [1, 0], "c": [0, 1], "d": [0, 1]}  # e is alone, and in none
+        assert state.memory == {"cluster": {"formed": torch.tensor(2)}}
+
+    def test_and_stay(self):
+        state = self.parted()
+        after = met(state, self.stage, a=[1.0, 0.0], c=[1.0, 0.0])
+        assert after.models is state.models
+        assert after.membership is state.membership
+        assert "train" not in after.memory
+
+    def test_a_newcomer_that_stays_alone_is_no_change(self):
+        state = met(ORIGIN, self.stage, b=[1.0, 0.0], c=[1.0, 0.1])
+        state = met(state, self.stage, a=[-1.0, 0.0], b=[1.0, 0.0])
+        assert int(state.memory["cluster"]["quiet"]) == 1
+
+    def test_a_round_in_which_nothing_was_measured_is_not_quiet(self):
+        state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        for client in "abcabc":
+            state = met(state, self.stage, **{client: [1.0, 0.0]})
+        assert int(state.memory["cluster"]["quiet"]) == 0
+        assert not state.membership
+        for _ in range(2):
+            state = met(state, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
+        assert state.membership.keys() == {"a", "b"}
+
+    def test_one_model_is_kept_while_nobody_is_alike(self):
+        state = ORIGIN
+        for _ in range(5):
+            state = met(state, self.stage, a=[1.0, 0.0], b=[-1.0, 0.0])
+        assert sorted(state.models) == ["global"]
+        assert met(state, Agglomerate(patience=2, smallest=1), a=[1.0, 0.0], b=[-1.0, 0.0]).membership.keys() == {
+            "a",
+            "b",
+        }
+
+    def test_a_round_without_answers_changes_nothing(self):
+        state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.0])
+        assert met(state, self.stage).memory == state.memory
+
+    @pytest.mark.parametrize(("key", "value"), [("patience", 0), ("smallest", 0), ("threshold", 1.5)])
+    def test_bad_options(self, key, value):
+        with pytest.raises(UserError, match=rf"cluster\.{key} is {value}"):
+            build("flacc", setting(options={"cluster": {key: value}}))
+
+
+class TestJoinBest:
+    stage = JoinBest(Choose(load_model("mlp", (6,), 4), name="join"))
+
+    def test_models_that_are_the_same_are_not_offered(self):
+        # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others
+        models = [model(1.0, 1.0), model(1.0, 2.0), model(1.0, 1.0), model(1.0, 3.0)]
+        state = grouped(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
+        plan = self.stage.plan(state, 0)
+        assert {c: sorted(t.models) for c, t in plan.tasks.items()} == {"e": ["expert-001", "expert-003"]}
+        assert self.stage.fold(state, {"e": preferring(1)}, 0).membership["e"].tolist() == [0, 0, 0, 1]
+        one = grouped(ORIGIN, models[:3], ("a", "b", "c"), np.arange(3))
+        assert not self.stage.plan(one, 0).tasks  # one alone is no choice
+        assert len(self.stage.plan(grouped(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4  # unless it is all
+
+    def test_who_has_no_rows_joins_none_and_is_asked_once(self):
+        state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        after = self.stage.fold(state, {"c": preferring(0, rows=0), "d": preferring(1)}, 0)
+        assert after.membership.keys() == {"a", "b", "d"}
+        assert sorted(self.stage.plan(after, 0).tasks) == ["e"]
+
+    def test_nobody_is_asked_while_two_models_are_the_same(self):
+        assert not self.stage.plan(ORIGIN, 0).tasks
+        labels = np.array([0, 1])
+        same = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 1.0)], ("a", "b"), labels)
+        assert not self.stage.plan(same, 0).tasks
+        other = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), labels)
+        assert sorted(self.stage.plan(other, 0).tasks) == ["c", "d", "e"]
+
+    def test_who_chose_a_model_is_in_its_group(self):
+        state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        told = {c: preferring(k) for c, k in {"c": 1, "e": 0}.items()}
+        after = self.stage.fold(state, told, 0)
+        assert after.membership["c"].tolist() == [0, 1]
+        assert after.membership["e"].tolist() == [1, 0]
+        assert "d" not in after.membership
