@@ -102,16 +102,24 @@ CASES: dict[str, Case] = {
     "gate.temperature": Case(options={"gate": {"calibrate": True}}),
     "gate.shortlist": Case((1,), {"gate": {"top": 1, "calibrate": True}}),
     **{
-        f"shoal gate.{key}": Case(options=SPLIT)
-        for key in ["hidden", "calibrate", "denoise", "prior", "mix", "epochs", "batch_size", "lr"]
+        f"{method} gate.{key}": case
+        for method in ("shoal", "cluster=shift")
+        for key, case in {
+            **dict.fromkeys(["hidden", "calibrate", "denoise", "prior", "mix", "epochs", "lr"], Case(options=SPLIT)),
+            "batch_size": Case((2,), SPLIT),
+            "temperature": Case(options=WEIGHED),
+            "top": Case((1,), WEIGHED),
+            "shortlist": Case((1,), {**SPLIT, "gate": {"calibrate": True, "top": 1}}),
+        }.items()
     },
-    "shoal gate.temperature": Case(options=WEIGHED),
-    "shoal gate.top": Case((1,), WEIGHED),
-    "shoal gate.shortlist": Case((1,), {**SPLIT, "gate": {"calibrate": True, "top": 1}}),
     "personalise.rates": Case(("0.5",), {"personalise": {"tune": True, "passes": "1"}}),
     "personalise.passes": Case(("1",), {"personalise": {"tune": True, "rates": "0.1"}}),
     "update.decay": Case(options={"update": {"schedule": "cosine"}}),
     "apcsma share.rows": Case(options={"share": {"rows_of": "clients"}}),
+    **{
+        f"{step}=contribution share.rows": Case(options={"share": {"rows_of": "clients"}, "learn": {"steps": 1}})
+        for step in ("select", "aggregate")
+    },
     "select.candidates": Case((3,)),
     "survey.warmup": Case((2,), SURVEYED, LONG),
     "survey.every": Case((3,), SURVEYED, LONG),
@@ -120,13 +128,25 @@ CASES: dict[str, Case] = {
     "cluster.alpha": Case((1,)),
     "represent.weights": Case((weights_file(),)),
     "represent.layer": Case(("1",)),
-    "fedepc cluster.merge": Case((0.42,), {"cluster": {"guard": 0.0, "merge": 0.05}}, clients=10, seed=0),
+    **{
+        f"{method} cluster.merge": Case((0.42,), {"cluster": {"guard": 0.0, "merge": 0.05}}, clients=10, seed=0)
+        for method in ("fedepc", "cluster=aidc")
+    },
     "cluster.guard": Case((100.0,)),
     "cluster.drift": Case((0.0, 1000.0), {"represent": {"every": 1}}, changes=True),
     "flacc cluster.smallest": Case((1,), {"cluster": {"patience": 1, "threshold": 0.5}}, ALL),
     "cluster.revise": Case(job=ALL, seed=1),
     "cluster.restarts": Case((1,), {"represent": {"gamma": 1.0}, "cluster": {"groups": 4}}, clients=12, seed=2),
     "cluster.centre": Case(options=MIXED, clients=12, seed=2),
+    "cluster=similar cluster.centre": Case(
+        options={"labels": {"gamma": 1.0}, "cluster": {"groups": 3}}, clients=12, seed=2
+    ),
+    "cluster=similar cluster.restarts": Case(
+        (1,), {"labels": {"gamma": 1.0}, "cluster": {"groups": 4}}, clients=12, seed=2
+    ),
+    "cluster=repulsive cluster.swaps": Case(options={"labels": {"gamma": 1.0}, "cluster": {"groups": 2}}, seed=0),
+    "represent=labels,cluster=dbscan cluster.reach": Case((0.05,), {"cluster": {"smallest": 1}}),
+    "cluster=dbscan,represent=labels cluster.reach": Case((0.05,), {"cluster": {"smallest": 1}}),
     "cluster.swaps": Case(options={"represent": {"gamma": 1.0}, "cluster": {"groups": 2}}),
     "ifca cluster.restarts": Case((2,), job={"rounds": 4}),
     "select.take": Case(options={"cluster": {"reach": 0.4}}, clients=10),
@@ -266,7 +286,9 @@ def values(option: AvailableOption) -> list[Any]:
 
 
 def case_of(method: str, path: str) -> Case:
-    return CASES.get(f"{method} {path}") or CASES.get(path) or Case()
+    """The case of the method, of one of its pieces, or of the option."""
+    keys = [f"{method} {path}", *(f"{piece} {path}" for piece in method.split(",")), path]
+    return next((CASES[key] for key in keys if key in CASES), Case())
 
 
 def look(method: str, path: str, option: AvailableOption, case: Case | None = None) -> Found:
