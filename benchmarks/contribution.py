@@ -56,7 +56,7 @@ def measure(method: Method, federation: Federation, rounds: int) -> list[dict[st
     for number in range(rounds + 1):
         Clocked.spent.clear()
         before = timer.seconds["train: clients"]
-        state, record, _ = engine.play_round(method, fleet, state, 0, ledger, timer)
+        state, record, _ = engine.run_round(method, fleet, state, 0, ledger, timer)
         train_s, learn_s = timer.seconds["train: clients"] - before, sum(Clocked.spent)
         if number:
             found.append({"round": record.round, "learn_s": learn_s, "train_s": train_s, "share": learn_s / train_s})

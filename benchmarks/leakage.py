@@ -105,7 +105,7 @@ class Server:
         self.within: Floats = np.cov((zeros - self.of_classes[y]).T) + 1e-3 * np.eye(zeros.shape[1])
 
     def zeros(self, x: torch.Tensor) -> Floats:
-        found = self.program.adaptation.model.rectified(self.first, x, self.program.place) == 0
+        found = self.program.adaptation.model.relu_output(self.first, x, self.program.place) == 0
         return found.double().numpy()
 
     def asks(self, data: Clients, seed: int) -> Asked:
@@ -247,7 +247,7 @@ def measured(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
     read = [row for skew in sizes.skews for row in readings(server, dealt(f"dirichlet:{skew}"), skew, sizes, seed)]
     same = dealt("iid")
     groups = clusters(server, dealt(f"groups:{GROUPS},100"), same, sizes, seed)
-    proved = [replace(program, noise=n).guarantee(same.sizes("train").tolist()) for n in sizes.noises if n]
+    proved = [replace(program, noise=n).privacy_guarantee(same.sizes("train").tolist()) for n in sizes.noises if n]
     return {"data": data, "seed": seed, "readings": read, "clusters": groups, "guarantees": proved}
 
 

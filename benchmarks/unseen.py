@@ -26,7 +26,7 @@ import torch
 from harness import FAILED, OK, Outcome
 
 from shoal import UserError
-from shoal.engine import unlabelled
+from shoal.engine import without_labels
 from shoal.experiment.assemble import setup
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.run import run_job
@@ -74,7 +74,9 @@ def through_the_service(
     with served(run) as url:
 
         def with_inputs(count: int | None) -> dict[ClientId, float]:
-            seen = {c: None if count is None else unlabelled(samples, c, count, seed) for c, samples in unseen.items()}
+            seen = {
+                c: None if count is None else without_labels(samples, c, count, seed) for c, samples in unseen.items()
+            }
             return {c: accuracy(url, samples, seen[c], classes) for c, samples in unseen.items()}
 
         return {"none": with_inputs(None)} | {str(n): with_inputs(n) for n in inputs}

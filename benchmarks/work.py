@@ -98,7 +98,7 @@ def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Te
     """Returns the first weights and the orders of samples that shoal's seeds give."""
     from shoal.experiment.assemble import arrange
     from shoal.experiment.job import Job
-    from shoal.fleet.batches import phase_seed, row_order
+    from shoal.fleet.batches import batch_indices, phase_seed
     from shoal.rng import derive_seed
 
     work = load(folder)
@@ -110,7 +110,7 @@ def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Te
         plan = stage.plan(replace(state, round=r), derive_seed(SEED, r, stage.name))
         phases = plan.program.phases
         seeds = [phase_seed(plan.tasks[c].seed, phases, 0) for c in bench.federation]
-        orders.append(torch.stack([row_order(work.samples, phases[0], seed) for seed in seeds]))
+        orders.append(torch.stack([batch_indices(work.samples, phases[0], seed) for seed in seeds]))
     return state.models["global"], torch.stack(orders)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["METHODS", "Federation", "Setting", "UserError", "load", "partition", "run"]
 
-_HOMES = {
+_MODULE_OF_NAME = {
     "Federation": "shoal.data",
     "load": "shoal.data",
     "partition": "shoal.data",
@@ -32,6 +32,6 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Loaded when first used: `shoal --help` need not wait for torch."""
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF_NAME[name]), name)

@@ -26,12 +26,12 @@ class MissingModel(Exception):
 
 def pack(t: Mapping[str, Any], meta: object = None) -> bytes:
     flat: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    seen_storages: set[int] = set()
     for name, x in sorted(tree.flatten(t).items()):
         x = x.detach().cpu().contiguous()
-        where = x.untyped_storage().data_ptr()
-        flat[name] = x.clone() if where in seen else x  # the format refuses aliases
-        seen.add(where)
+        storage_address = x.untyped_storage().data_ptr()
+        flat[name] = x.clone() if storage_address in seen_storages else x  # the format refuses aliases
+        seen_storages.add(storage_address)
     return save(flat, {"shoal": _text(meta)})
 
 
@@ -64,7 +64,7 @@ def _numbers(values: Mapping[str, float]) -> Tensor:
 
 
 def _task_tree(task: Task) -> tuple[Tree, object]:
-    sent = {k: m for k, m in task.models.items() if k not in task.held}
+    sent = {k: m for k, m in task.models.items() if k not in task.cached}
     t: Tree = {"models": sent, "config": _numbers(task.config), "seed": torch.tensor(task.seed)}
     if not task.digests:
         return t, sorted(task.config)
@@ -76,19 +76,19 @@ def encode_task(task: Task) -> bytes:
     return pack(*_task_tree(task))
 
 
-def decode_task(data: bytes, kept: Mapping[int, Params] | None = None) -> Task:
+def decode_task(data: bytes, cached_models: Mapping[int, Params] | None = None) -> Task:
     """`kept`: what the client has of earlier tasks, by digest."""
     t, names = unpack(data)
-    models, digests, kept = t.get("models", {}), {}, kept or {}
+    models, digests, cached_models = t.get("models", {}), {}, cached_models or {}
     if "digests" in t:
         names, kinds = names
         digests = dict(zip(kinds, t["digests"].tolist(), strict=True))
-    held = frozenset(digests.keys() - models.keys())
-    if any(digests[k] not in kept for k in held):
+    cached = frozenset(digests.keys() - models.keys())
+    if any(digests[k] not in cached_models for k in cached):
         raise MissingModel
-    models = {k: models[k] if k in models else kept[digests[k]] for k in sorted(models.keys() | held)}
+    models = {k: models[k] if k in models else cached_models[digests[k]] for k in sorted(models.keys() | cached)}
     config = dict(zip(names, t["config"].tolist(), strict=True))
-    return Task(models, config, int(t["seed"]), digests, held)
+    return Task(models, config, int(t["seed"]), digests, cached)
 
 
 def task_bytes(task: Task) -> int:

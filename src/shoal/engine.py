@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal import metrics, model_cache, tree
 from shoal.client.evaluate import Evaluate
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.cost.ledger import LONG, Ledger, Page, totals
 from shoal.cost.timer import Timer
 from shoal.errors import UserError
@@ -21,11 +21,23 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
 from shoal.rng import derive_seed, generator
-from shoal.types import UNLABELLED, ClientId, Examples, Fleet, Method, Params, Plan, Report, ServerState, Task, Tree
+from shoal.types import (
+    UNLABELLED_SPLIT,
+    ClientId,
+    Examples,
+    Fleet,
+    Method,
+    Params,
+    Plan,
+    Report,
+    ServerState,
+    Task,
+    Tree,
+)
 
 log = logging.getLogger(__name__)
 
-THREADS = torch.get_num_threads()  # as torch or its user chose, before any fleet takes some away
+NUM_THREADS = torch.get_num_threads()  # as torch or its user chose, before any fleet takes some away
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,11 @@ class Evaluation:
     answered_by: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)  # rows by model, if one is chosen
 
     def figures(self) -> dict[str, Any]:
-        local = metrics.summarise(list(self.clients.values()))
-        mean_loss = local.loss if local else None
+        fleet_summary = metrics.summarise_clients(list(self.clients.values()))
+        mean_loss = fleet_summary.loss if fleet_summary else None
         return {
             "accuracy": {
-                **{k: getattr(local, k, None) for k in ("mean", "std", "worst10", "f1")},
+                **{k: getattr(fleet_summary, k, None) for k in ("mean", "std", "worst10", "f1")},
                 "central": self.central.accuracy if self.central else None,
             },
             "loss": {"mean": mean_loss, "central": self.central.loss if self.central else None},
@@ -90,7 +102,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RoundTiming:
     """What a round took here, by the clock, and what the server worked of it: never the same twice."""
 
     wall_s: float
@@ -100,7 +112,7 @@ class Clock:
 class Store(Protocol):
     """Where a run is kept. `append` comes before `checkpoint`: a line too many is easily dropped."""
 
-    def append(self, record: Record, pages: Sequence[Page], clock: Clock) -> None: ...
+    def append(self, record: Record, pages: Sequence[Page], clock: RoundTiming) -> None: ...
 
     def checkpoint(self, state: ServerState) -> None: ...
 
@@ -128,10 +140,10 @@ class Result:
     @property
     def edges(self) -> dict[str, list[ClientId]]:
         """The clients of each edge; empty without edges."""
-        known, found = Table.load(self.state, "edges"), dict[str, list[ClientId]]()
-        for client, edge in zip(known.clients, known.columns.get("edge", torch.empty(0)).tolist(), strict=True):
-            found.setdefault(f"edge-{edge:03d}", []).append(client)
-        return dict(sorted(found.items()))
+        table, clients_by_edge = ClientTable.load(self.state, "edges"), dict[str, list[ClientId]]()
+        for client, edge in zip(table.clients, table.columns.get("edge", torch.empty(0)).tolist(), strict=True):
+            clients_by_edge.setdefault(f"edge-{edge:03d}", []).append(client)
+        return dict(sorted(clients_by_edge.items()))
 
     @property
     def groups(self) -> dict[ClientId, list[str]]:
@@ -144,16 +156,16 @@ class Result:
         return found
 
 
-class UnseenClient:
+class CentralTestEvaluator:
     """Who never trains and has nothing private: it holds the central test set."""
 
-    def __init__(self, central: Examples) -> None:
-        self.fleet = PlainFleet({"unseen": {"test": central}})
-        self.fleet.recorder = Recorder(after=NEVER)  # a few large batches: nothing to gain
+    def __init__(self, samples: Examples) -> None:
+        self.fleet = PlainFleet({"unseen": {"test": samples}})
+        self.fleet.recorder = Recorder(record_after_calls=NEVER)  # a few large batches: nothing to gain
 
     def score(self, program: Evaluate, models: Mapping[str, Params]) -> Score:
         before = torch.get_num_threads()
-        torch.set_num_threads(THREADS)  # all of them: whoever else works for this run waits for us now
+        torch.set_num_threads(NUM_THREADS)  # all of them: whoever else works for this run waits for us now
         try:
             return _score(self.fleet.execute_one(program, "unseen", Task(models)))
         finally:
@@ -161,7 +173,11 @@ class UnseenClient:
 
 
 def evaluate(
-    method: Method, fleet: Fleet, state: ServerState, unseen: UnseenClient | None, timer: Timer | None = None
+    method: Method,
+    fleet: Fleet,
+    state: ServerState,
+    central_evaluator: CentralTestEvaluator | None,
+    timer: Timer | None = None,
 ) -> Evaluation:
     """Of exactly what is served: `models_for` and `predict`, on the test split that nothing else opens."""
     program, timer = Evaluate.of(method), timer or Timer()
@@ -170,55 +186,73 @@ def evaluate(
         reports = fleet.execute(Plan(program, tasks)) if tasks else {}
         scores = {c: _score(r) for c, r in reports.items() if r.metrics["accuracy"][1]}
     with timer("evaluate: central"):
-        central = None if unseen is None else unseen.score(program, method.models_for(state, None))
+        central = (
+            None if central_evaluator is None else central_evaluator.score(program, method.models_for(state, None))
+        )
     return Evaluation(scores, central)
 
 
 def evaluate_unseen(
     method: Method,
     state: ServerState,
-    held: Mapping[ClientId, Examples],
-    assign: bool = False,
-    inputs: int | None = None,
+    unseen: Mapping[ClientId, Examples],
+    infer_from_inputs: bool = False,
+    num_inputs: int | None = None,
     seed: int = 0,
 ) -> Evaluation:
     """Clients that never trained, each on all of its rows: with what anybody is served, or with `assign` by what the
     method makes of its rows without labels; of so many `inputs`, drawn by chance, or of all."""
-    held = {c: rows for c, rows in held.items() if len(rows.y)}
-    seen = {c: unlabelled(rows, c, inputs, seed) for c, rows in held.items()} if assign else {}
-    fleet, nobody = PlainFleet({c: {"test": rows} for c, rows in held.items()}), method.models_for(state, None)
-    place = method.assign
-    tasks = {c: Task(nobody if place is None or not assign else place(state, seen[c].x)) for c in held}
-    if assign and method.adapt is not None:
-        PlainFleet({c: {UNLABELLED: rows} for c, rows in seen.items()}, fleet.private).execute(
-            Plan(method.adapt, tasks)
+    unseen = {c: rows for c, rows in unseen.items() if len(rows.y)}
+    unlabelled_by_client = (
+        {c: without_labels(rows, c, num_inputs, seed) for c, rows in unseen.items()} if infer_from_inputs else {}
+    )
+    fleet, default_models = (
+        PlainFleet({c: {"test": rows} for c, rows in unseen.items()}),
+        method.models_for(state, None),
+    )
+    models_for_inputs = method.models_for_inputs
+    tasks = {
+        c: Task(
+            default_models
+            if models_for_inputs is None or not infer_from_inputs
+            else models_for_inputs(state, unlabelled_by_client[c].x)
+        )
+        for c in unseen
+    }
+    if infer_from_inputs and method.adaptation_program is not None:
+        PlainFleet({c: {UNLABELLED_SPLIT: rows} for c, rows in unlabelled_by_client.items()}, fleet.private).execute(
+            Plan(method.adaptation_program, tasks)
         )
     reports = fleet.execute(Plan(Evaluate.of(method), tasks))
-    by = {c: _answered_by(method, tasks[c].models, fleet.private.get(c, {}), rows.x) for c, rows in held.items()}
+    samples_by_model = {
+        c: _samples_by_model(method, tasks[c].models, fleet.private.get(c, {}), rows.x) for c, rows in unseen.items()
+    }
     return Evaluation(
-        {c: _score(r) for c, r in reports.items()}, None, {c: counts for c, counts in by.items() if counts}
+        {c: _score(r) for c, r in reports.items()},
+        None,
+        {c: counts for c, counts in samples_by_model.items() if counts},
     )
 
 
-def _answered_by(method: Method, models: Mapping[str, Params], private: Tree, x: Tensor) -> dict[str, int]:
+def _samples_by_model(method: Method, models: Mapping[str, Params], private: Tree, x: Tensor) -> dict[str, int]:
     """How many rows each model answered, where the method chooses one for each."""
-    if method.route is None:
+    if method.predict_routed is None:
         return {}
     names, counts = sorted(models), dict[str, int]()
     with torch.no_grad():
         for part in torch.split(x, 1024):
-            for k, rows in enumerate(method.route(models, private, part).expert.bincount().tolist()):
+            for k, rows in enumerate(method.predict_routed(models, private, part).model_index.bincount().tolist()):
                 if rows:
                     counts[names[k]] = counts.get(names[k], 0) + rows
     return dict(sorted(counts.items()))
 
 
-def unlabelled(rows: Examples, client: ClientId, count: int | None, seed: int) -> Examples:
+def without_labels(samples: Examples, client: ClientId, num_inputs: int | None, seed: int) -> Examples:
     """So many of a client's rows, or all: what stands in the place of labels says nothing."""
     drawn = generator(derive_seed(seed, "inputs", client))
-    order = torch.randperm(len(rows.y), generator=drawn)[:count].to(rows.y.device)
-    x = rows.x[order.sort().values]
-    return Examples(x, torch.zeros(len(x), dtype=rows.y.dtype, device=rows.y.device))
+    order = torch.randperm(len(samples.y), generator=drawn)[:num_inputs].to(samples.y.device)
+    x = samples.x[order.sort().values]
+    return Examples(x, torch.zeros(len(x), dtype=samples.y.dtype, device=samples.y.device))
 
 
 def _score(report: Report) -> Score:
@@ -234,50 +268,54 @@ def run(
     *,
     rounds: int,
     seed: int,
-    central: Examples | None = None,
+    central_samples: Examples | None = None,
     eval_every: int = 1,
     state: ServerState | None = None,
-    records: Sequence[Record] = (),
+    earlier_rounds: Sequence[Record] = (),
     ledger: Ledger | None = None,
     store: Store | None = None,
     on_round: Callable[[Record], None] | None = None,
     timer: Timer | None = None,
 ) -> Result:
     """Rounds from `state.round` up to `rounds`; `records` and `ledger` are those of the rounds before."""
-    begun, server_s = time.perf_counter(), 0.0
+    run_start_s, server_s = time.perf_counter(), 0.0
     state = method.init(seed) if state is None else state
-    ledger, history, timer = ledger or Ledger(), list(records), timer or Timer()
-    unseen = UnseenClient(central) if central is not None and len(central.y) else None
-    stopped = _spent(ledger, fleet)
-    while state.round < rounds and not stopped:
-        started = time.perf_counter()
-        state, record, worked_s = play_round(method, fleet, state, seed, ledger, timer)
-        stopped = _spent(ledger, fleet)
-        if stopped or state.round == rounds or state.round % eval_every == 0:
-            record = replace(record, evaluation=evaluate(method, fleet, state, unseen, timer))
+    ledger, history, timer = ledger or Ledger(), list(earlier_rounds), timer or Timer()
+    central_evaluator = (
+        CentralTestEvaluator(central_samples) if central_samples is not None and len(central_samples.y) else None
+    )
+    stop_reason = _stop_reason(ledger, fleet)
+    while state.round < rounds and not stop_reason:
+        round_start_s = time.perf_counter()
+        state, record, round_server_s = run_round(method, fleet, state, seed, ledger, timer)
+        stop_reason = _stop_reason(ledger, fleet)
+        if stop_reason or state.round == rounds or state.round % eval_every == 0:
+            record = replace(record, evaluation=evaluate(method, fleet, state, central_evaluator, timer))
         if not record.cohort and (not history or history[-1].cohort):  # told once for as long as it lasts
             log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", record.round)
         history.append(record)
-        server_s += worked_s
+        server_s += round_server_s
         if store is not None:
             with timer("checkpoint"):
-                store.append(record, ledger.of(record.round), Clock(time.perf_counter() - started, worked_s))
+                store.append(
+                    record, ledger.of(record.round), RoundTiming(time.perf_counter() - round_start_s, round_server_s)
+                )
                 store.checkpoint(state)
         if on_round is not None:
             on_round(record)
-    return Result(state, history, ledger, time.perf_counter() - begun, server_s, stopped)
+    return Result(state, history, ledger, time.perf_counter() - run_start_s, server_s, stop_reason)
 
 
-def _spent(ledger: Ledger, fleet: Fleet) -> str | None:
+def _stop_reason(ledger: Ledger, fleet: Fleet) -> str | None:
     """Why there is no next round. Only modelled joules decide, so that the same run ends at the same round."""
     if ledger.costs.budget_joules is not None and ledger.total_joules >= ledger.costs.budget_joules:
         return f"the clients' budget of {ledger.costs.budget_joules:g} J is spent"
-    if ledger.costs.battery_joules is not None and not _charged(ledger, fleet):
+    if ledger.costs.battery_joules is not None and not _charged_clients(ledger, fleet):
         return "every battery is empty"
     return None
 
 
-def _charged(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
+def _charged_clients(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
     """The clients that are there and have something left in their batteries."""
     limit = ledger.costs.battery_joules
     if limit is None:
@@ -285,73 +323,75 @@ def _charged(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
     return tuple(c for c in fleet.roster() if ledger.spent_joules.get(c, 0.0) < limit)
 
 
-def play_round(
+def run_round(
     method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
 ) -> tuple[ServerState, Record, float]:
     """The next state, what is known of the round, and the processor seconds that the server worked for it."""
-    number, server_s = state.round + 1, 0.0
-    late: list[ClientId] = []
-    roster, size = _charged(ledger, fleet), method.cohort_size
-    state = replace(state, roster=roster, devices=ledger.costs.profiles, cohort_size=size, cohort=(), figures={})
-    seen: dict[str, float] = {}
+    round_number, server_s = state.round + 1, 0.0
+    late_clients: list[ClientId] = []
+    roster, size = _charged_clients(ledger, fleet), method.cohort_size
+    state = replace(state, roster=roster, devices=ledger.costs.profiles, cohort_size=size, cohort=(), round_metrics={})
+    round_metrics: dict[str, float] = {}
     for stage in method.stages:
         if not stage.due(state.round):
             continue
         stage_seed = derive_seed(seed, state.round, stage.name)
         with timer(f"{stage.name}: server") as planning:
-            plan = model_cache.marked(stage.plan(state, stage_seed), state)
+            plan = model_cache.mark_cached_models(stage.plan(state, stage_seed), state)
         reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
                 reports = {c: report for part in plan.by_program() for c, report in fleet.execute(part).items()}
             with timer("ledger"):
-                too_late = ledger.book(number, stage.name, stage.purpose, plan, reports)
+                too_late = ledger.book(round_number, stage.name, stage.purpose, plan, reports)
                 reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
-                seen |= _means(stage.name, reports)
-            late += [c for c in plan.tasks if c in too_late]
+                round_metrics |= _mean_metrics(stage.name, reports)
+            late_clients += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
-            state = model_cache.noted(stage.fold(state, reports, stage_seed), plan, reports)
-        if state.relays:
-            ledger.book_relays(number, stage.name, stage.purpose, state.relays)
-            state = replace(state, relays={})
+            state = model_cache.remember_sent_models(stage.fold(state, reports, stage_seed), plan, reports)
+        if state.edge_exchanges:
+            ledger.book_relays(round_number, stage.name, stage.purpose, state.edge_exchanges)
+            state = replace(state, edge_exchanges={})
         server_s += planning.cpu_s + folding.cpu_s
         _refuse_divergence(state, stage.name)
     record = replace(
-        _cost(number, ledger),
+        _round_costs(round_number, ledger),
         cohort=len(state.cohort),
-        metrics=seen | dict(state.figures),
-        late_clients=tuple(late),
-        left=_emptied(ledger, state.roster),
+        metrics=round_metrics | dict(state.round_metrics),
+        late_clients=tuple(late_clients),
+        left=_depleted_clients(ledger, state.roster),
     )
-    state = replace(state, round=number, roster=(), devices={}, cohort_size=0, cohort=(), figures={})
+    state = replace(state, round=round_number, roster=(), devices={}, cohort_size=0, cohort=(), round_metrics={})
     return state, record, round(server_s, 6)
 
 
-def _emptied(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:
+def _depleted_clients(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:
     limit = ledger.costs.battery_joules
     return () if limit is None else tuple(c for c in roster if ledger.spent_joules.get(c, 0.0) >= limit)
 
 
-def _cost(number: int, ledger: Ledger) -> Record:
-    pages = ledger.of(number)
-    near, long = [p for p in pages if p.link != LONG], [p for p in pages if p.link == LONG]
-    edges = any(p.edge for p in near)
+def _round_costs(round_number: int, ledger: Ledger) -> Record:
+    pages = ledger.of(round_number)
+    client_entries, cloud_entries = [p for p in pages if p.link != LONG], [p for p in pages if p.link == LONG]
+    edges = any(p.edge for p in client_entries)
     return Record(
-        number,
+        round_number,
         cohort=0,
         metrics={},
-        bytes_down=sum(int(p.bytes_down.sum()) for p in near),
-        bytes_up=sum(int(p.bytes_up.sum()) for p in near),
+        bytes_down=sum(int(p.bytes_down.sum()) for p in client_entries),
+        bytes_up=sum(int(p.bytes_up.sum()) for p in client_entries),
         flops=sum(int(p.flops.sum()) for p in pages),
         joules=totals(pages),
-        sim_time_s=ledger.lasted_s.get(number, 0.0),
-        bytes_long=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in long) if edges or long else None,
+        sim_time_s=ledger.lasted_s.get(round_number, 0.0),
+        bytes_long=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in cloud_entries)
+        if edges or cloud_entries
+        else None,
     )
 
 
-def _means(stage: str, reports: Mapping[ClientId, Report]) -> dict[str, float]:
+def _mean_metrics(stage: str, reports: Mapping[ClientId, Report]) -> dict[str, float]:
     names = sorted({name for r in reports.values() for name in r.metrics})
-    means = {f"{stage}.{n}": metrics.collect((r.metrics for r in reports.values()), n) for n in names}
+    means = {f"{stage}.{n}": metrics.mean_over_clients((r.metrics for r in reports.values()), n) for n in names}
     return {k: v for k, v in means.items() if v is not None}
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-Pair = tuple[float, float]
+SumAndCount = tuple[float, float]
 
 
-def add(pairs: Iterable[Pair]) -> Pair:
+def sum_pairs(pairs: Iterable[SumAndCount]) -> SumAndCount:
     total, count = 0.0, 0.0
     for s, n in pairs:
         total, count = total + s, count + n
     return total, count
 
 
-def ratio(pair: Pair) -> float | None:
+def mean_of_pair(pair: SumAndCount) -> float | None:
     return pair[0] / pair[1] if pair[1] else None
 
 
@@ -46,17 +46,17 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Summary:
+class FleetSummary:
     """An evaluation of the whole fleet: what the clients are served on their own test data."""
 
-    mean: float
+    local: float
     std: float
     worst10: float
     f1: float
     loss: float
 
 
-def summarise(scores: Sequence[Score]) -> Summary | None:
+def summarise_clients(scores: Sequence[Score]) -> FleetSummary | None:
     """Every client counts the same, however much data it has; `worst10` is the mean of the worst tenth."""
     if not scores:
         return None
@@ -64,8 +64,8 @@ def summarise(scores: Sequence[Score]) -> Summary | None:
     n = len(accuracy)
     mean = math.fsum(accuracy) / n
     worst = accuracy[: math.ceil(n / 10)]
-    return Summary(
-        mean=mean,
+    return FleetSummary(
+        local=mean,
         std=math.sqrt(math.fsum((a - mean) ** 2 for a in accuracy) / n),
         worst10=math.fsum(worst) / len(worst),
         f1=math.fsum(s.f1 for s in scores) / n,
@@ -73,6 +73,6 @@ def summarise(scores: Sequence[Score]) -> Summary | None:
     )
 
 
-def collect(reports: Iterable[Mapping[str, Pair]], name: str) -> float | None:
+def mean_over_clients(reports: Iterable[Mapping[str, SumAndCount]], name: str) -> float | None:
     """The mean of one metric over all examples of all clients that reported it."""
-    return ratio(add(m[name] for m in reports if name in m))
+    return mean_of_pair(sum_pairs(m[name] for m in reports if name in m))

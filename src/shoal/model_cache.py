@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.types import ClientId, Params, Plan, Report, ServerState
 
-SLOT = "delivery"
+MEMORY_SLOT = "delivery"
 
 
 def digest(model: Params) -> int:
@@ -27,36 +27,42 @@ def digest(model: Params) -> int:
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
-def marked(plan: Plan, state: ServerState) -> Plan:
+def mark_cached_models(plan: Plan, state: ServerState) -> Plan:
     """The plan with what its clients have already."""
-    if not plan.reuse:
+    if not plan.cache_models:
         return plan
-    kept = Table.load(state, SLOT)
-    have = dict(zip(kept.clients, map(set, kept["digests"].tolist()), strict=True)) if len(kept) else {}
-    known: dict[int, int] = {}  # a model goes to many clients: its digest is computed once
+    cache_table = ClientTable.load(state, MEMORY_SLOT)
+    cached_digests = (
+        dict(zip(cache_table.clients, map(set, cache_table["digests"].tolist()), strict=True))
+        if len(cache_table)
+        else {}
+    )
+    digest_by_id: dict[int, int] = {}  # a model goes to many clients: its digest is computed once
 
-    def of(model: Params) -> int:
-        if id(model) not in known:
-            known[id(model)] = digest(model)
-        return known[id(model)]
+    def digest_of(model: Params) -> int:
+        if id(model) not in digest_by_id:
+            digest_by_id[id(model)] = digest(model)
+        return digest_by_id[id(model)]
 
     tasks = {}
     for client, task in plan.tasks.items():
-        digests = {name: of(model) for name, model in task.models.items()}
-        held = frozenset(name for name, d in digests.items() if d in have.get(client, ()))
-        tasks[client] = replace(task, digests=digests, held=held)
+        digests = {name: digest_of(model) for name, model in task.models.items()}
+        held = frozenset(name for name, d in digests.items() if d in cached_digests.get(client, ()))
+        tasks[client] = replace(task, digests=digests, cached=held)
     return replace(plan, tasks=tasks)
 
 
-def noted(state: ServerState, plan: Plan, reports: Mapping[ClientId, Report]) -> ServerState:
+def remember_sent_models(state: ServerState, plan: Plan, reports: Mapping[ClientId, Report]) -> ServerState:
     """Who answered has the models of its task, and no others; of the silent nothing is known."""
-    if not plan.reuse or not plan.tasks:
+    if not plan.cache_models or not plan.tasks:
         return state
-    asked = plan.tasks.keys()
-    kept = Table.load(state, SLOT)
-    rows = dict(zip(kept.clients, kept["digests"].tolist(), strict=True)) if len(kept) else {}
-    rows = {c: row for c, row in rows.items() if c not in asked}
+    task_clients = plan.tasks.keys()
+    cache_table = ClientTable.load(state, MEMORY_SLOT)
+    rows = dict(zip(cache_table.clients, cache_table["digests"].tolist(), strict=True)) if len(cache_table) else {}
+    rows = {c: row for c, row in rows.items() if c not in task_clients}
     rows |= {c: list(plan.tasks[c].digests.values()) for c in plan.tasks if c in reports}
     width = max(map(len, rows.values()), default=0)
-    table = Table.of({c: {"digests": torch.tensor(row + row[-1:] * (width - len(row)))} for c, row in rows.items()})
-    return replace(state, memory={**state.memory, SLOT: table.tree()})
+    table = ClientTable.from_rows(
+        {c: {"digests": torch.tensor(row + row[-1:] * (width - len(row)))} for c, row in rows.items()}
+    )
+    return replace(state, memory={**state.memory, MEMORY_SLOT: table.to_tree()})

@@ -14,15 +14,15 @@ from shoal.types import Tree
 
 
 @lru_cache(maxsize=100_000)
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return quote(name, safe="*")
 
 
-def map(f: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
+def map_leaves(f: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
     """Apply `f` to the corresponding leaves of trees of one shape."""
     head = trees[0]
     return {
-        k: map(f, *(t[k] for t in trees)) if isinstance(v, Mapping) else f(*(t[k] for t in trees))
+        k: map_leaves(f, *(t[k] for t in trees)) if isinstance(v, Mapping) else f(*(t[k] for t in trees))
         for k, v in head.items()
     }
 
@@ -46,15 +46,15 @@ def size_bytes(t: Mapping[str, Any]) -> int:
     return sum(x.numel() * x.element_size() for x in leaves(t))
 
 
-def to(t: Mapping[str, Any], device: torch.device | str) -> Tree:
-    return map(lambda x: x.to(device), t)
+def to_device(t: Mapping[str, Any], device: torch.device | str) -> Tree:
+    return map_leaves(lambda x: x.to(device), t)
 
 
 def flatten(t: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     """One level, path parts joined by "/". An empty subtree has no leaves and is not kept."""
     flat: dict[str, Tensor] = {}
     for k, v in t.items():
-        path = prefix + _quoted(k)
+        path = prefix + _quote_name(k)
         if isinstance(v, Tensor):  # asked first: it is quicker to say than whether something is a mapping
             flat[path] = v
         else:
@@ -78,16 +78,16 @@ def skeleton(t: Mapping[str, Any]) -> Tree:
 
     def place(t: Mapping[str, Any], prefix: str) -> Tree:
         return {
-            k: prefix + _quoted(k) if isinstance(v, Tensor) else place(v, f"{prefix}{_quoted(k)}/")
+            k: prefix + _quote_name(k) if isinstance(v, Tensor) else place(v, f"{prefix}{_quote_name(k)}/")
             for k, v in t.items()
         }
 
     return place(t, "")
 
 
-def filled(bones: Mapping[str, Any], flat: Mapping[str, Any]) -> Tree:
+def fill_skeleton(structure: Mapping[str, Any], flat: Mapping[str, Any]) -> Tree:
     """Unlike `unflatten` this keeps empty subtrees and the order of names."""
-    return {k: filled(v, flat) if isinstance(v, Mapping) else flat[v] for k, v in bones.items()}
+    return {k: fill_skeleton(v, flat) if isinstance(v, Mapping) else flat[v] for k, v in structure.items()}
 
 
 def weighted_mean(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> Tree:
@@ -102,10 +102,10 @@ def weighted_mean(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) 
             return torch.tensordot(w.to(xs[0]), torch.stack(xs), dims=1)
         return torch.tensordot(w, torch.stack(xs).double().cpu(), dims=1).round().to(xs[0])
 
-    return map(mean, *trees)
+    return map_leaves(mean, *trees)
 
 
-def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+def max_abs_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """The largest absolute difference between two trees of one shape; infinite where the shapes differ."""
     if signature(a) != signature(b):
         return float("inf")

@@ -27,8 +27,8 @@ class OnlyIf(NamedTuple):
     """When an option has an effect: in words, in which "{group}" stands for the first part of its name, and as a test
     of the object that has the option."""
 
-    words: str
-    holds: Callable[[Any], bool]
+    description: str
+    is_met: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Option:
     le: float | None = None
     lt: float | None = None
     only_if: OnlyIf | None = None  # None: always
-    without_validation: Any = None  # the value with which no validation samples are needed; None: there is none
+    value_without_validation: Any = None  # the value with which no validation samples are needed; None: there is none
 
     def accepts(self, value: Any) -> bool:
         bounds = ((self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt))
         return all(bound is None or compare(value, bound) for bound, compare in bounds)
 
     @property
-    def range(self) -> str:
+    def range_text(self) -> str:
         """The accepted numbers in words, such as "0 or more"; empty where every value of the type is accepted."""
         if self.ge is not None and (self.le is not None or self.lt is not None):
             return f"from {self.ge:g} to " + (f"{self.le:g}" if self.le is not None else f"below {self.lt:g}")
@@ -66,11 +66,11 @@ def option(
     le: float | None = None,
     lt: float | None = None,
     only_if: OnlyIf | None = None,
-    without_validation: Any = None,
+    value_without_validation: Any = None,
 ) -> Any:
     """A dataclass field that users may set with `--set`: default, meaning (a full sentence), range, the condition
     without which it has no effect and is refused, and the value with which no validation samples are needed."""
-    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if, without_validation)})
+    return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if, value_without_validation)})
 
 
 class HasOptions:
@@ -83,13 +83,13 @@ class HasOptions:
             declared, value = f.metadata.get("option"), getattr(self, f.name)
             if declared is not None and not declared.accepts(value):
                 group = self.group or getattr(self, "name", type(self).__name__)
-                raise UserError(f"{group}.{f.name} is {value}; it must be {declared.range}")
+                raise UserError(f"{group}.{f.name} is {value}; it must be {declared.range_text}")
 
 
-LABELS = "labels"  # in a client's private tree: its label counts, or what it takes for them
-UNLABELLED = "unlabelled"  # the split of a client that has inputs and no labels
+LABEL_COUNTS = "labels"  # in a client's private tree: its label counts, or what it takes for them
+UNLABELLED_SPLIT = "unlabelled"  # the split of a client that has inputs and no labels
 
-POOL: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster
+CENTRALISED_CLIENT: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster
 
 
 class Examples(NamedTuple):
@@ -115,7 +115,7 @@ class Task:
     config: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     digests: Mapping[str, int] = field(default_factory=dict)  # of models that the client keeps for later tasks
-    held: frozenset[str] = frozenset()  # of these, what it has kept from earlier ones: not sent again
+    cached: frozenset[str] = frozenset()  # of these, what it has kept from earlier ones: not sent again
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Report:
     flops: int = 0  # what the client computed for it; filled in by whoever runs the program
 
 
-def unchanged(s: Tree) -> Tree:
-    return s
+def identity(state: Tree) -> Tree:
+    return state
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class Phase:
     epochs: int
     batch_size: int
     step: Callable[[Tree, Batch], Tree]  # pure and vmappable; a batch never holds padding only
-    finish: Callable[[Tree], Tree] = unchanged  # after the passes: decide, merge, normalise
+    on_end: Callable[[Tree], Tree] = identity  # after the passes: decide, merge, normalise
     shuffle: bool = True
-    inputs: Callable[[Tree, Tensor], Tensor] | None = None  # computed of each row once, and what batches hold as x
-    share: float = 1.0  # of the rows: drawn once, for all passes
+    precompute: Callable[[Tree, Tensor], Tensor] | None = None  # computed of each row once, and what batches hold as x
+    sample_fraction: float = 1.0  # of the rows: drawn once, for all passes
 
-    def taken(self, rows: int) -> int:
+    def num_samples(self, num_available: int) -> int:
         """How many of so many rows a pass goes over: at least one where there is any."""
-        return min(rows, max(1, round(self.share * rows)))
+        return min(num_available, max(1, round(self.sample_fraction * num_available)))
 
 
 class ClientProgram(Protocol):
@@ -165,16 +165,16 @@ class ClientProgram(Protocol):
 
     def begin(self, task: Task, private: Tree) -> Tree: ...
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         """The report, and what the client keeps from now on, by name; what it kept under other names stays. None:
         nothing is new."""
 
 
 @runtime_checkable
-class Guaranteed(Protocol):
+class HasPrivacyGuarantee(Protocol):
     """A program that puts noise on its report may say what this protects."""
 
-    def guarantee(self, sizes: Sequence[int], tasks: int) -> Mapping[str, float]:
+    def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int) -> Mapping[str, float]:
         """Of all reports of a client together, where clients hold so many training rows and receive so many tasks at
         most; empty without noise."""
 
@@ -185,17 +185,26 @@ class Plan:
 
     program: ClientProgram | None = None
     tasks: Mapping[ClientId, Task] = field(default_factory=dict)
-    reuse: bool = False  # clients keep the models of their tasks, and are not sent again what they have
-    edges: Mapping[ClientId, str] = field(default_factory=dict)  # which edge asks each client, where there are edges
-    others: Mapping[ClientId, ClientProgram] = field(default_factory=dict)  # of clients that do not run `program`
+    cache_models: bool = False  # clients keep the models of their tasks, and are not sent again what they have
+    edge_of_client: Mapping[ClientId, str] = field(
+        default_factory=dict
+    )  # which edge asks each client, where there are edges
+    program_of_client: Mapping[ClientId, ClientProgram] = field(
+        default_factory=dict
+    )  # of clients that do not run `program`
 
     def by_program(self) -> list[Plan]:
         """Returns a plan for each program, because a fleet executes one program at a time."""
-        if not self.others:
+        if not self.program_of_client:
             return [self]
-        runs = {client: self.others.get(client, self.program) for client in self.tasks}
+        runs = {client: self.program_of_client.get(client, self.program) for client in self.tasks}
         return [
-            replace(self, program=program, tasks={c: t for c, t in self.tasks.items() if runs[c] == program}, others={})
+            replace(
+                self,
+                program=program,
+                tasks={c: t for c, t in self.tasks.items() if runs[c] == program},
+                program_of_client={},
+            )
             for program in {p.name: p for p in runs.values() if p is not None}.values()
         ]
 
@@ -210,11 +219,11 @@ class Device(Protocol):
     def memory_bytes(self) -> int: ...
 
 
-class Relay(NamedTuple):
+class EdgeExchange(NamedTuple):
     """What an edge and the cloud send each other."""
 
-    up: Report
-    down: Task
+    report: Report
+    task: Task
 
 
 @dataclass(frozen=True)
@@ -229,8 +238,10 @@ class ServerState:
     cohort_size: int = 0  # how many clients take part in a round, where the method goes by it: set by the loop
     cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
-    figures: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
-    relays: Mapping[str, Relay] = field(default_factory=dict)  # of this stage, by edge, for the ledger: not stored
+    round_metrics: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
+    edge_exchanges: Mapping[str, EdgeExchange] = field(
+        default_factory=dict
+    )  # of this stage, by edge, for the ledger: not stored
 
     def cluster_of(self, client: ClientId | None) -> int | None:
         """The index in `sorted(models)` of the model that the client belongs to most. None for a client of no cluster,
@@ -239,9 +250,9 @@ class ServerState:
         return None if weights is None else int(weights.argmax())
 
 
-Purpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train
+StagePurpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train
 
-Asked = Literal[
+Recipients = Literal[
     "unstated",
     "none",
     "all",
@@ -258,7 +269,7 @@ Asked = Literal[
 ]
 """To which clients a stage sends tasks in a round."""
 
-ASKED: Mapping[Asked, str] = {
+RECIPIENT_SENTENCES: Mapping[Recipients, str] = {
     "unstated": "the clients that the stage names in its plan receive a task",
     "none": "only the server works",
     "all": "all clients receive a task",
@@ -273,7 +284,7 @@ ASKED: Mapping[Asked, str] = {
     "unassigned": "clients outside all clusters receive a task, once there are clusters",
     "edges": "the edge servers and the cloud exchange models",
 }
-ONCE_EACH: frozenset[Asked] = frozenset(("returning", "late-joining", "new-members", "unassigned"))
+ONE_TASK_PER_CLIENT: frozenset[Recipients] = frozenset(("returning", "late-joining", "new-members", "unassigned"))
 """A client that reports receives one such task at most."""
 
 
@@ -285,9 +296,9 @@ class Rounds:
     every: int = 1  # 0: only the first
     last: int | None = None  # None: to the end of the run
 
-    def __contains__(self, round: int) -> bool:
-        since = round - self.first
-        if since < 0 or (self.last is not None and round > self.last):
+    def __contains__(self, round_index: int) -> bool:
+        since = round_index - self.first
+        if since < 0 or (self.last is not None and round_index > self.last):
             return False
         return since == 0 or (self.every > 0 and since % self.every == 0)
 
@@ -303,10 +314,10 @@ class Rounds:
         return f"round {first} and every {self.every} rounds after it" + (f" up to round {last}" if last else "")
 
 
-def evaluated_rounds(rounds: int, every: int) -> tuple[Rounds, ...]:
+def periodic_rounds(num_rounds: int, every_rounds: int) -> tuple[Rounds, ...]:
     """Every so many rounds, and the last of the run (0: it has no end)."""
-    last = (Rounds(rounds - 1, 0),) if rounds % every else ()
-    return last if 0 < rounds < every else (Rounds(every - 1, every), *last)
+    last = (Rounds(num_rounds - 1, 0),) if num_rounds % every_rounds else ()
+    return last if 0 < num_rounds < every_rounds else (Rounds(every_rounds - 1, every_rounds), *last)
 
 
 @dataclass(frozen=True)
@@ -316,43 +327,51 @@ class Schedule:
     In the other rounds after the first of `rounds` it sends them to `others`; before that one it is not due.
     """
 
-    clients: Asked = "unstated"
+    clients: Recipients = "unstated"
     rounds: tuple[Rounds, ...] = (Rounds(),)  # any of them; none: never
-    others: Asked = "none"
+    clients_otherwise: Recipients = "none"
 
-    def asks(self, round: int) -> Asked:
+    def clients_in(self, round_index: int) -> Recipients:
         """Which clients receive a task in the round with this index."""
-        if any(round in rounds for rounds in self.rounds):
+        if any(round_index in rounds for rounds in self.rounds):
             return self.clients
-        return self.others if any(rounds.first < round for rounds in self.rounds) else "none"
+        return self.clients_otherwise if any(rounds.first < round_index for rounds in self.rounds) else "none"
 
-    def due(self, round: int) -> bool:
-        return any(round in rounds for rounds in self.rounds) or self.asks(round) != "none"
+    def due(self, round_index: int) -> bool:
+        return any(round_index in rounds for rounds in self.rounds) or self.clients_in(round_index) != "none"
 
-    def most_tasks(self, rounds: int) -> int:
+    def max_tasks_per_client(self, num_rounds: int) -> int:
         """How many tasks one client may receive in a run of so many rounds if it always reports."""
-        asked = [self.asks(round) for round in range(rounds)]
-        own = min(1, len(asked)) if self.clients in ONCE_EACH else asked.count(self.clients)
-        repeated = self.others not in (*ONCE_EACH, "retry", "none", self.clients)
-        return 0 if self.clients == "none" else own + (asked.count(self.others) if repeated else 0)
+        recipients_by_round = [self.clients_in(round) for round in range(num_rounds)]
+        num_scheduled = (
+            min(1, len(recipients_by_round))
+            if self.clients in ONE_TASK_PER_CLIENT
+            else recipients_by_round.count(self.clients)
+        )
+        repeated = self.clients_otherwise not in (*ONE_TASK_PER_CLIENT, "retry", "none", self.clients)
+        return (
+            0
+            if self.clients == "none"
+            else num_scheduled + (recipients_by_round.count(self.clients_otherwise) if repeated else 0)
+        )
 
     def __str__(self) -> str:
         if not self.rounds:
             return "The stage is never due."
-        *most, last = map(str, self.rounds)
-        said = f"In {', '.join(most)}{', and ' if most else ''}{last}, {ASKED[self.clients]}."
-        if self.others == "none" or any(r.every == 1 and r.last is None for r in self.rounds):
-            return said
+        *earlier, last = map(str, self.rounds)
+        sentence = f"In {', '.join(earlier)}{', and ' if earlier else ''}{last}, {RECIPIENT_SENTENCES[self.clients]}."
+        if self.clients_otherwise == "none" or any(r.every == 1 and r.last is None for r in self.rounds):
+            return sentence
         first = min(r.first for r in self.rounds)
-        return f"{said} In other rounds{f' after round {first + 1}' if first else ''}, {ASKED[self.others]}."
+        return f"{sentence} In other rounds{f' after round {first + 1}' if first else ''}, {RECIPIENT_SENTENCES[self.clients_otherwise]}."
 
-    def facts(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For JSON; rounds are counted from 1."""
         rounds = [
             {"first": r.first + 1, "every": r.every} | ({} if r.last is None else {"last": r.last + 1})
             for r in self.rounds
         ]
-        return {"clients": self.clients, "rounds": rounds, "others": self.others, "sentence": str(self)}
+        return {"clients": self.clients, "rounds": rounds, "others": self.clients_otherwise, "sentence": str(self)}
 
 
 class Stage(Protocol):
@@ -362,7 +381,7 @@ class Stage(Protocol):
     def name(self) -> str: ...
 
     @property
-    def purpose(self) -> Purpose: ...
+    def purpose(self) -> StagePurpose: ...
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
@@ -372,7 +391,7 @@ class Stage(Protocol):
     def schedule(self) -> Schedule:
         """To which clients `plan` sends tasks, and in which rounds: what `explain` and the privacy statement say."""
 
-    def due(self, round: int) -> bool:
+    def due(self, round_index: int) -> bool:
         """As the schedule says: `stages.base.Scheduled`."""
 
     def plan(self, state: ServerState, seed: int) -> Plan: ...
@@ -390,21 +409,21 @@ class Fleet(Protocol):
         """The silent are absent."""
 
 
-class Answer(NamedTuple):
+class RoutedPrediction(NamedTuple):
     """What one of several models says to each row."""
 
     logits: Tensor  # rows x classes
-    expert: Tensor  # of each row: which model answered, by its place in the sorted names
-    score: Tensor  # of each row: how sure that model is, by the rule that chose it
+    model_index: Tensor  # of each row: which model answered, by its place in the sorted names
+    confidence: Tensor  # of each row: how sure that model is, by the rule that chose it
 
 
 ModelsFor = Callable[[ServerState, ClientId | None], Mapping[str, Params]]
 Predict = Callable[[Mapping[str, Params], Tree, Tensor], Tensor]
-Route = Callable[[Mapping[str, Params], Tree, Tensor], Answer]
-Assign = Callable[[ServerState, Tensor], Mapping[str, Params]]
+RoutedPredict = Callable[[Mapping[str, Params], Tree, Tensor], RoutedPrediction]
+ModelsForInputs = Callable[[ServerState, Tensor], Mapping[str, Params]]
 
 
-class AssignsByRepresentation(Protocol):
+class RepresentationAssigner(Protocol):
     """Says which clusters a client belongs to, by a representation of it that it computed itself."""
 
     @property
@@ -418,7 +437,7 @@ class AssignsByRepresentation(Protocol):
         """The weight of each of the sorted models; they sum to 1."""
 
 
-class Part(NamedTuple):
+class StepSummary(NamedTuple):
     """Which piece stands at a step of a method, and the stages that it laid."""
 
     step: str
@@ -433,17 +452,27 @@ class Method:
     stages: tuple[Stage, ...]
     models_for: ModelsFor  # what a client is sent; None: an inference-only client
     predict: Predict  # (models, private, x) -> logits
-    classes: int
+    num_classes: int
     cohort_size: int = 0  # clients per round: set when the method is built
     uses_cohort_size: bool = True  # False where something else, such as a time budget, says how many take part
-    route: Route | None = None  # as `predict`, and which model answered; None where no model is chosen by its input
-    assign: Assign | None = None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
-    adapt: ClientProgram | None = None  # what an unseen client may run on inputs without labels before it is served
-    clusters: AssignsByRepresentation | None = None  # None where the method keeps no representations of clusters
-    parts: tuple[Part, ...] = ()  # what it is composed of; none where it was written as one
+    predict_routed: RoutedPredict | None = (
+        None  # as `predict`, and which model answered; None where no model is chosen by its input
+    )
+    models_for_inputs: ModelsForInputs | None = (
+        None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
+    )
+    adaptation_program: ClientProgram | None = (
+        None  # what an unseen client may run on inputs without labels before it is served
+    )
+    cluster_assigner: RepresentationAssigner | None = None  # None where the method keeps no representations of clusters
+    steps: tuple[StepSummary, ...] = ()  # what it is composed of; none where it was written as one
     notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
 
     @property
     def programs(self) -> dict[str, ClientProgram]:
         found = {p.name: p for stage in self.stages for p in stage.programs}
-        return found if self.adapt is None else found | {self.adapt.name: self.adapt}
+        return (
+            found
+            if self.adaptation_program is None
+            else found | {self.adaptation_program.name: self.adaptation_program}
+        )

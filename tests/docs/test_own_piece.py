@@ -107,9 +107,9 @@ def trained(aggregate, **options):
 
 def test_a_mean_of_which_nothing_is_trimmed_is_the_mean_and_of_which_all_is_trimmed_the_median():
     own = "my_pieces.trimmed:TrimmedMean"
-    assert tree.distance(trained(own, trim=0.0), trained("mean")) < 1e-6
-    assert tree.distance(trained(own, trim=0.4), trained(foreign_pieces.Median)) == 0
-    assert tree.distance(trained(own, trim=0.4), trained("mean")) > 1e-3
+    assert tree.max_abs_difference(trained(own, trim=0.0), trained("mean")) < 1e-6
+    assert tree.max_abs_difference(trained(own, trim=0.4), trained(foreign_pieces.Median)) == 0
+    assert tree.max_abs_difference(trained(own, trim=0.4), trained("mean")) > 1e-3
 
 
 def test_every_capability_of_the_table_exists():

@@ -48,8 +48,8 @@ def test_it_agrees_on_every_fleet(balanced):
     ]
     ends = [engine.run(bench.method, make_fleet(bench), rounds=2, seed=0) for bench in benches]
     for other in ends[1:]:
-        assert tree.distance(ends[0].state.models, other.state.models) < 1e-5
-        assert tree.distance(ends[0].state.memory, other.state.memory) == 0
+        assert tree.max_abs_difference(ends[0].state.models, other.state.models) < 1e-5
+        assert tree.max_abs_difference(ends[0].state.memory, other.state.memory) == 0
         assert ends[0].ledger == other.ledger
 
 

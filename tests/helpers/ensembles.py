@@ -6,7 +6,7 @@ import torch
 
 from shoal.methods.ifca import ifca
 from shoal.stages.experts import expert_for
-from shoal.types import Answer
+from shoal.types import RoutedPrediction
 
 
 def ensemble(s):
@@ -14,12 +14,12 @@ def ensemble(s):
         logits = torch.stack([s.model.predict(models[name], x) for name in sorted(models)])
         sure = logits.softmax(-1).amax(-1)
         chosen = sure.argmax(0)
-        return Answer(logits[chosen, torch.arange(len(x))], chosen, sure.amax(0))
+        return RoutedPrediction(logits[chosen, torch.arange(len(x))], chosen, sure.amax(0))
 
     return replace(
         ifca(s),
         name="ensemble",
         models_for=lambda state, client: state.models if client is None else expert_for(state, client),
         predict=lambda models, private, x: route(models, private, x).logits,
-        route=route,
+        predict_routed=route,
     )

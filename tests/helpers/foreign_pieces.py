@@ -56,4 +56,6 @@ class Median(Piece):
     provides = (INDIVIDUAL_UPDATES,)
 
     def add_to(self, method: MethodBuilder) -> None:
-        average_models(method, lambda models, weights: tree.map(lambda *xs: torch.stack(xs).median(0).values, *models))
+        average_models(
+            method, lambda models, weights: tree.map_leaves(lambda *xs: torch.stack(xs).median(0).values, *models)
+        )

@@ -37,7 +37,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS, AvailableOption, available_options
 from shoal.methods.composition.piece import pieces
 from shoal.models import load_model
-from shoal.types import UNLABELLED, Examples, ServerState
+from shoal.types import UNLABELLED_SPLIT, Examples, ServerState
 
 Options = Mapping[str, Mapping[str, Any]]
 CLASSES, SHAPE = 4, (6,)
@@ -195,7 +195,7 @@ def run(method: str, case: Case, options: Options) -> dict[str, str]:
         fleet,
         rounds=job.rounds,
         seed=job.seed,
-        central=bench.federation.central,
+        central_samples=bench.federation.central,
         eval_every=job.eval_every,
         ledger=Ledger(bench.costs),
         on_round=fleet.after_round,
@@ -224,11 +224,11 @@ def served(bench: Bench, fleet: CaseFleet, state: ServerState) -> dict[str, torc
     }
     models = method.models_for(state, None)
     found["unseen"] = method.predict(models, {}, x)
-    if method.assign is not None:
-        found["assigned"] = method.predict(method.assign(state, x), {}, x)
-    if method.adapt is not None:
-        alone = PlainFleet({unseen: {UNLABELLED: Examples(x, torch.zeros(len(x), dtype=torch.int64))}})
-        alone.execute_one(method.adapt, unseen, engine.Task(models))
+    if method.models_for_inputs is not None:
+        found["assigned"] = method.predict(method.models_for_inputs(state, x), {}, x)
+    if method.adaptation_program is not None:
+        alone = PlainFleet({unseen: {UNLABELLED_SPLIT: Examples(x, torch.zeros(len(x), dtype=torch.int64))}})
+        alone.execute_one(method.adaptation_program, unseen, engine.Task(models))
         found["adapted"] = method.predict(models, alone.private[unseen], x)
     return found
 

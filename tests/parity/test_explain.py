@@ -85,7 +85,7 @@ def played(bench):
     fleet, state, ledger, found = JoinedLate(bench.federation), bench.method.init(3), Ledger(bench.costs), []
     for round in range(ROUNDS):
         fleet.there, before = round + 1 >= JOINS, set(state.membership)
-        state, record, _ = engine.play_round(bench.method, fleet, state, 3, ledger, Timer())
+        state, record, _ = engine.run_round(bench.method, fleet, state, 3, ledger, Timer())
         asked: dict[str, dict[str, tuple[int, int]]] = {}
         for p in ledger.of(round + 1):
             asked.setdefault(p.stage, {}).update(

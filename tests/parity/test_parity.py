@@ -32,7 +32,7 @@ def play(method, model, fleet, federation):
     bench = arrange(job_for(method, model, fleet=fleet, workers=2, pieces=pieces), method, federation)
     private = {}
     running = make_fleet(bench, private)
-    result = engine.run(bench.method, running, rounds=3, seed=4, central=federation.central, eval_every=2)
+    result = engine.run(bench.method, running, rounds=3, seed=4, central_samples=federation.central, eval_every=2)
     return result, private
 
 
@@ -47,7 +47,7 @@ def numbers(value):
 
 def remembered(state):
     """All but digests of models, which differ where the last bits do; what follows from them is in the ledger."""
-    return {k: v for k, v in state.memory.items() if k != model_cache.SLOT}
+    return {k: v for k, v in state.memory.items() if k != model_cache.MEMORY_SLOT}
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def reference():
 def test_fleets_agree(method, fleet, model, reference):
     federation, expected, private = reference(method, model)
     found, found_private = play(method, model, fleet, federation)
-    assert tree.distance(expected.state.models, found.state.models) < WITHIN
-    assert tree.distance(remembered(expected.state), remembered(found.state)) < WITHIN
-    assert tree.distance(expected.state.membership, found.state.membership) < WITHIN
-    assert tree.distance(private, found_private) < WITHIN
+    assert tree.max_abs_difference(expected.state.models, found.state.models) < WITHIN
+    assert tree.max_abs_difference(remembered(expected.state), remembered(found.state)) < WITHIN
+    assert tree.max_abs_difference(expected.state.membership, found.state.membership) < WITHIN
+    assert tree.max_abs_difference(private, found_private) < WITHIN
     assert expected.ledger == found.ledger
     for a, b in zip(expected.records, found.records, strict=True):
         assert numbers(b.line()) == pytest.approx(numbers(a.line()), abs=WITHIN)

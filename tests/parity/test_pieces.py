@@ -30,7 +30,7 @@ def everything(method, federation, **keys):
     fleet = make_fleet(bench, private)
     with at_work(bench, fleet):
         result = engine.run(
-            bench.method, fleet, rounds=3, seed=4, central=federation.central, eval_every=1, ledger=ledger
+            bench.method, fleet, rounds=3, seed=4, central_samples=federation.central, eval_every=1, ledger=ledger
         )
     return {
         "weights": pack({"models": result.state.models, "memory": result.state.memory}),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal import engine
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.data import load, partition
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
@@ -44,15 +44,15 @@ def warm(played):
 def test_to_the_letter_most_clients_are_never_asked(played, warm):
     """Coefficients learn to avoid those who are represented by the first model. A warm start hears everybody."""
     cold, _ = played(20, select={"start": "cold"}, components={"conditional_update": False})
-    asked = Table.load(cold.state, "train")
+    asked = ClientTable.load(cold.state, "train")
     assert len(asked) < 25  # 7 by chance in each of 20 rounds would be 47 of 50
     assert float(asked["count"].max()) > 15  # some take part in nearly every round
-    assert len(Table.load(warm[0].state, "train")) == 50
+    assert len(ClientTable.load(warm[0].state, "train")) == 50
 
 
 def test_rows_of_data_decide_the_ranking(warm):
     """The column of rows is linear, the others are logarithms: times the number of clients, rows range widely."""
-    known = Table.load(warm[0].state, "train")
+    known = ClientTable.load(warm[0].state, "train")
     columns = 50 * metrics(*(known[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
     spread = columns.max(0) / columns.min(0)
     assert spread[0] > 5
@@ -63,7 +63,7 @@ def test_directions_are_hardly_told_apart(warm):
     """Cosines of base and head with the global model: their columns are nearly those of a plain mean."""
     result, method = warm
     train = next(s for s in method.stages if s.name == "train")
-    known = Table.load(result.state, "train")
+    known = ClientTable.load(result.state, "train")
     model = result.state.models["global"]
     sent = [Report({"model": restored(row, model)}) for row in known["model"]]
     for similar in train._alike(model, sent).values():
@@ -73,7 +73,7 @@ def test_directions_are_hardly_told_apart(warm):
 def test_public_rows_and_rows_of_clients_give_the_same_coefficients(fashion, warm):
     """50 rows suffice, and they need not be the clients' own."""
     result, method = warm
-    known = Table.load(result.state, "train")
+    known = ClientTable.load(result.state, "train")
     table = metrics(*(known[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
     like, model = result.state.models["global"], method.stages[0].coefficients.model
     x, y = fashion.public

@@ -24,9 +24,9 @@ CLASSES, CLIENTS = 10, 100
 
 
 def test_parameters():
-    assert load_model("mlp", (1, 28, 28), 10).parameters == 52_500
-    assert load_model("mlp-dropout", (1, 28, 28), 10).parameters == 52_500
-    assert load_model("cnn-cifar", (3, 32, 32), 10).parameters == 73_418
+    assert load_model("mlp", (1, 28, 28), 10).num_parameters == 52_500
+    assert load_model("mlp-dropout", (1, 28, 28), 10).num_parameters == 52_500
+    assert load_model("cnn-cifar", (3, 32, 32), 10).num_parameters == 73_418
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers import NeighbourClusters
 from shoal.experiment.assemble import arrange
 from shoal.experiment.job import Job
@@ -35,7 +35,12 @@ def played(federation, rounds, seed=0, **options):
     job = Job(method="fce", model="mlp", rounds=rounds, epochs=1, batch_size=32, lr=0.01, momentum=0.9, set=options)
     bench = arrange(job, "fce", federation)
     result = engine.run(
-        bench.method, VectorFleet(federation), rounds=rounds, seed=seed, central=federation.central, eval_every=rounds
+        bench.method,
+        VectorFleet(federation),
+        rounds=rounds,
+        seed=seed,
+        central_samples=federation.central,
+        eval_every=rounds,
     )
     return bench.method, result
 
@@ -60,7 +65,7 @@ def test_weights_or_what_training_changed_in_them():
     federation, result = first_round(20, 0)
     model = load_model("mlp", federation.input_shape, 10)
     first = model.init(derive_seed(0, "init"))
-    last = Table.load(result.state, "cluster")["last"].double().numpy()
+    last = ClientTable.load(result.state, "cluster")["last"].double().numpy()
     change = last - vector({k: first[k] for k in model.head}).double().numpy()
     assert np.abs(change).max() < np.abs(last).max()
     assert (NeighbourClusters().fit(last).labels_ == NeighbourClusters().fit(change).labels_).all()
@@ -69,7 +74,7 @@ def test_weights_or_what_training_changed_in_them():
 @pytest.mark.parametrize("reach", [0.3, 0.7])
 def test_the_radius_does_not_matter_much(reach):
     federation, result = first_round(30, 1)
-    table = Table.load(result.state, "cluster")
+    table = ClientTable.load(result.state, "cluster")
     labels = NeighbourClusters(reach).fit(table["last"].double().numpy()).labels_
     assert adjusted_rand_score([federation.groups[c] for c in table.clients], labels) == 1
 
@@ -83,7 +88,7 @@ def test_in_label_groups_the_server_can_read_label_sets():
     """After the first round the bias of a class has risen iff the client holds the class: all 10 x 10. Of a class
     that a client has less of than the model expected it would fall."""
     federation, result = first_round(10, 0)
-    table = Table.load(result.state, "cluster")
+    table = ClientTable.load(result.state, "cluster")
     for client, risen in zip(table.clients, table["risen"], strict=True):
         held = torch.zeros(10, dtype=torch.bool)
         held[federation[client]["train"].y.unique()] = True
@@ -100,7 +105,7 @@ def trained(data, seed):
     experts = {k: m for k, m in models.items() if k.startswith("expert")}
     with torch.no_grad():
         said = torch.stack([method.predict({k: m}, {}, x) for k, m in sorted(experts.items())])
-        largest, density = method.route(experts, {}, x), method.route(models, {}, x)
+        largest, density = method.predict_routed(experts, {}, x), method.predict_routed(models, {}, x)
     oracle = (said.argmax(-1).gather(0, owner[None])[0] == y).float().mean()
     return oracle, *((answer.logits.argmax(-1) == y).float().mean() for answer in (largest, density))
 

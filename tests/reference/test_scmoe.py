@@ -57,9 +57,11 @@ def test_sensitive_rows_influence_nothing_that_is_sent(start, tiny):
     ours, theirs = Listening(tiny), Listening(other_secrets(tiny))
     runs = [engine.run(method("scmoe", private={"start": start}), f, rounds=3, seed=0) for f in (ours, theirs)]
     assert ours.sent == theirs.sent
-    assert tree.distance(runs[0].state.models, runs[1].state.models) == 0
-    assert tree.distance(runs[0].state.membership, runs[1].state.membership) == 0
-    assert tree.distance(dict(ours.private), dict(theirs.private)) > 0  # and yet they differ where they should
+    assert tree.max_abs_difference(runs[0].state.models, runs[1].state.models) == 0
+    assert tree.max_abs_difference(runs[0].state.membership, runs[1].state.membership) == 0
+    assert (
+        tree.max_abs_difference(dict(ours.private), dict(theirs.private)) > 0
+    )  # and yet they differ where they should
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
@@ -79,7 +81,7 @@ def test_one_cluster_is_fedavg_on_rows_of_low_sensitivity(tiny):
     one = method("scmoe", cluster={"by": "one"}, components={"gate": False})
     fedavg = method("fedavg", train={"rows": "low"})
     a, b = (engine.run(m, VectorFleet(tiny), rounds=3, seed=0) for m in (one, fedavg))
-    assert tree.distance(a.state.models["expert-000"], b.state.models["global"]) == 0
+    assert tree.max_abs_difference(a.state.models["expert-000"], b.state.models["global"]) == 0
     assert a.accuracy == b.accuracy
 
 
@@ -126,7 +128,7 @@ def test_planted_groups_are_found_by_training(asked):
 
 
 def test_a_client_that_never_trained_is_served(tiny):
-    result = engine.run(method("scmoe"), PlainFleet(tiny), rounds=3, seed=0, central=tiny.central)
+    result = engine.run(method("scmoe"), PlainFleet(tiny), rounds=3, seed=0, central_samples=tiny.central)
     assert result.accuracy["central"] > 0.5
 
 
@@ -134,7 +136,7 @@ def test_partial_rounds_and_newcomers():
     """A cohort of two: whoever was never chosen is served too."""
     federation = tiny_federation(8)
     m = build("scmoe", Setting(MODEL, rounds=4, cohort=2, batch_size=8))
-    result = engine.run(m, VectorFleet(federation), rounds=4, seed=0, central=federation.central)
+    result = engine.run(m, VectorFleet(federation), rounds=4, seed=0, central_samples=federation.central)
     assert set(result.evaluation.clients) == set(federation)
     assert len(result.state.membership) < 8
 

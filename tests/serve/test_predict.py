@@ -69,10 +69,10 @@ def test_an_image_is_scaled_to_the_values_of_the_training_data(grouped, http, im
 def test_who_answered_is_said(grouped, routed, http, images):
     version = newest(routed.service.run)
     x = version.blueprint.inputs.preparation(images[:, None])
-    said = version.method.route(version.state.models, {}, x)
+    said = version.method.predict_routed(version.state.models, {}, x)
     rows = ask(http, routed, images).json()["answers"]
-    assert [row["expert"] for row in rows] == [f"expert-{k:03d}" for k in said.expert.tolist()]
-    assert [row["score"] for row in rows] == pytest.approx(said.score.tolist(), abs=1e-6)
+    assert [row["expert"] for row in rows] == [f"expert-{k:03d}" for k in said.model_index.tolist()]
+    assert [row["score"] for row in rows] == pytest.approx(said.confidence.tolist(), abs=1e-6)
     assert [row["confidence"] for row in rows] == pytest.approx(said.logits.softmax(-1).amax(-1).tolist(), abs=1e-6)
     one = ask(http, grouped, images[:1]).json()["answers"][0]
     sizes = torch.stack(list(newest(grouped.service.run).state.membership.values())).sum(0)

@@ -9,7 +9,7 @@ import torch
 from services import refused, serving
 
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.codec import unpack
 from shoal.serve.assign import memberships
 from shoal.serve.export import newest
@@ -28,7 +28,7 @@ def test_models_are_listed_and_fetched(grouped, http):
         assert len(answer.content) == facts["bytes"]
         models, _ = unpack(answer.content)
         right = grouped.service.version.models(facts["id"])
-        assert tree.distance(models, right) == 0
+        assert tree.max_abs_difference(models, right) == 0
         assert sum(x.numel() for x in tree.leaves(models)) == facts["parameters"]
 
 
@@ -36,7 +36,7 @@ def test_what_a_client_is_served_can_be_fetched(grouped, http):
     version = newest(grouped.service.run)
     for client in version.state.membership:
         models, facts = unpack(http.get(f"{grouped.url}/v1/models/served", params={"client": client}).content)
-        assert tree.distance(models, version.method.models_for(version.state, client)) == 0
+        assert tree.max_abs_difference(models, version.method.models_for(version.state, client)) == 0
         assert facts["expert"] == version.lot(client).expert
     sentence = refused(http.get(f"{grouped.url}/v1/models/expert-000", params={"client": client}), 404)
     assert "model expert-000 is the same for everybody: leave client out, or ask for served" in sentence
@@ -91,7 +91,7 @@ def test_who_tells_what_a_client_told_belongs_where_it_belongs(method, runs, htt
     run = runs(method, **GROUPS, rounds=3)
     state = newest(run).state
     kept = state.memory["train" if method in ("scmoe", "clsm-fl") else "cluster"]
-    known = Table.read(kept.get("known", kept))
+    known = ClientTable.from_tree(kept.get("known", kept))
     if method == "fedgroup":
         vectors = dict(zip(sorted(state.models), kept["directions"], strict=True))
         right = dict(zip(vectors, torch.eye(len(vectors)), strict=True))
@@ -117,7 +117,7 @@ def test_who_tells_what_a_client_told_belongs_where_it_belongs(method, runs, htt
 def test_fuzzy_memberships_are_those_of_the_training(runs):
     run = runs("clsm-fl", **GROUPS, rounds=3)
     version = newest(run)
-    known = Table.read(version.state.memory["train"]["known"])
+    known = ClientTable.from_tree(version.state.memory["train"]["known"])
     for client, vector in zip(known.clients, known["able"], strict=True):
         found = memberships(version.method, version.state, vector.tolist())
         assert list(found.values()) == pytest.approx(version.state.membership[client].tolist(), abs=0.02)

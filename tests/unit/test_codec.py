@@ -17,7 +17,7 @@ def test_task_round_trip_and_size():
     assert len(data) == codec.task_bytes(task)
     assert back.seed == task.seed
     assert dict(back.config) == dict(task.config)
-    assert tree.distance(dict(back.models), dict(task.models)) == 0
+    assert tree.max_abs_difference(dict(back.models), dict(task.models)) == 0
 
 
 def test_empty_task_and_report():
@@ -45,7 +45,7 @@ def test_size_does_not_depend_on_values():
 def test_aliases_are_written_twice():
     t = {"a": MODEL["w"], "b": MODEL["w"], "c": MODEL["w"][0]}
     back, _ = codec.unpack(codec.pack(t))
-    assert tree.distance(back, t) == 0
+    assert tree.max_abs_difference(back, t) == 0
 
 
 def test_same_tree_same_bytes_whatever_the_order():
@@ -68,5 +68,5 @@ names = st.text(min_size=1, max_size=8)
 def test_any_names_and_shapes(shapes, outer):
     t = {outer: {k: torch.rand(shape) for k, shape in shapes.items()}}
     back, _ = codec.unpack(codec.pack(t))
-    assert tree.distance(back, t) == 0
+    assert tree.max_abs_difference(back, t) == 0
     assert codec.packed_bytes(t) == len(codec.pack(t))

@@ -11,7 +11,7 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import POOL, Examples, Method, ServerState, Task
+from shoal.types import CENTRALISED_CLIENT, Examples, Method, ServerState, Task
 
 
 def setting(**kw):
@@ -31,7 +31,7 @@ class Deaf(PlainFleet):
 
 def test_evaluates_every_n_rounds_and_the_last(tiny):
     method = build("fedavg", setting(rounds=5))
-    result = engine.run(method, PlainFleet(tiny), rounds=5, seed=0, central=tiny.central, eval_every=2)
+    result = engine.run(method, PlainFleet(tiny), rounds=5, seed=0, central_samples=tiny.central, eval_every=2)
     assert [r.round for r in result.records if r.evaluation] == [2, 4, 5]
     assert [r.round for r in result.records] == [1, 2, 3, 4, 5]
 
@@ -39,7 +39,7 @@ def test_evaluates_every_n_rounds_and_the_last(tiny):
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "local"])
 def test_an_empty_round_is_survived(tiny, name):
     method = build(name, setting())
-    result = engine.run(method, Deaf(tiny, set(tiny)), rounds=4, seed=0, central=tiny.central)
+    result = engine.run(method, Deaf(tiny, set(tiny)), rounds=4, seed=0, central_samples=tiny.central)
     assert result.state.round == 4
     first = method.init(0)
     assert torch.equal(result.state.models["global"]["fc1.weight"], first.models["global"]["fc1.weight"])
@@ -70,7 +70,9 @@ def test_evaluation_by_hand():
         return torch.cat([-x, x], 1)
 
     method = Method("hand", lambda s: ServerState(0, {}), (), lambda s, c: {}, predict, 2)
-    found = engine.evaluate(method, PlainFleet(data), ServerState(0, {}), engine.UnseenClient(Examples(x[:1], y[:1])))
+    found = engine.evaluate(
+        method, PlainFleet(data), ServerState(0, {}), engine.CentralTestEvaluator(Examples(x[:1], y[:1]))
+    )
     assert found.clients["a"].accuracy == 0.75
     assert found.clients["a"].n == 4
     # class 0: 2 hits, 2 predicted, 3 actual; class 1: 1 hit, 2 predicted, 1 actual
@@ -96,7 +98,10 @@ def test_central_is_what_an_inference_only_client_sees(tiny):
         return method.models_for(state, client)
 
     engine.evaluate(
-        replace(method, models_for=models_for), PlainFleet(tiny), method.init(0), engine.UnseenClient(tiny.central)
+        replace(method, models_for=models_for),
+        PlainFleet(tiny),
+        method.init(0),
+        engine.CentralTestEvaluator(tiny.central),
     )
     assert asked == [*tiny, None]
 
@@ -110,9 +115,9 @@ def test_divergence_stops_the_run(tiny):
 def test_the_pool_costs_no_bytes(tiny):
     result = engine.run(build("centralised", setting()), PlainFleet(tiny), rounds=1, seed=0)
     (page,) = result.ledger.pages
-    assert (page.clients, page.bytes_down.tolist(), page.bytes_up.tolist()) == ((POOL,), [0], [0])
+    assert (page.clients, page.bytes_down.tolist(), page.bytes_up.tolist()) == ((CENTRALISED_CLIENT,), [0], [0])
     assert page.compute_joules[0] == page.flops[0] / PROFILES["server"].flops_per_s * PROFILES["server"].active_w
-    pooled = tiny[POOL]["train"]
+    pooled = tiny[CENTRALISED_CLIENT]["train"]
     assert len(pooled.y) == sum(len(tiny[c]["train"].y) for c in tiny)
 
 
@@ -143,7 +148,7 @@ def test_one_test_row_is_evaluated_with_batch_norm_too():
     data = {c: dict(federation[c]) for c in federation}
     data["c0"]["test"] = Examples(*(part[:1] for part in data["c0"]["test"]))
     method = build("fedavg", setting(model=load_model("networks:SmallBatchNorm", (1, 6, 6), 4)))
-    unseen = engine.UnseenClient(Examples(*(p[:1] for p in federation.central)))
+    unseen = engine.CentralTestEvaluator(Examples(*(p[:1] for p in federation.central)))
     found = engine.evaluate(method, PlainFleet(data), method.init(0), unseen)
     assert found.clients["c0"].n == 1
     assert found.central is not None

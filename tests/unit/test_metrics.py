@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 
-from shoal.metrics import Score, add, collect, macro_f1, ratio, summarise
+from shoal.metrics import Score, macro_f1, mean_of_pair, mean_over_clients, sum_pairs, summarise_clients
 
 
 def test_pairs_are_not_means_of_means():
     # 1 of 1 and 0 of 9: the mean over examples is 0.1, the mean of means would be 0.5
-    assert ratio(add([(1, 1), (0, 9)])) == pytest.approx(0.1)
-    assert ratio(add([])) is None
-    assert collect([{"loss": (2.0, 4.0)}, {}, {"loss": (1.0, 2.0)}], "loss") == pytest.approx(0.5)
+    assert mean_of_pair(sum_pairs([(1, 1), (0, 9)])) == pytest.approx(0.1)
+    assert mean_of_pair(sum_pairs([])) is None
+    assert mean_over_clients([{"loss": (2.0, 4.0)}, {}, {"loss": (1.0, 2.0)}], "loss") == pytest.approx(0.5)
 
 
 def test_macro_f1_by_hand():
@@ -37,17 +37,17 @@ def test_macro_f1_agrees_with_scikit_learn():
 
 def test_summary_by_hand():
     scores = [Score(a, loss=1 - a, f1=a / 2, n=10) for a in (0.2, 0.4, 0.6, 0.8)]
-    s = summarise(scores)
+    s = summarise_clients(scores)
     assert s is not None
-    assert s.mean == pytest.approx(0.5)
+    assert s.local == pytest.approx(0.5)
     assert s.std == pytest.approx(math.sqrt(0.05))  # mean of .09 .01 .01 .09
     assert s.worst10 == pytest.approx(0.2)  # a tenth of four clients is one client
     assert s.f1 == pytest.approx(0.25)
     assert s.loss == pytest.approx(0.5)
-    assert summarise([]) is None
+    assert summarise_clients([]) is None
 
 
 def test_worst_tenth_of_twenty_is_two():
-    s = summarise([Score(i / 20, 0, 0, 1) for i in range(20)])
+    s = summarise_clients([Score(i / 20, 0, 0, 1) for i in range(20)])
     assert s is not None
     assert s.worst10 == pytest.approx((0 + 1 / 20) / 2)

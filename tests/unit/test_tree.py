@@ -10,12 +10,12 @@ B = {"a": torch.tensor([3.0, 6.0]), "b": {"c": torch.tensor(7.0)}}
 
 
 def test_map():
-    assert tree.map(lambda x, y: x + y, A, B)["b"]["c"] == 10
+    assert tree.map_leaves(lambda x, y: x + y, A, B)["b"]["c"] == 10
 
 
 def test_filled_restores_empty_subtrees_and_order():
     t = {"z": {}, "a/b": {"y": torch.tensor(1.0), "x": torch.tensor(2.0)}}
-    back = tree.filled(tree.skeleton(t), tree.flatten(t))
+    back = tree.fill_skeleton(tree.skeleton(t), tree.flatten(t))
     assert list(back) == ["z", "a/b"]
     assert list(back["a/b"]) == ["y", "x"]
     assert back["a/b"]["x"] is t["a/b"]["x"]
@@ -28,7 +28,7 @@ def test_flatten_keeps_hostile_names():
     assert all(k.count("/") <= 1 for k in flat)
     back = tree.unflatten(flat)
     assert set(back) == {"a/b", "%2F"}
-    assert tree.distance(back, t) == 0
+    assert tree.max_abs_difference(back, t) == 0
 
 
 def test_weighted_mean_by_hand():
@@ -50,10 +50,10 @@ def test_weighted_mean_needs_weight():
 
 
 def test_distance_sees_shape_and_value():
-    assert tree.distance(A, B) == 4
-    assert math.isinf(tree.distance(A, {"a": A["a"]}))
+    assert tree.max_abs_difference(A, B) == 4
+    assert math.isinf(tree.max_abs_difference(A, {"a": A["a"]}))
     reordered = {"b": A["b"], "a": A["a"]}
-    assert tree.distance(A, reordered) == 0
+    assert tree.max_abs_difference(A, reordered) == 0
 
 
 def test_size_bytes():

@@ -13,16 +13,16 @@ from shoal.methods import METHODS, Setting, build
 from shoal.methods.fedavg import averaging
 from shoal.models import load_model
 from shoal.stages.base import OneProgram, Scheduled
-from shoal.types import Asked, Rounds, Schedule, evaluated_rounds
+from shoal.types import Recipients, Rounds, Schedule, periodic_rounds
 
 ALL_AGAIN = Schedule("all", (Rounds(0, 20),), "late-joining")
 PROBE = Schedule("all", (Rounds(20, 20),), "unassigned")
 SURVEY = Schedule("all", (Rounds(0, 1, last=10), Rounds(19, 10), Rounds(20, 10)))
 
 
-def rounds_of(schedule: Schedule, kind: Asked, rounds: int = 45) -> list[int]:
+def rounds_of(schedule: Schedule, kind: Recipients, rounds: int = 45) -> list[int]:
     """Counted from 1."""
-    return [r + 1 for r in range(rounds) if schedule.asks(r) == kind]
+    return [r + 1 for r in range(rounds) if schedule.clients_in(r) == kind]
 
 
 def test_every_so_many_rounds_all_clients_and_between_them_those_that_have_not_reported():
@@ -47,7 +47,7 @@ def test_several_series_of_rounds():
     [(10, 4, [4, 8, 10]), (8, 4, [4, 8]), (3, 4, [3]), (3, 1, [1, 2, 3]), (0, 5, [5, 10])],
 )
 def test_rounds_that_are_evaluated(rounds, every, expected):
-    assert rounds_of(Schedule("all", evaluated_rounds(rounds, every)), "all", rounds or 12) == expected
+    assert rounds_of(Schedule("all", periodic_rounds(rounds, every)), "all", rounds or 12) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_it_reads_as_a_sentence(schedule, sentence):
 
 
 def test_facts_count_rounds_from_one():
-    facts = SURVEY.facts()
+    facts = SURVEY.to_json()
     assert facts["rounds"] == [
         {"first": 1, "every": 1, "last": 11},
         {"first": 20, "every": 10},
@@ -120,7 +120,7 @@ def test_facts_count_rounds_from_one():
     ],
 )
 def test_how_many_tasks_one_client_may_receive(schedule, rounds, most):
-    assert schedule.most_tasks(rounds) == most
+    assert schedule.max_tasks_per_client(rounds) == most
 
 
 class Own(OneProgram):
@@ -164,7 +164,7 @@ def test_kinds_of_rounds_by_hand():
     assert words(ALL_AGAIN, 1) == {"in round 1": (1,)}
     assert words(Schedule("cohort"), 2) == {"in round 1": (1,), "in a usual later round": (2,)}
     # every second round: the others are the usual ones
-    every_second = Schedule("all", evaluated_rounds(10, 2))
+    every_second = Schedule("all", periodic_rounds(10, 2))
     first = {"in round 1": (1,), "in a usual later round": (3,)}
     assert words(every_second, 10) == first | {"in round 2": (2,), "in a round such as 4": (4,)}
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperArgument
 
-from shoal.errors import UserError, sentence_of
+from shoal.errors import UserError, one_line_message
 
 
 class _Argument(TyperArgument):
@@ -53,7 +53,7 @@ def told(as_json: bool) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        sentence = sentence_of(error)
+        sentence = one_line_message(error)
         err.print(f"[bold red]error:[/] {escaped(sentence)}", highlight=False, soft_wrap=True)
         if as_json:
             print(json.dumps({"error": sentence}))

@@ -65,7 +65,7 @@ def study(
 
 def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], workers: int | None) -> None:
     from shoal.experiment.assemble import check_names
-    from shoal.fleet.pool import cores
+    from shoal.fleet.pool import count_cores
     from shoal.report.summary import duration
     from shoal.study.runner import Progress, play
 
@@ -82,4 +82,4 @@ def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], worke
             markup=False,
         )
 
-    play(entries, folder, inputs, workers or cores(), tell)
+    play(entries, folder, inputs, workers or count_cores(), tell)

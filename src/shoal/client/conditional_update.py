@@ -24,7 +24,7 @@ class ConditionalUpdate:
         "val",
         "Compare the personal and the received model on the client's validation samples (val) or on its training "
         "samples (train).",
-        without_validation="train",
+        value_without_validation="train",
     )
     rows: Literal["all", "low", "high"] = "all"  # as the client trains on
     name: str = "update"
@@ -48,9 +48,9 @@ class ConditionalUpdate:
         right = (logits.argmax(-1) == b.y) & logits.isfinite().all(-1)  # of NaNs the first class would be the largest
         return s | {"hits": s["hits"] + (right * b.w).sum(-1)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        better = s["hits"][0] > s["hits"][1]
-        model = mixed(s["received"], s["own"], task.config["kappa"], better)
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        better = state["hits"][0] > state["hits"][1]
+        model = mixed(state["received"], state["own"], task.config["kappa"], better)
         return Report(metrics={"kept": (float(better), float(counts[self.split] > 0))}), {"model": model}
 
 

@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from shoal.models import Model
-from shoal.types import Answer, HasOptions, OnlyIf, Params, Predict, Route, Tree, option
+from shoal.types import HasOptions, OnlyIf, Params, Predict, RoutedPredict, RoutedPrediction, Tree, option
 
 FEW_ROWS = 256
 BY_DENSITY = OnlyIf("serve.rule is density", lambda serve: serve.rule == "density")
@@ -65,7 +65,7 @@ class Confidence(HasOptions):
         only_if=BY_DENSITY,
     )
 
-    def answer(self, logits: Tensor, densities: Tensor | None = None) -> Answer:
+    def answer(self, logits: Tensor, densities: Tensor | None = None) -> RoutedPrediction:
         """Of logits [models, rows, classes], and log densities [models, rows] where there are any."""
         if self.rule in ("average", "majority"):
             return self._together(logits)
@@ -73,7 +73,7 @@ class Confidence(HasOptions):
         if densities is not None:
             sure = (densities + self.trust * sure).log_softmax(0).exp()
         chosen = sure.argmax(0)  # Alg. 3, line 8
-        return Answer(_picked(logits, chosen), chosen, sure.amax(0))  # line 10
+        return RoutedPrediction(_picked(logits, chosen), chosen, sure.amax(0))  # line 10
 
     def scores(self, logits: Tensor) -> Tensor:
         """[models, rows]: how sure each model is of each row, by its logits."""
@@ -84,14 +84,14 @@ class Confidence(HasOptions):
                 return logits.logsumexp(-1)
         return logits.amax(-1)
 
-    def _together(self, logits: Tensor) -> Answer:
+    def _together(self, logits: Tensor) -> RoutedPrediction:
         """Named as the one who answered is the model that is surest of the class that all of them chose."""
         p = logits.softmax(-1)
         mean, votes = p.mean(0), F.one_hot(p.argmax(-1), p.shape[-1]).to(p).mean(0)
         said = mean if self.rule == "average" else (votes + 1e-3 * mean) / 1.001  # of equal votes the larger mean
         chosen = said.argmax(-1)
         expert = p.gather(-1, chosen.expand(len(p), -1)[..., None]).squeeze(-1).argmax(0)
-        return Answer(said.clamp(min=1e-12).log(), expert, said.amax(-1))
+        return RoutedPrediction(said.clamp(min=1e-12).log(), expert, said.amax(-1))
 
 
 def _picked(logits: Tensor, chosen: Tensor) -> Tensor:
@@ -149,10 +149,10 @@ def log_densities(router: Params, features: Tensor) -> Tensor:
     return (-far / 2).logsumexp(-1) - router["volume"][:, None]
 
 
-def ensemble_route(model: Model, confidence: Confidence) -> Route:
+def ensemble_route(model: Model, confidence: Confidence) -> RoutedPredict:
     """Whoever is sent one model is answered by it; otherwise by confidence."""
 
-    def route(models: Mapping[str, Params], private: Tree, x: Tensor) -> Answer:
+    def route(models: Mapping[str, Params], private: Tree, x: Tensor) -> RoutedPrediction:
         logits = said_by(model, {k: m for k, m in models.items() if k not in (EXTRACTOR, ROUTER)}, x)
         router, densities = models.get(ROUTER, {}), None
         if EXTRACTOR in models:

@@ -24,7 +24,7 @@ class Evaluate:
 
     @classmethod
     def of(cls, method: Method) -> Evaluate:
-        return cls(method.predict, method.classes)
+        return cls(method.predict, method.num_classes)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -46,7 +46,7 @@ class Evaluate:
             "loss": s["loss"].to(loss.device) + torch.stack([loss, b.w.sum()]),
         }
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        hits, _, rows = s["counts"].sum(1).tolist()
-        metrics = {"accuracy": (hits, rows), "loss": (float(s["loss"][0]), rows)}
-        return Report({"classes": {"counts": s["counts"]}}, metrics, {self.split: counts[self.split]}), None
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        hits, _, rows = state["counts"].sum(1).tolist()
+        metrics = {"accuracy": (hits, rows), "loss": (float(state["loss"][0]), rows)}
+        return Report({"classes": {"counts": state["counts"]}}, metrics, {self.split: counts[self.split]}), None

@@ -51,16 +51,16 @@ class WeighModels:
 
     def begin(self, task: Task, private: Tree) -> Tree:
         shifts = corrections(task.models, private, self.alpha) if self.prior else None
-        none = torch.zeros(len(names_of(task.models)), self.fit.model.classes, device=self.fit.model.device)
+        none = torch.zeros(len(names_of(task.models)), self.fit.model.num_classes, device=self.fit.model.device)
         s: Tree = {"models": dict(task.models), "shifts": none if shifts is None else shifts}
         return s | self.fit.begin(1 + len(experts_of(task.models)), task.seed)
 
     def say(self, s: Tree, x: Tensor) -> Tensor:
         return said(self.fit.model, s["models"], x, s["shifts"])
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        marks = torch.stack([mark(self.fit.model, m) for m in experts_of(s["models"])])
-        return Report(), {"gate": s["gate"], "experts": {"marks": marks}}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        marks = torch.stack([mark(self.fit.model, m) for m in experts_of(state["models"])])
+        return Report(), {"gate": state["gate"], "experts": {"marks": marks}}
 
 
 def corrected_predict(model: Model, gate: Gate, alpha: float, prior: bool = True) -> Predict:

@@ -32,12 +32,12 @@ class FeatureMoments:
             x = torch.zeros(1, *self.model.input_shape, device=self.model.device)
             channels = self.model.features(received, x, self.width).shape[1]
         shapes = {"count": (), "mean": (channels,)}
-        zeros = {k: torch.zeros(self.model.classes, *shape, device=x.device) for k, shape in shapes.items()}
+        zeros = {k: torch.zeros(self.model.num_classes, *shape, device=x.device) for k, shape in shapes.items()}
         return {"model": received, **zeros, "square": torch.zeros(channels, channels, device=x.device)}
 
     def step(self, s: Tree, b: Batch) -> Tree:
         h = self.model.features(s["model"], b.x, self.width)
-        each = torch.arange(self.model.classes, device=b.y.device)
+        each = torch.arange(self.model.num_classes, device=b.y.device)
         held = (b.y[:, None] == each) * b.w[:, None]  # [rows, classes]
         return s | {
             "count": s["count"] + held.sum(0),
@@ -45,7 +45,7 @@ class FeatureMoments:
             "square": s["square"] + (b.w[:, None] * h).T @ h,
         }
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         rows = max(1, counts["train"])
-        told = {"count": s["count"], "mean": s["mean"] / rows, "square": s["square"] / rows}
+        told = {"count": state["count"], "mean": state["mean"] / rows, "square": state["square"] / rows}
         return Report({"moments": told}, {}, {"train": counts["train"]}), None

@@ -193,12 +193,12 @@ class FitGate(HasOptions):
             """What the gate sees and what every model says, side by side."""
             return torch.cat([x.flatten(1), say(s, x).flatten(1)], dim=1)
 
-        return (Phase(self.split, self.epochs, self.batch_size, self.step, inputs=inputs),)
+        return (Phase(self.split, self.epochs, self.batch_size, self.step, precompute=inputs),)
 
     def objective(self, gate: Params, b: Batch) -> Tensor:
         models = gate["bias2"].shape[0]
-        width = b.x.shape[1] - models * self.model.classes
-        x, logits = b.x[:, :width], b.x[:, width:].reshape(-1, models, self.model.classes)
+        width = b.x.shape[1] - models * self.model.num_classes
+        x, logits = b.x[:, :width], b.x[:, width:].reshape(-1, models, self.model.num_classes)
         weights = self.gate.log_weights(self.gate.scores(gate, x), logits)
         return cross_entropy(self.gate.mixed(weights, logits), b) / b.w.sum().clamp(min=1)  # Alg. 2, line 21
 
@@ -234,7 +234,7 @@ class TrainGate:
         warm = self.own.phases if self.start == "warm" else ()
         if warm and self.choice is not None:
             (compare,) = self.choice.phases
-            warm = (replace(compare, finish=self.take), *warm)
+            warm = (replace(compare, on_end=self.take), *warm)
         return (*warm, *self.fit.phases(self.say))
 
     def begin(self, task: Task, private: Tree) -> Tree:
@@ -253,9 +253,9 @@ class TrainGate:
         models = [self.own.whole(s), *s["models"].values()]
         return torch.stack([self.fit.model.predict(m, x) for m in models], dim=1)
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        marks = torch.stack([mark(self.fit.model, m) for m in s["models"].values()])
-        return Report(), {"model": self.own.whole(s), "gate": s["gate"], "experts": {"marks": marks}}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        marks = torch.stack([mark(self.fit.model, m) for m in state["models"].values()])
+        return Report(), {"model": self.own.whole(state), "gate": state["gate"], "experts": {"marks": marks}}
 
 
 def mark(model: Model, params: Params) -> Tensor:

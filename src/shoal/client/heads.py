@@ -25,8 +25,8 @@ class TellHead:
     def begin(self, task: Task, private: Tree) -> Tree:
         return {"head": private["head"]} if "head" in private else {}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report(s), None
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report(state), None
 
 
 def say(model: Model, base: Params, heads: Params, x: Tensor) -> Tensor:
@@ -60,8 +60,8 @@ class MixHeads:
         trained = {k: v for k, v in private.items() if k == "head"}  # the first head is nobody's own
         return {"base": task.models["base"], "heads": heads, "own": trained} | self.fit.begin(count, task.seed)
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report(), s["own"] | {"gate": s["gate"]}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report(), state["own"] | {"gate": state["gate"]}
 
 
 def mixed_heads_predict(fit: FitGate) -> Predict:

@@ -52,11 +52,11 @@ class LabelHistogram(HasOptions):
         each = torch.arange(self.classes, device=b.y.device)
         return s | {"counts": s["counts"].to(b.w.device) + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        p = s["counts"].cpu().double() / s["counts"].sum().clamp(min=1).cpu().double()
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        p = state["counts"].cpu().double() / state["counts"].sum().clamp(min=1).cpu().double()
         kept: Tree | None = None
-        if self.gamma and self._stands(p, s["kept"]):
-            p = s["kept"][RELEASED]
+        if self.gamma and self._stands(p, state["kept"]):
+            p = state["kept"][RELEASED]
         elif self.gamma:
             noisy = noisy_distribution(p, label_noise(self.gamma, self.classes), task.seed)
             kept = {RELEASED: noisy.float(), EXACT: p.float()}
@@ -67,7 +67,7 @@ class LabelHistogram(HasOptions):
         """Whether what was released still tells of these labels."""
         return RELEASED in kept and float((p - kept[EXACT]).abs().sum() / 2) <= self.anew
 
-    def guarantee(self, sizes: Sequence[int], tasks: int = 1) -> dict[str, float]:
+    def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int = 1) -> dict[str, float]:
         """With `anew` every task may find other labels and lead to a new release."""
-        releases = max(1, tasks) if self.anew < 1 else 1
-        return guarantee(self.gamma, self.classes, sizes, releases=releases) if self.gamma else {}
+        releases = max(1, num_tasks) if self.anew < 1 else 1
+        return guarantee(self.gamma, self.classes, num_train_samples, releases=releases) if self.gamma else {}

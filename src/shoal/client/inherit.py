@@ -55,10 +55,10 @@ class InheritedTraining(LocalTraining):
             loss = (1 - self.transfer) * loss + self.transfer * unlike
         return super().penalised(loss, logits, params, s, b)
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, _ = super().end(task, s, counts)
-        mu = self.inherit * min(1.0, float(s["times"]) / task.config["planned"])
-        return report, {"model": mixed(s["private"], self.whole(s), mu), "times": s["times"] + 1}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = super().end(task, state, counts)
+        mu = self.inherit * min(1.0, float(state["times"]) / task.config["planned"])
+        return report, {"model": mixed(state["private"], self.whole(state), mu), "times": state["times"] + 1}
 
 
 def mixed(old: Params, new: Params, mu: float) -> Params:

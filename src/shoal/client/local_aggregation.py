@@ -68,7 +68,7 @@ class LocalAggregation(HasOptions):
 
     @property
     def phase(self) -> Phase:
-        return Phase(self.split, self.epochs, self.batch_size, self.step, share=self.share)
+        return Phase(self.split, self.epochs, self.batch_size, self.step, sample_fraction=self.share)
 
     def begin(self, received: Params, private: Tree) -> Tree:
         """Who has no model of its own has the received one: then weights change nothing, and are not changed."""
@@ -117,9 +117,9 @@ class LearnWeights:
         (received,) = task.models.values()
         return self.aggregation.begin(received, private) | {"model": private.get("model", {})}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report = Report(metrics={"done": (float(bool(s["model"])), 1.0)})
-        return report, {"model": s["model"], "weights": s["weights"]} if s["model"] else None
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report = Report(metrics={"done": (float(bool(state["model"])), 1.0)})
+        return report, {"model": state["model"], "weights": state["weights"]} if state["model"] else None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class AggregateAndTrain:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (replace(self.aggregation.phase, finish=self.take), *self.training.phases)
+        return (replace(self.aggregation.phase, on_end=self.take), *self.training.phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (received,) = task.models.values()
@@ -146,9 +146,9 @@ class AggregateAndTrain:
         kept = {k: s[k] for k in ("lr", "loss", "weights")}
         return kept | self.training.start_at(self.aggregation.start(s), towards=s["below"] | s["received"])
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, _ = self.training.end(task, s, counts)
-        return report, {"model": self.training.whole(s), "weights": s["weights"]}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.training.end(task, state, counts)
+        return report, {"model": self.training.whole(state), "weights": state["weights"]}
 
 
 def aggregated_predict(aggregation: LocalAggregation) -> Predict:

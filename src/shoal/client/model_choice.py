@@ -54,9 +54,9 @@ class Choose:
         place, models = self.best(s), list(s["models"].values())
         return {k: torch.stack([m[k] for m in models]).index_select(0, place[None]).squeeze(0) for k in models[0]}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        choice, rows = self.best(s), counts[self.split]
-        loss = (float(s["losses"][choice]), float(rows))
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        choice, rows = self.best(state), counts[self.split]
+        loss = (float(state["losses"][choice]), float(rows))
         return Report({"choice": {"place": choice}}, {"loss": loss}, {"train": rows}), None
 
 
@@ -80,7 +80,7 @@ class ChooseAndTrain:
     @property
     def phases(self) -> tuple[Phase, ...]:
         (compare,) = self.choice.phases
-        return (replace(compare, finish=self.take), *self.training.phases)
+        return (replace(compare, on_end=self.take), *self.training.phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return self.training.begin(task, private) | self.choice.begin(task, private)
@@ -90,6 +90,6 @@ class ChooseAndTrain:
         kept = {k: v for k, v in s.items() if k not in ("models", "losses", "hits")}
         return kept | self.training.start_at(chosen, towards=chosen) | {"place": self.choice.best(s)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, private = self.training.end(task, s, counts)
-        return replace(report, tensors={**report.tensors, "choice": {"place": s["place"]}}), private
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, private = self.training.end(task, state, counts)
+        return replace(report, tensors={**report.tensors, "choice": {"place": state["place"]}}), private

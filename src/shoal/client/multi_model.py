@@ -33,8 +33,8 @@ class TrainEach:
     def step(self, s: Tree, b: Batch) -> Tree:
         return {k: self.training.step(part, b) for k, part in s.items()}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         first = self.first if self.first in task.models else next(iter(task.models))
-        report, private = self.training.end(task, s[first], counts)
-        beside = {k: self.training.whole(s[k]) for k in task.models if k != first}
+        report, private = self.training.end(task, state[first], counts)
+        beside = {k: self.training.whole(state[k]) for k in task.models if k != first}
         return replace(report, tensors={**report.tensors, **beside}), private

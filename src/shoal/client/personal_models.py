@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.types import Batch, ClientProgram, HasOptions, Params, Phase, Report, Task, Tree, option, unchanged
+from shoal.types import Batch, ClientProgram, HasOptions, Params, Phase, Report, Task, Tree, identity, option
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class TrainBoth:
         alone = replace(task, config={})
         return {"shared": self.shared.begin(task, private), "personal": self.personal.begin(alone, private)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, _ = self.shared.end(task, s["shared"], counts)
-        return report, {"model": self.personal.whole(s["personal"])}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.shared.end(task, state["shared"], counts)
+        return report, {"model": self.personal.whole(state["personal"])}
 
 
 def _inside(key: str, phase: Phase) -> Phase:
@@ -49,9 +49,9 @@ def _inside(key: str, phase: Phase) -> Phase:
         return s | {key: phase.step(s[key], b)}
 
     def finish(s: Tree) -> Tree:
-        return s | {key: phase.finish(s[key])}
+        return s | {key: phase.on_end(s[key])}
 
-    return replace(phase, step=step, finish=unchanged if phase.finish is unchanged else finish)
+    return replace(phase, step=step, on_end=identity if phase.on_end is identity else finish)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class KeepHead(HasOptions):
     @property
     def phases(self) -> tuple[Phase, ...]:
         return tuple(
-            replace(phase, finish=partial(handed_over, turn, after) if after else unchanged)
+            replace(phase, on_end=partial(handed_over, turn, after) if after else identity)
             for turn, after in zip_longest(self.turns, self.turns[1:])
             for phase in turn.phases
         )
@@ -91,12 +91,12 @@ class KeepHead(HasOptions):
         return self.turns[0].begin(replace(task, models={"model": base | head}), {})
 
     def first_head(self, seed: int) -> Params:
-        _, head = self.training.model.parts(self.training.model.init(seed))
+        _, head = self.training.model.split_base_and_head(self.training.model.init(seed))
         return head
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, _ = self.turns[-1].end(task, s, counts)
-        base, head = self.training.model.parts(report.tensors["model"])
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.turns[-1].end(task, state, counts)
+        base, head = self.training.model.split_base_and_head(report.tensors["model"])
         return replace(report, tensors={"model": base}), {"head": head}
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from shoal.client.train import LocalTraining
 from shoal.models import Model
-from shoal.types import LABELS, UNLABELLED, Batch, HasOptions, Params, Phase, Report, Task, Tree, option
+from shoal.types import LABEL_COUNTS, UNLABELLED_SPLIT, Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 PRIOR = "prior"  # beside the models that a client is served: what each of them was taught, by its name
 GLOBAL = "global"
@@ -36,9 +36,9 @@ def smoothed_prior(counts: Tensor, alpha: float) -> Tensor:
 def correction(models: Mapping[str, Params], private: Tree, alpha: float, name: str = GLOBAL) -> Tensor | None:
     """What is added to a model's logits: log of the client's prior over what that model was taught. None, or nothing
     where all counts are 0, for whoever knows nothing of its classes."""
-    if LABELS not in private:
+    if LABEL_COUNTS not in private:
         return None
-    counts = private[LABELS]
+    counts = private[LABEL_COUNTS]
     prior = smoothed_prior(counts, alpha).log()
     shift = prior - models[PRIOR][name].log() if PRIOR in models else prior
     return torch.where(counts.sum() > 0, shift, 0.0)
@@ -64,8 +64,8 @@ class CountLabels:
         each = torch.arange(self.classes, device=b.y.device)
         return s | {"counts": s["counts"] + ((b.y[:, None] == each) * b.w[:, None]).sum(0)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report(), {LABELS: s["counts"]}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report(), {LABEL_COUNTS: state["counts"]}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class AdjustedTraining(LocalTraining):
     )
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        counts = private.get(LABELS, torch.zeros(self.model.classes, device=self.model.device))
+        counts = private.get(LABEL_COUNTS, torch.zeros(self.model.num_classes, device=self.model.device))
         return super().begin(task, private) | {"shift": mixed_prior(counts, self.lam).log()}
 
     def said(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, Params]:
@@ -131,10 +131,10 @@ class EstimatePrior(HasOptions):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(UNLABELLED, self.iterations, 2**20, self.step, inputs=self.inputs, shuffle=False),)
+        return (Phase(UNLABELLED_SPLIT, self.iterations, 2**20, self.step, precompute=self.inputs, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        even = torch.full((self.model.classes,), 1 / self.model.classes, device=self.model.device)
+        even = torch.full((self.model.num_classes,), 1 / self.model.num_classes, device=self.model.device)
         lean = task.models[PRIOR][GLOBAL] if PRIOR in task.models else even
         kept = {"model": task.models[GLOBAL], "taught": lean}
         return kept | {"prior": lean, "counts": torch.zeros_like(lean), "gain": torch.zeros((), device=lean.device)}
@@ -147,7 +147,7 @@ class EstimatePrior(HasOptions):
         prior = smoothed_prior(counts, self.alpha)
         return s | {"prior": prior, "counts": counts, "gain": likelier(prior.log(), s["taught"].log(), b.x, b.w)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        by_chance = (self.model.classes - 1) / (2 * max(1, counts[UNLABELLED]))
-        sure = float(s["gain"]) > self.guard + by_chance
-        return Report(), {LABELS: s["counts"] * sure}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        by_chance = (self.model.num_classes - 1) / (2 * max(1, counts[UNLABELLED_SPLIT]))
+        sure = float(state["gain"]) > self.guard + by_chance
+        return Report(), {LABEL_COUNTS: state["counts"] * sure}

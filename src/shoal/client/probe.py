@@ -34,8 +34,8 @@ class LossProbe:
         total = cross_entropy(self.model.predict(s["model"], b.x), b)
         return s | {"loss": s["loss"].to(total.device) + torch.stack([total, b.w.sum()])}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        total, rows = s["loss"].tolist()
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        total, rows = state["loss"].tolist()
         return Report({}, {"loss": (total, rows)}, {"train": counts["train"]}), None
 
 
@@ -74,9 +74,9 @@ class GradientProbe:
             "squares": s["squares"].to(square.device) + torch.stack([rows * square, rows]),
         }
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        total, rows = s["squares"].tolist()
-        mean = {k: g / max(1.0, rows) for k, g in s["slopes"].items()}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        total, rows = state["squares"].tolist()
+        mean = {k: g / max(1.0, rows) for k, g in state["slopes"].items()}
         variance = max(0.0, total / max(1.0, rows) - float(squared_norm(mean)))  # E|g|^2 - |E g|^2
         report = Report({"gradient": mean}, {"variance": (variance, 1.0)}, {"train": counts["train"]})
         return report, None
@@ -113,6 +113,6 @@ class ShareRows(HasOptions):
         batch = {"x": x, "y": F.pad(b.y, (0, missing)), "w": F.pad(b.w, (0, missing))}
         return {k: torch.where(first, v, s[k]) for k, v in batch.items()}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        sent = {"rows": {"w": s["w"], "x": s["x"]}} | ({"labels": {"y": s["y"]}} if self.labelled else {})
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        sent = {"rows": {"w": state["w"], "x": state["x"]}} | ({"labels": {"y": state["y"]}} if self.labelled else {})
         return Report(sent, {}, {"train": counts[self.split]}), None

@@ -54,10 +54,10 @@ class TellKey:
     def begin(self, task: Task, private: Tree) -> Tree:
         return {KEY: private.get(KEY, as_tensor(secrets.token_bytes(BYTES)))}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        public = X25519PrivateKey.from_private_bytes(as_bytes(s[KEY])).public_key().public_bytes_raw()
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        public = X25519PrivateKey.from_private_bytes(as_bytes(state[KEY])).public_key().public_bytes_raw()
         held = {"train": int(counts["train"] > 0)}
-        return Report({KEY: {"public": as_tensor(public)}}, {}, held), {KEY: s[KEY]}
+        return Report({KEY: {"public": as_tensor(public)}}, {}, held), {KEY: state[KEY]}
 
 
 def name_of_sum(round: int, keys: Iterable[bytes]) -> bytes:
@@ -107,8 +107,8 @@ class SumTraining:
         model = {k: m for k, m in task.models.items() if k != KEYS}
         return self.training.begin(replace(task, models=model), private) | {KEY: private[KEY]}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, _ = self.training.end(task, s, counts)
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, _ = self.training.end(task, state, counts)
         rows, (loss, seen) = report.counts["train"], report.metrics["loss"]
         weight = float(rows) if self.by_size else float(rows > 0)
         numbers = torch.cat([flat(report.tensors["model"]) * weight, torch.tensor([weight, loss, seen, 0.0]).double()])
@@ -116,7 +116,7 @@ class SumTraining:
             numbers = torch.zeros_like(numbers)
             numbers[-1] = 1
         own = secrets.token_bytes(BYTES)
-        covered = whole(numbers) + self._masks(task, as_bytes(s[KEY]), len(numbers)) + mask(own, len(numbers))
+        covered = whole(numbers) + self._masks(task, as_bytes(state[KEY]), len(numbers)) + mask(own, len(numbers))
         report = Report({SUM: {"covered": torch.from_numpy(covered)}}, {}, {"train": int(rows > 0)})
         return report, {OWN: as_tensor(own)}
 
@@ -143,9 +143,9 @@ class RevealMasks:
     def begin(self, task: Task, private: Tree) -> Tree:
         return {KEY: private[KEY], OWN: private[OWN]}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        key, keys = as_bytes(s[KEY]), task.models[KEYS]
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        key, keys = as_bytes(state[KEY]), task.models[KEYS]
         name = name_of_sum(int(task.config["round"]), [as_bytes(k) for k in keys.values()])
         silent = task.models.get(SILENT, {})
         found = {c: as_tensor(pair_seed(key, as_bytes(k), name)) for c, k in silent.items()}
-        return Report({"own": {"seed": s[OWN]}, "seeds": found}), {OWN: torch.zeros_like(s[OWN])}
+        return Report({"own": {"seed": state[OWN]}, "seeds": found}), {OWN: torch.zeros_like(state[OWN])}

@@ -37,15 +37,22 @@ class ClassFeatures(HasOptions):
         blank = torch.zeros(1, *self.model.input_shape, device=self.model.device)
         with torch.no_grad():
             channels = self.features(received, blank).shape[1]
-        shapes = {"count": (2, self.model.classes), "sum": (2, self.model.classes, channels), "square": (channels,)}
+        shapes = {
+            "count": (2, self.model.num_classes),
+            "sum": (2, self.model.num_classes, channels),
+            "square": (channels,),
+        }
         return {"model": received} | {k: torch.zeros(shape, device=self.model.device) for k, shape in shapes.items()}
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        return self.model.features(params, x, self.width) if self.model.rectifies else self.model.predict(params, x)
+        return self.model.features(params, x, self.width) if self.model.has_relu else self.model.predict(params, x)
 
     def step(self, s: Tree, b: Batch) -> Tree:
         h = self.features(s["model"], b.x)
-        each, odd = torch.arange(self.model.classes, device=b.y.device), torch.arange(len(b.w), device=b.w.device) % 2
+        each, odd = (
+            torch.arange(self.model.num_classes, device=b.y.device),
+            torch.arange(len(b.w), device=b.w.device) % 2,
+        )
         held = (b.y[:, None] == each) * b.w[:, None]  # [rows, classes]
         halves = torch.stack([held * (1 - odd)[:, None], held * odd[:, None]])  # [2, rows, classes]
         return s | {
@@ -54,6 +61,6 @@ class ClassFeatures(HasOptions):
             "square": s["square"] + b.w @ h**2,
         }
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        told = {k: {k: s[k]} for k in ("count", "sum", "square")}
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        told = {k: {k: state[k]} for k in ("count", "sum", "square")}
         return Report(told, {}, {"train": counts["train"]}), None

@@ -19,5 +19,5 @@ class TellSize:
     def begin(self, task: Task, private: Tree) -> Tree:
         return {}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report(counts={"train": counts["train"]}), None

@@ -44,13 +44,13 @@ class Sparsity(HasOptions):
 
     @cached_property
     def place(self) -> int:
-        return self.adaptation.model.relu(self.layer)
+        return self.adaptation.model.relu_index(self.layer)
 
     @cached_property
     def channels(self) -> int:
         model = self.adaptation.model
         x = torch.zeros(2, *model.input_shape, device=model.device)
-        return model.rectified(model.init(0), x, self.place).shape[1]
+        return model.relu_output(model.init(0), x, self.place).shape[1]
 
     @property
     def batchable(self) -> bool:
@@ -60,7 +60,7 @@ class Sparsity(HasOptions):
     def phases(self) -> tuple[Phase, ...]:
         count = Phase("train", 1, 1024, self.step, shuffle=False)
         adapted = (*self.adaptation.phases, count) if self.adaptation.epochs else ()
-        return (replace(count, finish=self.set_aside), *adapted)
+        return (replace(count, on_end=self.set_aside), *adapted)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         s = self.adaptation.begin(task, private)
@@ -68,7 +68,7 @@ class Sparsity(HasOptions):
         return s | {"zeros": zeros, "received": zeros, "kept": {k: private[k] for k in (RELEASED,) if k in private}}
 
     def step(self, s: Tree, b: Batch) -> Tree:
-        zero = (self.adaptation.model.rectified(s["params"] | s["rest"], b.x, self.place) == 0).float()
+        zero = (self.adaptation.model.relu_output(s["params"] | s["rest"], b.x, self.place) == 0).float()
         each = zero.flatten(2).mean(-1) if zero.dim() > 2 else zero  # [rows, channels]: Eq. (1)
         odd = torch.arange(len(b.w), device=b.w.device) % 2
         halves = torch.stack([b.w * (1 - odd), b.w * odd])  # [2, rows]
@@ -78,13 +78,13 @@ class Sparsity(HasOptions):
         """Between the received model and the adapted one."""
         return s | {"received": s["zeros"], "zeros": torch.zeros_like(s["zeros"])}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         kept: Tree | None = None
-        if self.noise and RELEASED in s["kept"]:
-            vectors = s["kept"][RELEASED]
+        if self.noise and RELEASED in state["kept"]:
+            vectors = state["kept"][RELEASED]
         else:
             rows = counts["train"]
-            adapted, received = s["zeros"].cpu().sum(0, keepdim=True), s["received"].cpu()
+            adapted, received = state["zeros"].cpu().sum(0, keepdim=True), state["received"].cpu()
             exact = torch.cat([adapted / max(1, rows), received / _halves(rows).clamp(min=1)[:, None]])  # Eq. (2)
             vectors = self.released(exact, rows, task.seed)
             kept = {RELEASED: vectors} if self.noise else None
@@ -92,7 +92,7 @@ class Sparsity(HasOptions):
 
     def received(self, model: Params, x: Tensor) -> Tensor:
         """The vector of a model as received, over rows without labels."""
-        zero = (self.adaptation.model.rectified(model, x, self.place) == 0).float()
+        zero = (self.adaptation.model.relu_output(model, x, self.place) == 0).float()
         return zero.flatten(2).mean(-1).mean(0) if zero.dim() > 2 else zero.mean(0)
 
     def released(self, exact: Tensor, rows: int, seed: int) -> Tensor:
@@ -106,12 +106,12 @@ class Sparsity(HasOptions):
         adapted = noisy[0] if self.adaptation.epochs else received
         return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
 
-    def guarantee(self, sizes: Sequence[int], tasks: int = 1) -> dict[str, float]:
+    def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int = 1) -> dict[str, float]:
         """With adaptation any row may change the adapted vector in any way, for all that can be proved. However many
         tasks there are, a client releases its vectors once."""
         if not self.noise:
             return {}
-        smallest, vectors = min(sizes), 3 if self.adaptation.epochs else 2
+        smallest, vectors = min(num_train_samples), 3 if self.adaptation.epochs else 2
         halves = halves_sensitivity(self.channels, smallest)
         record = math.hypot(halves, range_sensitivity(self.channels)) if self.adaptation.epochs else halves
         found = stated(self.noise, smallest, record, range_sensitivity(self.channels, vectors))

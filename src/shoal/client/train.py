@@ -132,9 +132,9 @@ class LocalTraining(HasOptions):
         """The model as it is now, by sorted names."""
         return dict(sorted((s["params"] | s["rest"]).items()))
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        model = self.whole(s)
-        total, rows = s["loss"].tolist()
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        model = self.whole(state)
+        total, rows = state["loss"].tolist()
         whole = {k: n for k, n in counts.items() if "/" not in k} if self.rows == "all" else {}
         held = whole | {"train": counts[self.split]}
         report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, held)

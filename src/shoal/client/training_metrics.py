@@ -47,8 +47,8 @@ class Measure:
     def step(self, s: Tree, b: Batch) -> Tree:
         return s | {"seen": s["seen"] + seen(self.model, s["model"], b)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report({}, told(s["seen"]), {"train": counts[self.split]}), None
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report({}, told(state["seen"]), {"train": counts[self.split]}), None
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,6 @@ class MeasuredTraining(LocalTraining):
     def look(self, s: Tree, b: Batch) -> Tree:
         return s | {"seen": s["seen"] + seen(self.model, s["params"] | s["rest"], b)}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, private = super().end(task, s, counts)
-        return replace(report, metrics={**report.metrics, **told(s["seen"])}), private
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        report, private = super().end(task, state, counts)
+        return replace(report, metrics={**report.metrics, **told(state["seen"])}), private

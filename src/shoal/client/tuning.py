@@ -56,8 +56,8 @@ class TryTuning:
         here = torch.arange(len(self.passes), device=hits.device)[:, None] == place
         return s | {"hits": s["hits"] + here * hits}
 
-    def end(self, task: Task, s: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report({"val": {"hits": s["hits"]}}, {}, {VAL: counts[VAL]}), None
+    def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
+        return Report({"val": {"hits": state["hits"]}}, {}, {VAL: counts[VAL]}), None
 
 
 def most_hits(hits: Tensor) -> tuple[int, int]:

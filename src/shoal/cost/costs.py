@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.cost.devices import PROFILES, Profile
 from shoal.cost.links import LINKS, Link
-from shoal.types import POOL, ClientId
+from shoal.types import CENTRALISED_CLIENT, ClientId
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Costs:
     deadline_s: float | None = None  # of a stage; who takes longer is not waited for
 
     def profile(self, client: ClientId) -> Profile:
-        return self.server if client == POOL else self.profiles.get(client, self.usual)
+        return self.server if client == CENTRALISED_CLIENT else self.profiles.get(client, self.usual)
 
     def facts(self) -> dict[str, Any]:
         """devices.json: what each client is, and all figures that seconds and joules follow from."""

@@ -113,7 +113,7 @@ def find(name: str) -> Profile:
     path, mark, table = name.partition("#")
     if mark or path.endswith(".toml"):
         return _from_file(Path(path), table)
-    return look_up("device", name, PROFILES, own="file.toml#name")
+    return look_up("device", name, PROFILES, own_format="file.toml#name")
 
 
 def _from_file(path: Path, name: str) -> Profile:

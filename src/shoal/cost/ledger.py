@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.codec import report_bytes, task_bytes
 from shoal.cost.costs import Costs
-from shoal.types import POOL, ClientId, Plan, Purpose, Relay, Report
+from shoal.types import CENTRALISED_CLIENT, ClientId, EdgeExchange, Plan, Report, StagePurpose
 
 Column = NDArray[Any]
 
@@ -36,7 +36,7 @@ class Page:
 
     round: int  # counts from 1
     stage: str
-    purpose: Purpose
+    purpose: StagePurpose
     clients: tuple[ClientId, ...]
     bytes_down: Column
     bytes_up: Column  # 0: the client was silent
@@ -126,26 +126,28 @@ class Ledger:
             self.total_joules += joules
 
     def book(
-        self, round: int, stage: str, purpose: Purpose, plan: Plan, reports: Mapping[ClientId, Report]
+        self, round: int, stage: str, purpose: StagePurpose, plan: Plan, reports: Mapping[ClientId, Report]
     ) -> set[ClientId]:
         """Returns the clients whose reports came after the deadline. Where there are edges, each has a page."""
         late: set[ClientId] = set()
         by_edge: dict[str, list[ClientId]] = {}
         for client in plan.tasks:
-            by_edge.setdefault(plan.edges.get(client, ""), []).append(client)
+            by_edge.setdefault(plan.edge_of_client.get(client, ""), []).append(client)
         for edge, clients in by_edge.items():
             tasks = plan.tasks if len(by_edge) == 1 else {c: plan.tasks[c] for c in clients}
             late |= self._book(round, stage, purpose, replace(plan, tasks=tasks), reports, edge)
         return late
 
     def _book(
-        self, round: int, stage: str, purpose: Purpose, plan: Plan, reports: Mapping[ClientId, Report], edge: str
+        self, round: int, stage: str, purpose: StagePurpose, plan: Plan, reports: Mapping[ClientId, Report], edge: str
     ) -> set[ClientId]:
         down, up, flops, compute, radio = [], [], [], [], []
         for client, task in plan.tasks.items():
             report = reports.get(client)
             messages = (task_bytes(task), report_bytes(report) if report else 0)
-            down_bytes, up_bytes = (0, 0) if client == POOL else messages  # the pool stands in the server's own room
+            down_bytes, up_bytes = (
+                (0, 0) if client == CENTRALISED_CLIENT else messages
+            )  # the pool stands in the server's own room
             down.append(down_bytes)
             up.append(up_bytes)
             flops.append(report.flops if report else 0)
@@ -162,10 +164,10 @@ class Ledger:
         self.keep(page)
         return {c for c, s in zip(clients, seconds.tolist(), strict=True) if s > end_s}
 
-    def book_relays(self, round: int, stage: str, purpose: Purpose, relays: Mapping[str, Relay]) -> None:
+    def book_relays(self, round: int, stage: str, purpose: StagePurpose, relays: Mapping[str, EdgeExchange]) -> None:
         """What edges and the cloud sent each other."""
-        down = [task_bytes(relay.down) for relay in relays.values()]
-        up = [report_bytes(relay.up) for relay in relays.values()]
+        down = [task_bytes(relay.task) for relay in relays.values()]
+        up = [report_bytes(relay.report) for relay in relays.values()]
         seconds, joules = _columns([self.costs.relay(*sizes) for sizes in zip(down, up, strict=True)])
         sent_down, sent_up = (np.array(x, dtype=np.int64) for x in (down, up))
         none, nothing = np.zeros(len(down)), np.zeros(len(down), dtype=np.int64)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.data.prepare import Preparation
 from shoal.errors import UserError
-from shoal.types import POOL, ClientData, ClientId, Examples
+from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Examples
 
 SPLITS = ("train", "val", "test")
 DIVIDED = ("train", "val")  # into rows of low and of high sensitivity
@@ -83,8 +83,8 @@ class Federation(Mapping[ClientId, ClientData]):
         self._sensitive = {split: rows.tolist() for split, rows in (sensitive or {}).items()}
         self._clients = clients
         self._position = {client: i for i, client in enumerate(clients)}
-        if POOL in self._position or len(self._position) != len(clients):
-            raise UserError(f"client names must differ from each other and from {POOL!r}")
+        if CENTRALISED_CLIENT in self._position or len(self._position) != len(clients):
+            raise UserError(f"client names must differ from each other and from {CENTRALISED_CLIENT!r}")
 
     @classmethod
     def from_clients(
@@ -138,13 +138,13 @@ class Federation(Mapping[ClientId, ClientData]):
         return tuple(self._rows.x.shape[1:])
 
     def __getitem__(self, client: ClientId) -> ClientData:
-        if client == POOL:
+        if client == CENTRALISED_CLIENT:
             first, last = 0, len(self._clients)
         else:
             first = self._position[client]
             last = first + 1
         spans = {split: slice(bounds[first], bounds[last]) for split, bounds in self._bounds.items()}
-        if client != POOL:
+        if client != CENTRALISED_CLIENT:
             for split, high in self._sensitive.items():
                 begin, end = spans[split].start, spans[split].stop
                 between = end - high[first]

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from shoal.client.evaluate import Evaluate
 from shoal.codec import MissingModel
-from shoal.fleet.messages import LOST, read_task, report_record
-from shoal.fleet.plain import run_one
+from shoal.fleet.messages import MODELS_MISSING, read_task, report_record
+from shoal.fleet.plain import run_program
 from shoal.fleet.tracing import Recorder
 from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Tree
 
@@ -36,10 +36,10 @@ def client_app(
         try:
             name, task = read_task(message.content, models.get(client))
         except MissingModel:
-            return Message(content=RecordDict({LOST: ConfigRecord({})}), reply_to=message)
+            return Message(content=RecordDict({MODELS_MISSING: ConfigRecord({})}), reply_to=message)
         if task.digests:
             models[client] = {digest: task.models[k] for k, digest in task.digests.items()}
-        report, kept = run_one(programs[name], task, load_data(client), private.get(client, {}), recorder)
+        report, kept = run_program(programs[name], task, load_data(client), private.get(client, {}), recorder)
         if kept is not None:
             private[client] = {**private.get(client, {}), **kept}
         return Message(content=report_record(name, report), reply_to=message)

@@ -12,20 +12,20 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from shoal.deploy.client_app import client_app
 from shoal.fleet.flower import FlowerFleet
-from shoal.types import POOL, ClientData, ClientId, Method, Tree
+from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Method, Tree
 
 
 class LoopGrid:
     """A Grid in this process. Every message passes through Flower's own wire format, both ways."""
 
-    def __init__(self, app: ClientApp, client_on: Mapping[int, ClientId]) -> None:
-        self.app, self.client_on = app, client_on
+    def __init__(self, app: ClientApp, client_of_node: Mapping[int, ClientId]) -> None:
+        self.app, self.client_of_node = app, client_of_node
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         for message in messages:
             node = message.metadata.dst_node_id
-            config: dict[str, bool | float | int | str] = {"client-id": self.client_on[node]}
+            config: dict[str, bool | float | int | str] = {"client-id": self.client_of_node[node]}
             context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
             yield _over_the_wire(self.app(_over_the_wire(message), context))
 
@@ -36,10 +36,10 @@ def _over_the_wire(message: Message) -> Message:
     return message_from_proto(proto)
 
 
-def loop_fleet(
+def loopback_fleet(
     method: Method, data: Mapping[ClientId, ClientData], private: MutableMapping[ClientId, Tree] | None = None
 ) -> FlowerFleet:
     """The whole of Flower's message path without a network: `--fleet flower`."""
-    node_of = {c: 1000 + i for i, c in enumerate([POOL, *sorted(data)])}
+    node_of = {c: 1000 + i for i, c in enumerate([CENTRALISED_CLIENT, *sorted(data)])}
     app = client_app(method, data.__getitem__, {} if private is None else private)
     return FlowerFleet(LoopGrid(app, {n: c for c, n in node_of.items()}), node_of)

@@ -22,11 +22,11 @@ from shoal.errors import UserError
 from shoal.experiment.job import Job
 from shoal.fleet.allocator import keep_freed_memory
 from shoal.fleet.plain import PlainFleet
-from shoal.fleet.pool import PoolFleet, cores
+from shoal.fleet.pool import PoolFleet, count_cores
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, rehearsed
 from shoal.methods.composition.setting import setting_of, topology
-from shoal.models import Model, check_model, load_model
+from shoal.models import Model, load_model, network_factory
 from shoal.models.model import stacks_well
 from shoal.stages.edges import Topology
 from shoal.store.run_directory import RunStore
@@ -59,7 +59,7 @@ def check_names(job: Job, out: Path | None = None) -> None:
     _refuse_cloud_without_edges(job, rehearsed(job.method, job.set, _least_cohort(job), topology(job)).edges)
     check_source(job.data)
     check_partition(job.partition)
-    check_model(job.model)
+    network_factory(job.model)
     costs_of(job, ())
     if job.measure == "codecarbon":
         Carbon(job.country)
@@ -144,13 +144,13 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)
     _refuse_without_validation(built, setting, federation)
-    fleet = choose_fleet(job.fleet, model, cores())
+    fleet = choose_fleet(job.fleet, model, count_cores())
     decided = {
         "clients": len(federation) + len(federation.unseen),
         "unseen": len(federation.unseen) or None,
         "cohort": cohort,
         "fleet": fleet,
-        "pieces": job.pieces or (cores() if fleet == "pool" else None),
+        "pieces": job.pieces or (count_cores() if fleet == "pool" else None),
         "public": public_rows(federation) or job.public,
     }
     if setting.edges is not None:
@@ -176,10 +176,10 @@ def _refuse_without_validation(method: Method, setting: Setting, federation: Fed
     used = {phase.split for program in method.programs.values() for phase in program.phases}
     if any(split.startswith("val") for split in used) and not int(federation.sizes("val").sum()):
         hint = "".join(
-            f", or --set {group}.{key}={option.declared.without_validation}"
+            f", or --set {group}.{key}={option.declared.value_without_validation}"
             for group, keys in setting.known.items()
             for key, option in keys.items()
-            if option.declared.without_validation is not None
+            if option.declared.value_without_validation is not None
         )
         raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 
@@ -198,7 +198,7 @@ def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:
 
 def _warn_of_small_devices(costs: Costs, model: Model) -> None:
     """Training holds at least the weights, their gradients and what was received."""
-    least_bytes = 3 * 4 * model.parameters
+    least_bytes = 3 * 4 * model.num_parameters
     for profile in sorted({p.name: p for p in costs.profiles.values()}.values(), key=lambda p: p.memory_bytes):
         if profile.memory_bytes < least_bytes:
             log.warning(
@@ -241,12 +241,12 @@ def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = No
 
 def _flower() -> Callable[..., Fleet]:
     try:
-        from shoal.deploy.loopback import loop_fleet
+        from shoal.deploy.loopback import loopback_fleet
     except ImportError as error:
         raise UserError(
             f"fleet 'flower' needs the extra of that name: pip install -c constraints.txt -e '.[flower]' ({error})"
         ) from None
-    return loop_fleet
+    return loopback_fleet
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from shoal import engine
-from shoal.engine import Evaluation, UnseenClient
+from shoal.engine import CentralTestEvaluator, Evaluation
 from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, at_work, make_fleet, setup
 from shoal.experiment.run import check_data, recorded_job
@@ -28,7 +28,9 @@ def of_clients(path: Path, progress: Any = None, options: Options | None = None)
     with _opened(path, progress, options) as (store, bench, state):
         fleet, central = make_fleet(bench, store.private), bench.federation.central
         with at_work(bench, fleet):
-            found = engine.evaluate(bench.method, fleet, state, UnseenClient(central) if len(central.y) else None)
+            found = engine.evaluate(
+                bench.method, fleet, state, CentralTestEvaluator(central) if len(central.y) else None
+            )
         return _said(bench, state, found, options)
 
 
@@ -46,7 +48,7 @@ def of_unseen(
         held = bench.federation.unseen
         if not held:
             raise UserError(f"{path} held out nobody: run it with --unseen N to keep some clients out of training")
-        if assign and bench.method.assign is None and bench.method.adapt is None:
+        if assign and bench.method.models_for_inputs is None and bench.method.adaptation_program is None:
             raise UserError(f"--assign: method {bench.method.name} has no groups that rows without labels point to")
         found = engine.evaluate_unseen(bench.method, state, held, assign, inputs, bench.job.seed)
         how = {"assigned": assign} | ({} if inputs is None else {"inputs": inputs})

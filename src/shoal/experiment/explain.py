@@ -15,7 +15,7 @@ from shoal.cost.ledger import Ledger, Page
 from shoal.cost.timer import Timer
 from shoal.experiment.assemble import Bench, at_work, make_fleet
 from shoal.methods.composition.piece import piece_class
-from shoal.types import Asked, Method, Part, Schedule, Stage
+from shoal.types import Method, Recipients, Schedule, Stage, StepSummary
 
 IN_A_ROW = 3  # rounds
 FIRST, USUAL = "in round 1", "in a usual later round"
@@ -26,19 +26,19 @@ class Kind:
     """Rounds in which a stage asks the same clients; `played` are those, by index, that are played to see their
     costs."""
 
-    asked: Asked
+    asked: Recipients
     played: tuple[int, ...]
 
 
 def kinds_of_rounds(schedule: Schedule, rounds: int) -> dict[str, Kind]:
     """By the words for them. A usual later round is none of those in which the schedule asks more clients. The first
     round of a kind stands alone, as round 1 does: clients may keep what they are sent in it."""
-    later: dict[Asked, list[int]] = {}
+    later: dict[Recipients, list[int]] = {}
     for round in range(1, rounds):
-        later.setdefault(schedule.asks(round), []).append(round)
-    first = schedule.asks(0)
+        later.setdefault(schedule.clients_in(round), []).append(round)
+    first = schedule.clients_in(0)
     kinds = {FIRST: Kind(first, (0,))}
-    usual = next((asked for asked in (schedule.others, "none", schedule.clients) if asked in later), None)
+    usual = next((asked for asked in (schedule.clients_otherwise, "none", schedule.clients) if asked in later), None)
     if usual is not None:
         early = tuple(round for round in later[usual] if round < IN_A_ROW)
         kinds[USUAL] = Kind(usual, early or (later[usual][0],))
@@ -65,7 +65,7 @@ def explained(bench: Bench, on_round: Callable[[engine.Record], None] | None = N
     return {
         "method": method.name,
         "clients": len(bench.federation),
-        "parameters": bench.model.parameters,
+        "parameters": bench.model.num_parameters,
         "rounds": bench.job.rounds,
         "steps": [_step(part, method, stages) for part in parts_of(method)],
         "notes": list(method.notes),
@@ -79,23 +79,23 @@ def _played(bench: Bench, on_round: Callable[[engine.Record], None] | None) -> S
     with at_work(bench, fleet):
         for count, round in enumerate(rounds_to_play(bench), start=1):
             state = replace(state, round=round)
-            state, record, _ = engine.play_round(bench.method, fleet, state, bench.job.seed, ledger, Timer())
+            state, record, _ = engine.run_round(bench.method, fleet, state, bench.job.seed, ledger, Timer())
             if on_round is not None:
                 on_round(replace(record, round=count))  # a bar counts the rounds that are played
     return ledger.pages
 
 
-def parts_of(method: Method) -> Sequence[Part]:
+def parts_of(method: Method) -> Sequence[StepSummary]:
     """Of a method that is not composed of named pieces, its stages; before pieces, stages that are of none, such as
     those of edges."""
-    laid = {name for part in method.parts for name in part.stages}
-    return [*(Part("", s.name, (s.name,)) for s in method.stages if s.name not in laid), *method.parts]
+    laid = {name for part in method.steps for name in part.stages}
+    return [*(StepSummary("", s.name, (s.name,)) for s in method.stages if s.name not in laid), *method.steps]
 
 
 def _stage(stage: Stage, pages: Sequence[Page], rounds: int) -> dict[str, Any]:
     kinds, own = kinds_of_rounds(stage.schedule, rounds), [p for p in pages if p.stage == stage.name]
     costs = {words: _costs(kind, own) for words, kind in kinds.items()}
-    return {"stage": stage.name, "schedule": stage.schedule.facts(), "costs": costs}
+    return {"stage": stage.name, "schedule": stage.schedule.to_json(), "costs": costs}
 
 
 def _costs(kind: Kind, pages: Sequence[Page]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _costs(kind: Kind, pages: Sequence[Page]) -> dict[str, Any]:
     }
 
 
-def _step(part: Part, method: Method, stages: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _step(part: StepSummary, method: Method, stages: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     said = {"step": part.step, "piece": part.piece}
     if part.step:
         piece = piece_class(part.step, part.piece)

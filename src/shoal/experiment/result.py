@@ -16,13 +16,13 @@ from torch import Tensor
 
 from shoal.client.histogram import LabelHistogram
 from shoal.client.sparsity import Sparsity
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.cost.ledger import PARTS, totals
-from shoal.engine import Clock, Result
+from shoal.engine import Result, RoundTiming
 from shoal.experiment.assemble import Bench, public_rows
 from shoal.rng import derive_seed
 from shoal.stages.cluster import GROUPS, Group, Repulsive
-from shoal.types import ClientId, Guaranteed, Method, ServerState, Tree
+from shoal.types import ClientId, HasPrivacyGuarantee, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,12 @@ def promised(bench: Bench) -> dict[str, Any]:
     not added up."""
     sizes, tasks = bench.federation.sizes("train").tolist(), Counter[str]()
     for stage in bench.method.stages:
-        tasks.update({program.name: stage.schedule.most_tasks(bench.job.rounds) for program in stage.programs})
+        tasks.update(
+            {program.name: stage.schedule.max_tasks_per_client(bench.job.rounds) for program in stage.programs}
+        )
     found: dict[str, Any] = {}
     for name, program in bench.method.programs.items():
-        if isinstance(program, Guaranteed) and (promise := program.guarantee(sizes, tasks[name])):
+        if isinstance(program, HasPrivacyGuarantee) and (promise := program.privacy_guarantee(sizes, tasks[name])):
             found |= promise
             found |= {"noise_on": NOISE_ON[type(program)]} if type(program) in NOISE_ON else {}
     return found
@@ -84,13 +86,13 @@ def protection(bench: Bench, state: ServerState, promise: Mapping[str, Any]) -> 
         return {}
     found = dict(promise)
     for stage in (s for s in bench.method.stages if isinstance(s, Group) and s.column == "labels"):
-        grouped = Table.load(state, stage.name)
+        grouped = ClientTable.load(state, stage.name)
         if len(grouped):
             found |= _blur(bench, stage, grouped)
     return {"privacy": found}
 
 
-def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
+def _blur(bench: Bench, stage: Group, grouped: ClientTable) -> dict[str, Any]:
     """Groups with noise beside those without. Mixed groups have no one right answer, so they are judged by what they
     are formed for (Eq. 3, on the true distributions), not by agreement."""
     from sklearn.metrics import adjusted_rand_score
@@ -112,7 +114,7 @@ def _blur(bench: Bench, stage: Group, grouped: Table) -> dict[str, Any]:
 def _by_group(result: Result) -> dict[str, Any]:
     """Joules of the groups that a method formed, if it did: to choose from, or to share a model in (the one they belong
     to most)."""
-    grouped = Table.load(result.state, GROUPS)
+    grouped = ClientTable.load(result.state, GROUPS)
     if "group" in grouped.columns:
         groups = dict(zip(grouped.clients, grouped["group"].tolist(), strict=True))
     else:
@@ -159,7 +161,7 @@ def _edges(bench: Bench, result: Result) -> dict[str, Any]:
     return {"edges": members, "bytes_long": sum(r.bytes_long or 0 for r in result.records)}
 
 
-def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[str, Any]:
+def summarise(bench: Bench, result: Result, path: Path, clock: RoundTiming) -> dict[str, Any]:
     job, server = bench.job, bench.costs.server
     joules = totals(result.ledger.pages)
     server_joules = clock.server_s * server.active_w
@@ -174,7 +176,7 @@ def summarise(bench: Bench, result: Result, path: Path, clock: Clock) -> dict[st
         **({"unseen": job.unseen} if job.unseen else {}),
         "cohort": bench.cohort,
         "model": job.model,
-        "parameters": bench.model.parameters,
+        "parameters": bench.model.num_parameters,
         "fleet": job.fleet,
         **result.evaluation.figures(),
         "train_loss": result.records[-1].metrics.get("train.loss"),

@@ -19,7 +19,7 @@ from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
 from shoal.data.dataset import Progress
 from shoal.data.federation import Federation
-from shoal.engine import Clock, Record, Result
+from shoal.engine import Record, Result, RoundTiming
 from shoal.errors import UserError
 from shoal.experiment.assemble import (
     Bench,
@@ -97,7 +97,7 @@ def run(
             fleet,
             rounds=bench.job.rounds,
             seed=bench.job.seed,
-            central=federation.central,
+            central_samples=federation.central,
             eval_every=bench.job.eval_every,
             ledger=Ledger(bench.costs),
             on_round=on_round,
@@ -235,16 +235,16 @@ def run_experiment(
             fleet,
             rounds=bench.job.rounds,
             seed=bench.job.seed,
-            central=bench.federation.central,
+            central_samples=bench.federation.central,
             eval_every=bench.job.eval_every,
             state=before.state,
-            records=before.records,
+            earlier_rounds=before.records,
             ledger=Ledger(bench.costs, before.pages),
             store=store,
             on_round=on_round,
             timer=timer,
         )
-    clock = Clock(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
+    clock = RoundTiming(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
     if measured:
         measured["measured"]["rounds"] = len(result.records) - len(before.records)
     summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)

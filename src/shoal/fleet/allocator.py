@@ -7,7 +7,7 @@ import functools
 
 # glibc's names and numbers, from its malloc.h
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
-LARGEST_BLOCK = 32 * 2**20  # glibc takes no more; larger blocks come from the system each time
+MAX_BLOCK_BYTES = 32 * 2**20  # glibc takes no more; larger blocks come from the system each time
 
 
 @functools.cache
@@ -18,5 +18,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False  # not glibc
-    asked = ((MMAP_THRESHOLD, LARGEST_BLOCK), (TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 2 * LARGEST_BLOCK))
+    asked = ((MMAP_THRESHOLD, MAX_BLOCK_BYTES), (TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 2 * MAX_BLOCK_BYTES))
     return all(mallopt(ctypes.c_int(what), ctypes.c_int(value)) == 1 for what, value in asked)

@@ -15,29 +15,33 @@ from torch import Tensor
 from shoal.types import Batch, Phase, Tree
 
 
-class Work(NamedTuple):
+class FlopCounts(NamedTuple):
     per_step: int
-    per_row: int
+    per_sample: int
     at_end: int
-    inputs: int  # of a row, once
+    precompute_per_sample: int  # of a row, once
 
-    def flops(self, rows: int, phase: Phase) -> int:
-        taken = phase.taken(rows)
+    def total(self, num_available: int, phase: Phase) -> int:
+        taken = phase.num_samples(num_available)
         steps = -(-taken // phase.batch_size)
-        return phase.epochs * (steps * self.per_step + taken * self.per_row) + self.at_end + rows * self.inputs
+        return (
+            phase.epochs * (steps * self.per_step + taken * self.per_sample)
+            + self.at_end
+            + num_available * self.precompute_per_sample
+        )
 
 
-def work_of(phase: Phase, s: Tree, x: Tensor) -> Work:
+def count_flops(phase: Phase, state: Tree, x: Tensor) -> FlopCounts:
     """For one client's state `s` and inputs like `x`. Two rows at least: batch norm knows no single one."""
-    inputs, compute = 0, phase.inputs
+    inputs, compute = 0, phase.precompute
     if compute is not None:
-        two, three = (_counted(lambda n=n: compute(s, _blank(x, n).x)) for n in (2, 3))  # type: ignore[misc]
-        inputs, x = three - two, compute(s, _blank(x, 2).x)
-    two, three = (_counted(lambda n=n: phase.step(s, _blank(x, n))) for n in (2, 3))  # type: ignore[misc]
-    return Work(3 * two - 2 * three, three - two, _counted(lambda: phase.finish(s)), inputs)
+        two, three = (_count(lambda n=n: compute(state, _zero_batch(x, n).x)) for n in (2, 3))  # type: ignore[misc]
+        inputs, x = three - two, compute(state, _zero_batch(x, 2).x)
+    two, three = (_count(lambda n=n: phase.step(state, _zero_batch(x, n))) for n in (2, 3))  # type: ignore[misc]
+    return FlopCounts(3 * two - 2 * three, three - two, _count(lambda: phase.on_end(state)), inputs)
 
 
-def _counted(work: Callable[[], object]) -> int:
+def _count(work: Callable[[], object]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:  # must not use up chance
@@ -45,7 +49,7 @@ def _counted(work: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def _blank(x: Tensor, rows: int) -> Batch:
-    zeros = torch.zeros(rows, dtype=torch.long, device=x.device)
-    inputs = torch.empty_strided((rows, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device).zero_()
-    return Batch(inputs, zeros, torch.ones(rows, device=x.device), zeros[0])
+def _zero_batch(x: Tensor, num_samples: int) -> Batch:
+    zeros = torch.zeros(num_samples, dtype=torch.long, device=x.device)
+    inputs = torch.empty_strided((num_samples, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device).zero_()
+    return Batch(inputs, zeros, torch.ones(num_samples, device=x.device), zeros[0])

@@ -10,8 +10,8 @@ from typing import Protocol
 from flwr.app import Message
 
 from shoal.errors import UserError
-from shoal.fleet.messages import LOST, read_report, task_record
-from shoal.types import POOL, ClientId, Plan, Report, Task
+from shoal.fleet.messages import MODELS_MISSING, read_report, task_record
+from shoal.types import CENTRALISED_CLIENT, ClientId, Plan, Report, Task
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +29,24 @@ class FlowerFleet:
         self.grid, self.node_of, self.timeout_s = grid, node_of, timeout_s
 
     def roster(self) -> tuple[ClientId, ...]:
-        return tuple(sorted(c for c in self.node_of if c != POOL))
+        return tuple(sorted(c for c in self.node_of if c != CENTRALISED_CLIENT))
 
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
         assert plan.program is not None
-        if strangers := [c for c in plan.tasks if c not in self.node_of]:
-            raise UserError(f"client {strangers[0]!r} is on no node (centralised methods run in simulation only)")
-        replies, lost = self._ask(plan.program.name, plan.tasks)
-        if lost:  # who has lost what it had kept (a new disk) is sent everything
-            log.warning("clients no longer have models that they had kept: %s", ", ".join(lost))
-            again, _ = self._ask(plan.program.name, {c: replace(plan.tasks[c], held=frozenset()) for c in lost})
+        if unknown_clients := [c for c in plan.tasks if c not in self.node_of]:
+            raise UserError(f"client {unknown_clients[0]!r} is on no node (centralised methods run in simulation only)")
+        replies, without_cache = self._send_tasks(plan.program.name, plan.tasks)
+        if without_cache:  # who has lost what it had kept (a new disk) is sent everything
+            log.warning("clients no longer have models that they had kept: %s", ", ".join(without_cache))
+            again, _ = self._send_tasks(
+                plan.program.name, {c: replace(plan.tasks[c], cached=frozenset()) for c in without_cache}
+            )
             replies |= again
         return {c: replies[c] for c in plan.tasks if c in replies}  # in the plan's order, not that of arrival
 
-    def _ask(self, program: str, tasks: Mapping[ClientId, Task]) -> tuple[dict[ClientId, Report], list[ClientId]]:
+    def _send_tasks(
+        self, program: str, tasks: Mapping[ClientId, Task]
+    ) -> tuple[dict[ClientId, Report], list[ClientId]]:
         """What they answered, and who lacks models that its task relies on."""
         client_on = {self.node_of[c]: c for c in tasks}
         messages = [
@@ -50,13 +54,13 @@ class FlowerFleet:
             for c, task in tasks.items()
         ]
         replies: dict[ClientId, Report] = {}
-        lost: list[ClientId] = []
+        without_cache: list[ClientId] = []
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout_s):
             client = client_on[reply.metadata.src_node_id]
             if reply.has_error():
                 log.warning("client %s failed: %s", client, reply.error.reason)
-            elif LOST in reply.content.config_records:
-                lost.append(client)
+            elif MODELS_MISSING in reply.content.config_records:
+                without_cache.append(client)
             else:
                 replies[client] = read_report(reply.content)
-        return replies, lost
+        return replies, without_cache

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from shoal.codec import decode_report, decode_task, encode_report, encode_task
 from shoal.types import Params, Report, Task
 
-LOST = "lost"
+MODELS_MISSING = "lost"
 
 
 def _envelope(data: bytes, program: str) -> RecordDict:
@@ -29,8 +29,8 @@ def task_record(program: str, task: Task) -> RecordDict:
     return _envelope(encode_task(task), program)
 
 
-def read_task(content: RecordDict, kept: Mapping[int, Params] | None = None) -> tuple[str, Task]:
-    return str(content.config_records["shoal"]["program"]), decode_task(_payload(content), kept)
+def read_task(content: RecordDict, cached_models: Mapping[int, Params] | None = None) -> tuple[str, Task]:
+    return str(content.config_records["shoal"]["program"]), decode_task(_payload(content), cached_models)
 
 
 def report_record(program: str, report: Report) -> RecordDict:

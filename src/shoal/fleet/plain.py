@@ -9,61 +9,63 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.fleet.batches import passes, phase_seed, step_keys, taker
+from shoal.fleet.batches import epoch_indices, index_reader, phase_seed, step_keys
 from shoal.fleet.tracing import Recorder
 from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree
 
-INPUT_ROWS = 1024
+PRECOMPUTE_BATCH_SIZE = 1024
 
 
-def counts_of(data: ClientData) -> dict[str, int]:
+def sample_counts(data: ClientData) -> dict[str, int]:
     return {split: len(examples.y) for split, examples in data.items()}
 
 
-def run_one(
+def run_program(
     program: ClientProgram, task: Task, data: ClientData, private: Tree, recorder: Recorder | None = None
 ) -> tuple[Report, Tree | None]:
     """What one client does with one task. Batches have their true size: nothing is padded here."""
     recorder = Recorder() if recorder is None else recorder
     with torch.random.fork_rng(devices=[]):  # a network of the user's own may draw from the global generator
         torch.default_generator.manual_seed(task.seed)
-        s, flops = program.begin(task, private), 0
+        client_state, flops = program.begin(task, private), 0
         for number, phase in enumerate(program.phases):
-            step, state = recorder.steps(program, number), recorder.state(s)
-            seed, held = phase_seed(task.seed, program.phases, number), data[phase.split]
-            flops += step.work(state, held.x).flops(len(held.y), phase)
-            held = with_inputs(phase, s, held)
+            step, flat_state = recorder.recorded_step(program, number), recorder.flatten_state(client_state)
+            seed, samples = phase_seed(task.seed, program.phases, number), data[phase.split]
+            flops += step.flop_counts(flat_state, samples.x).total(len(samples.y), phase)
+            samples = with_precomputed_inputs(phase, client_state, samples)
             single_rows = program.batchable or not phase.shuffle  # passes in order look at rows as served
-            for i, batch in enumerate(true_batches(held, phase, seed, single_rows)):
-                state = step(step.ready(state, batch) if i == 0 else state, batch)
-            s = phase.finish(state.tree())
-        report, kept = program.end(task, s, counts_of(data))
-        return replace(report, flops=flops), kept
+            for i, batch in enumerate(unpadded_batches(samples, phase, seed, single_rows)):
+                flat_state = step(step.prepare(flat_state, batch) if i == 0 else flat_state, batch)
+            client_state = phase.on_end(flat_state.tree())
+        report, new_private = program.end(task, client_state, sample_counts(data))
+        return replace(report, flops=flops), new_private
 
 
-def with_inputs(phase: Phase, s: Tree, held: Examples) -> Examples:
+def with_precomputed_inputs(phase: Phase, state: Tree, samples: Examples) -> Examples:
     """The rows that the passes go over: as they are, or what is computed of each once."""
-    if phase.inputs is None:
-        return held
+    if phase.precompute is None:
+        return samples
     with torch.no_grad():
-        return Examples(torch.cat([phase.inputs(s, x) for x in torch.split(held.x, INPUT_ROWS)]), held.y)
+        return Examples(
+            torch.cat([phase.precompute(state, x) for x in torch.split(samples.x, PRECOMPUTE_BATCH_SIZE)]), samples.y
+        )
 
 
-def true_batches(held: Examples, phase: Phase, seed: int, single_rows: bool) -> Iterator[Batch]:
+def unpadded_batches(samples: Examples, phase: Phase, seed: int, allows_single_samples: bool) -> Iterator[Batch]:
     """Without padding. Batch norm has no statistics of a single row, so there a row that is left over joins
     the batch before it, and a client with only one row takes no step."""
-    device = held.y.device
-    epochs = (numbers.to(device) for numbers in passes(len(held.y), phase, seed))
+    device = samples.y.device
+    epochs = (numbers.to(device) for numbers in epoch_indices(len(samples.y), phase, seed))
     order = [rows for numbers in epochs for rows in torch.split(numbers, phase.batch_size)]
-    if not single_rows:
-        order = _without_single_rows(order)
-    take_x, take_y = taker(held.x), taker(held.y)
-    ones = torch.ones(min(len(held.y), phase.batch_size + 1), device=device)
+    if not allows_single_samples:
+        order = _merge_single_samples(order)
+    take_x, take_y = index_reader(samples.x), index_reader(samples.y)
+    ones = torch.ones(min(len(samples.y), phase.batch_size + 1), device=device)
     for rows, key in zip(order, step_keys(len(order), seed).to(device).unbind(), strict=True):
         yield Batch(take_x(rows), take_y(rows), ones[: len(rows)], key)
 
 
-def _without_single_rows(order: Sequence[Tensor]) -> list[Tensor]:
+def _merge_single_samples(order: Sequence[Tensor]) -> list[Tensor]:
     whole: list[Tensor] = []
     for rows in order:
         if len(rows) > 1:
@@ -78,7 +80,7 @@ class ClientError(RuntimeError):
 
 
 @contextmanager
-def blaming(program: ClientProgram, client: ClientId) -> Iterator[None]:
+def name_client_in_errors(program: ClientProgram, client: ClientId) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -104,8 +106,8 @@ class PlainFleet:
         return {c: self.execute_one(plan.program, c, task) for c, task in plan.tasks.items()}
 
     def execute_one(self, program: ClientProgram, client: ClientId, task: Task) -> Report:
-        with blaming(program, client):
-            report, private = run_one(program, task, self.data[client], self.private.get(client, {}), self.recorder)
+        with name_client_in_errors(program, client):
+            report, private = run_program(program, task, self.data[client], self.private.get(client, {}), self.recorder)
         if private is not None:
             self.private[client] = {**self.private.get(client, {}), **private}
         return report

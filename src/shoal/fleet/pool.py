@@ -33,11 +33,11 @@ from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Pla
 
 log = logging.getLogger(__name__)
 
-MakeFleet = Callable[[Mapping[ClientId, ClientData], MutableMapping[ClientId, Tree]], PlainFleet]
-ATTEMPTS = 3  # of a piece of work: one that kills its worker every time is not the machine's fault
+FleetFactory = Callable[[Mapping[ClientId, ClientData], MutableMapping[ClientId, Tree]], PlainFleet]
+MAX_ATTEMPTS = 3  # of a piece of work: one that kills its worker every time is not the machine's fault
 
 
-def cores() -> int:
+def count_cores() -> int:
     """That this process may use. Elsewhere than on Linux a fork is not safe to build on: one."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
@@ -51,7 +51,7 @@ class PoolFleet:
         method: Method,
         data: Mapping[ClientId, ClientData],
         private: MutableMapping[ClientId, Tree] | None = None,
-        inside: MakeFleet = PlainFleet,
+        make_fleet: FleetFactory = PlainFleet,
         workers: int | None = None,
         pieces: int | None = None,
     ) -> None:
@@ -59,24 +59,24 @@ class PoolFleet:
         self.data = data
         self.private: MutableMapping[ClientId, Tree] = {} if private is None else private
         self._programs = method.programs | {evaluate.name: evaluate}
-        self._inside = inside
+        self._make_fleet = make_fleet
         self._roster = tuple(sorted(data))
         self._workers: list[Worker] = []
-        self._count = workers or cores()
-        self._pieces = pieces or cores()
-        weakref.finalize(self, _stop, self._workers)
+        self._num_workers = workers or count_cores()
+        self._num_pieces = pieces or count_cores()
+        weakref.finalize(self, _stop_workers, self._workers)
 
     def roster(self) -> tuple[ClientId, ...]:
         return self._roster
 
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
         assert plan.program is not None
-        self._learn(plan.program)
-        pieces = deal(plan, self.data, self._pieces)
-        while len(self._workers) < min(self._count, len(pieces)):
-            self._workers.append(self._hired())
+        self._add_program(plan.program)
+        pieces = deal(plan, self.data, self._num_pieces)
+        while len(self._workers) < min(self._num_workers, len(pieces)):
+            self._workers.append(self._start_worker())
         for worker in self._workers:
-            worker.knows.clear()  # models go by their identity, which lasts as long as the plan
+            worker.sent_models.clear()  # models go by their identity, which lasts as long as the plan
         reports: dict[ClientId, Report] = {}
         try:
             for reply in self._replies(plan.program, pieces):
@@ -90,78 +90,82 @@ class PoolFleet:
         return {c: reports[c] for c in plan.tasks}
 
     def close(self) -> None:
-        _stop(self._workers)
+        _stop_workers(self._workers)
 
-    def _learn(self, program: ClientProgram) -> None:
+    def _add_program(self, program: ClientProgram) -> None:
         if self._programs.get(program.name) != program:
             self._programs[program.name] = program
             self.close()  # workers know the programs that were there when they were hired
 
-    def _hired(self) -> Worker:
+    def _start_worker(self) -> Worker:
         context = multiprocessing.get_context("fork")
-        here, there = context.Pipe()
-        others = [w.pipe for w in self._workers] + [here]
+        parent_end, worker_end = context.Pipe()
+        others = [w.pipe for w in self._workers] + [parent_end]
         quiet = bool(self._workers)  # what all workers would say, one says
-        arguments = (there, others, self._programs, self.data, self._inside, quiet)
-        process = context.Process(target=_serve, args=arguments, daemon=True)
+        arguments = (worker_end, others, self._programs, self.data, self._make_fleet, quiet)
+        process = context.Process(target=_run_worker, args=arguments, daemon=True)
         process.start()
-        there.close()
-        return Worker(process, here)
+        worker_end.close()
+        return Worker(process, parent_end)
 
     def _replies(self, program: ClientProgram, pieces: Sequence[Mapping[ClientId, Task]]) -> Iterator[bytes]:
         """As they come; a worker that dies is replaced and its piece done again."""
-        left = deque(range(len(pieces)))
+        waiting_pieces = deque(range(len(pieces)))
         attempts = [0] * len(pieces)
-        busy = {worker: left.popleft() for worker in range(min(len(self._workers), len(left)))}
-        for worker, piece in busy.items():
-            self._begin(worker, program, pieces[piece], attempts, piece)
-        while busy:
-            ready = wait([self._workers[w].pipe for w in busy])
-            for worker in [w for w in busy if self._workers[w].pipe in ready]:
-                reply = self._reply(worker)
+        piece_of_worker = {
+            worker: waiting_pieces.popleft() for worker in range(min(len(self._workers), len(waiting_pieces)))
+        }
+        for worker, piece in piece_of_worker.items():
+            self._send_piece(worker, program, pieces[piece], attempts, piece)
+        while piece_of_worker:
+            ready = wait([self._workers[w].pipe for w in piece_of_worker])
+            for worker in [w for w in piece_of_worker if self._workers[w].pipe in ready]:
+                reply = self._receive_reply(worker)
                 if reply is not None:
-                    del busy[worker]
-                if reply is not None and left:
-                    busy[worker] = left.popleft()
-                if worker in busy:  # with the next piece, or with the same one again
-                    self._begin(worker, program, pieces[busy[worker]], attempts, busy[worker])
+                    del piece_of_worker[worker]
+                if reply is not None and waiting_pieces:
+                    piece_of_worker[worker] = waiting_pieces.popleft()
+                if worker in piece_of_worker:  # with the next piece, or with the same one again
+                    self._send_piece(
+                        worker, program, pieces[piece_of_worker[worker]], attempts, piece_of_worker[worker]
+                    )
                 if reply is not None:
                     yield reply
 
-    def _begin(
+    def _send_piece(
         self, worker: int, program: ClientProgram, tasks: Mapping[ClientId, Task], attempts: list[int], piece: int
     ) -> None:
-        while attempts[piece] < ATTEMPTS:
+        while attempts[piece] < MAX_ATTEMPTS:
             attempts[piece] += 1
             try:
-                self._workers[worker].pipe.send_bytes(self._work(program, tasks, self._workers[worker]))
+                self._workers[worker].pipe.send_bytes(self._encode_piece(program, tasks, self._workers[worker]))
                 return
             except OSError:
-                self._replace(worker)
-        raise ClientError(f"a worker process died {ATTEMPTS} times over the same work; is there enough memory?")
+                self._replace_worker(worker)
+        raise ClientError(f"a worker process died {MAX_ATTEMPTS} times over the same work; is there enough memory?")
 
-    def _reply(self, worker: int) -> bytes | None:
+    def _receive_reply(self, worker: int) -> bytes | None:
         try:
             return self._workers[worker].pipe.recv_bytes()
         except (EOFError, OSError):
-            self._replace(worker)
+            self._replace_worker(worker)
             return None
 
-    def _work(self, program: ClientProgram, tasks: Mapping[ClientId, Task], worker: Worker) -> bytes:
+    def _encode_piece(self, program: ClientProgram, tasks: Mapping[ClientId, Task], worker: Worker) -> bytes:
         private = {c: self.private[c] for c in tasks if c in self.private}
-        return work_message(program.name, tasks, private, worker.knows)
+        return work_message(program.name, tasks, private, worker.sent_models)
 
-    def _replace(self, i: int) -> None:
+    def _replace_worker(self, i: int) -> None:
         log.warning("worker %d died; another does its work again", i)
         self._workers[i].stop()
-        self._workers[i] = self._hired()
+        self._workers[i] = self._start_worker()
 
 
 @dataclass
 class Worker:
     process: ForkProcess
     pipe: Connection
-    knows: dict[int, int] = field(default_factory=dict)  # this round's models that it has: identity -> number
+    sent_models: dict[int, int] = field(default_factory=dict)  # this round's models that it has: identity -> number
 
     def stop(self) -> None:
         self.pipe.close()
@@ -169,60 +173,60 @@ class Worker:
         self.process.join()
 
 
-def _stop(workers: list[Worker]) -> None:
+def _stop_workers(workers: list[Worker]) -> None:
     for worker in workers:
         worker.stop()
     workers.clear()
 
 
-def _serve(
+def _run_worker(
     pipe: Connection,
-    others: Sequence[Connection],
+    other_pipes: Sequence[Connection],
     programs: Mapping[str, ClientProgram],
     data: Mapping[ClientId, ClientData],
-    inside: MakeFleet,
-    quiet: bool,
+    make_fleet: FleetFactory,
+    is_quiet: bool,
 ) -> None:
     """A worker's life: until the other end of its pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
-    for other in others:
+    for other in other_pipes:
         other.close()  # or a dead parent would look alive through a sibling's copy of its end
     torch.set_num_threads(1)
-    if quiet:
+    if is_quiet:
         logging.disable(logging.WARNING)
     private: dict[ClientId, Tree] = {}
     models: dict[str, Params] = {}
-    fleet = inside(data, private)
+    fleet = make_fleet(data, private)
     while True:
         try:
             message = pipe.recv_bytes()
         except EOFError:
             return
-        name, tasks, held = read_work(message, models)
+        name, tasks, received_private = read_work(message, models)
         private.clear()
-        private.update(held)
+        private.update(received_private)
         try:
             reports = fleet.execute(Plan(programs[name], tasks))
-            changed = {c: t for c, t in private.items() if t is not held.get(c)}
+            changed = {c: t for c, t in private.items() if t is not received_private.get(c)}
             pipe.send_bytes(reply_message(reports, changed))
         except Exception as error:  # any that the parent should hear of; dying is for what Python cannot catch
-            said = str(error) if isinstance(error, ClientError) else f"{name}: {traceback.format_exc()}"
-            pipe.send_bytes(pack({}, {"error": said}))
+            message_text = str(error) if isinstance(error, ClientError) else f"{name}: {traceback.format_exc()}"
+            pipe.send_bytes(pack({}, {"error": message_text}))
 
 
 def work_message(
-    program: str, tasks: Mapping[ClientId, Task], private: Mapping[ClientId, Tree], knows: dict[int, int]
+    program: str, tasks: Mapping[ClientId, Task], private: Mapping[ClientId, Tree], sent_models: dict[int, int]
 ) -> bytes:
     """Tasks name their models by number; only models that the worker does not know yet go along."""
-    first = not knows
+    first = not sent_models
     models: dict[str, Params] = {}
     facts: dict[ClientId, Any] = {}
     for client, task in tasks.items():
         for model in task.models.values():
-            if id(model) not in knows:
-                knows[id(model)] = len(knows)
-                models[str(knows[id(model)])] = model
-        named = {name: str(knows[id(model)]) for name, model in task.models.items()}
+            if id(model) not in sent_models:
+                sent_models[id(model)] = len(sent_models)
+                models[str(sent_models[id(model)])] = model
+        named = {name: str(sent_models[id(model)]) for name, model in task.models.items()}
         facts[client] = [named, dict(task.config), task.seed]
     meta = {"program": program, "tasks": list(facts.items()), "first": first}
     return pack({"models": models, "private": dict(private)}, meta)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.errors import UserError, imported, look_up
+from shoal.errors import UserError, import_callable, look_up
 from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
@@ -87,8 +87,8 @@ def find(name: str) -> Callable[[Setting], Method]:
     if "=" in name:
         return of_pieces(name)
     if ":" in name:
-        return imported("method", name)
-    return look_up("method", name, METHODS, own="package.module:function, or pieces such as select=balanced")
+        return import_callable("method", name)
+    return look_up("method", name, METHODS, own_format="package.module:function, or pieces such as select=balanced")
 
 
 def is_method(name: str) -> bool:

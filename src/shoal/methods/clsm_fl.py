@@ -57,7 +57,7 @@ def clsm_fl(s: Setting) -> Method:
         stages=(AskOnce(rows, newcomers=False, name=SHARE), *by_chance(s), train),
         models_for=blend_for,
         predict=received_model_predict(s.model),
-        classes=s.model.classes,
-        clusters=clusters,
+        num_classes=s.model.num_classes,
+        cluster_assigner=clusters,
         notes=(f"{rows.rows} labelled rows of every client leave it, for the server to try models on",),
     )

@@ -43,5 +43,5 @@ def ditto(s: Setting) -> Method:
         stages=(*by_chance(s), s.make("train", Federate, program=program, models_for=one_model_for, rate=rate)),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

@@ -70,5 +70,5 @@ def fedala(s: Setting) -> Method:
         stages=(*by_chance(s), *learn, train),
         models_for=one_model_for,
         predict=aggregated_predict(ala) if newest else own_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

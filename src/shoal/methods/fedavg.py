@@ -46,5 +46,5 @@ def averaging(
         stages=(*before, s.make("train", Federate, fixed, **training)),
         models_for=one_model_for,
         predict=one_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

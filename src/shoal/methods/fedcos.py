@@ -42,7 +42,7 @@ def fedcos(s: Setting) -> Method:
         stages=(*by_chance(s), s.make("train", FederateDirected, **parts)),
         models_for=one_model_for,
         predict=one_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )
 
 
@@ -50,5 +50,7 @@ def model_and_direction_for(state: ServerState, client: ClientId | None) -> Mapp
     model = state.models["global"]
     if "train" not in state.memory:
         return {"global": model}
-    direction = tree.to(state.memory["train"]["direction"], next(iter(model.values())).device)  # resumed: on the CPU
+    direction = tree.to_device(
+        state.memory["train"]["direction"], next(iter(model.values())).device
+    )  # resumed: on the CPU
     return {"global": model, "direction": direction}

@@ -56,6 +56,6 @@ def fedgroup(s: Setting) -> Method:
         ),
         models_for=expert_for,
         predict=received_model_predict(s.model),
-        classes=s.model.classes,
-        clusters=found,
+        num_classes=s.model.num_classes,
+        cluster_assigner=found,
     )

@@ -46,7 +46,7 @@ def keeping_heads(s: Setting, name: str, program: KeepHead) -> Method:
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
-        base, head = s.model.parts(s.model.init(first))
+        base, head = s.model.split_base_and_head(s.model.init(first))
         return ServerState(0, {"base": base}, memory={"train": {"first": torch.tensor(first), "head": head}})
 
     return Method(
@@ -55,7 +55,7 @@ def keeping_heads(s: Setting, name: str, program: KeepHead) -> Method:
         stages=(*by_chance(s), s.make("train", FederatePart, program=program, models_for=base_for, rate=rate)),
         models_for=base_and_first_head_for,
         predict=own_head_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )
 
 
@@ -65,7 +65,10 @@ def base_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params
 
 def base_and_first_head_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
     base, head = state.models["base"], state.memory["train"]["head"]
-    return {"base": base, "head": tree.to(head, next(iter(base.values())).device)}  # a resumed run has it on the CPU
+    return {
+        "base": base,
+        "head": tree.to_device(head, next(iter(base.values())).device),
+    }  # a resumed run has it on the CPU
 
 
 def own_head_predict(model: Model) -> Predict:

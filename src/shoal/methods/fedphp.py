@@ -42,5 +42,5 @@ def fedphp(s: Setting) -> Method:
         stages=(*by_chance(s), s.make("train", FederatePlanned, program=program, models_for=one_model_for, rate=rate)),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

@@ -53,5 +53,5 @@ def flacc(s: Setting) -> Method:
         ),
         models_for=expert_for,
         predict=received_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

@@ -34,7 +34,7 @@ from shoal.types import Method
 
 
 def haccs(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.classes))
+    ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.num_classes))
     group = Group(s.make("cluster", Dense), column="labels")
     choose = s.make("select", Fastest)
     return averaging(s, "haccs", ask, group, choose, remember="summary")

@@ -56,5 +56,5 @@ def ifca(s: Setting) -> Method:
         stages=(starts, *by_chance(s), train, again),
         models_for=expert_for,
         predict=received_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

@@ -32,5 +32,5 @@ def local(s: Setting) -> Method:
         stages=(*by_chance(s), TrainAlone(program, rate)),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
-        classes=s.model.classes,
+        num_classes=s.model.num_classes,
     )

@@ -1,5 +1,5 @@
 """Networks, and `Model`: a network seen as pure functions of its parameters."""
 
-from shoal.models.model import Model, check_model, load_model, model_names
+from shoal.models.model import Model, load_model, model_names, network_factory
 
-__all__ = ["Model", "check_model", "load_model", "model_names"]
+__all__ = ["Model", "load_model", "model_names", "network_factory"]

@@ -16,7 +16,7 @@ class Mlp(nn.Module):
     def __init__(
         self,
         input_shape: tuple[int, ...],
-        classes: int,
+        num_classes: int,
         hidden: tuple[int, int] = (64, 30),
         dropout: float = 0.0,
     ) -> None:
@@ -24,7 +24,7 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(math.prod(input_shape), hidden[0])
         self.fc2 = nn.Linear(hidden[0], hidden[1])
         self.drop1, self.drop2 = KeyedDropout(dropout, 1), KeyedDropout(dropout, 2)
-        self.head = nn.Linear(hidden[1], classes)
+        self.head = nn.Linear(hidden[1], num_classes)
 
     def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         x = self.drop1(F.relu(self.fc1(x.flatten(1))), key)
@@ -35,9 +35,9 @@ class Mlp(nn.Module):
 class Linear(nn.Module):
     """Multinomial logistic regression."""
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        self.head = nn.Linear(math.prod(input_shape), classes)
+        self.head = nn.Linear(math.prod(input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x.flatten(1))

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shoal.errors import UserError, imported, look_up
+from shoal.errors import UserError, import_callable, look_up
 from shoal.models.cnn import CnnCifar, CnnFedAvg
 from shoal.models.mlp import Linear, Mlp
-from shoal.models.rectified import Watching, relu_modules
+from shoal.models.rectified import RecordReluOutputs, relu_modules
 from shoal.models.resnet import ResNet18
 from shoal.types import Params
 
-Factory = Callable[..., nn.Module]
+NetworkFactory = Callable[..., nn.Module]
 
-NETWORKS: dict[str, Factory] = {
+NETWORKS: dict[str, NetworkFactory] = {
     "mlp": Mlp,
     "mlp-dropout": partial(Mlp, dropout=0.5),
     "linear": Linear,
@@ -36,7 +36,7 @@ def model_names() -> tuple[str, ...]:
     return tuple(NETWORKS)
 
 
-class _PerThread(threading.local):
+class _PerThreadNetworks(threading.local):
     """A thread's own copies of a network, for each mode that it calls: a call with other weights puts them into the
     module while it lasts, and the mode is a flag on it."""
 
@@ -60,18 +60,18 @@ class Model:
         name: str,
         factory: Callable[[], nn.Module],
         input_shape: tuple[int, ...],
-        classes: int,
+        num_classes: int,
         device: str = "cpu",
     ) -> None:
         self.device = device
-        self.name, self.factory, self.input_shape, self.classes = name, factory, input_shape, classes
-        self._net = self._checked(self._fresh(0))  # never called itself
-        self._own = _PerThread(self._net)
+        self.name, self.factory, self.input_shape, self.num_classes = name, factory, input_shape, num_classes
+        self._net = self._check_network(self._build_network(0))  # never called itself
+        self._networks = _PerThreadNetworks(self._net)
         self.trainable = tuple(k for k, p in self._net.named_parameters() if p.requires_grad)
         self.takes_key = "key" in inspect.signature(self._net.forward).parameters
         self._check_output()
 
-    def _fresh(self, seed: int) -> nn.Module:
+    def _build_network(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
             torch.default_generator.manual_seed(seed)
             try:
@@ -81,53 +81,53 @@ class Model:
             except Exception as error:
                 raise UserError(f"model {self.name} cannot be made: {type(error).__name__}: {error}") from error
 
-    def _checked(self, net: nn.Module) -> nn.Module:
+    def _check_network(self, net: nn.Module) -> nn.Module:
         if not isinstance(net, nn.Module):
             raise UserError(f"model {self.name} made a {type(net).__name__}; it must make a torch.nn.Module")
-        own = dict(net.named_parameters(remove_duplicate=False))
-        if not any(p.requires_grad for p in own.values()):
+        parameters = dict(net.named_parameters(remove_duplicate=False))
+        if not any(p.requires_grad for p in parameters.values()):
             raise UserError(f"model {self.name} has no parameters to train")
-        if len(own) != len(dict(net.named_parameters())):
+        if len(parameters) != len(dict(net.named_parameters())):
             raise UserError(f"model {self.name} ties parameters to each other; they must be separate to be averaged")
-        loose = {k for k, _ in net.named_buffers()} - set(net.state_dict())
-        if loose:
+        unsaved_buffers = {k for k, _ in net.named_buffers()} - set(net.state_dict())
+        if unsaved_buffers:
             raise UserError(
-                f"model {self.name}: buffer {min(loose)!r} is not persistent; it could not be sent to clients"
+                f"model {self.name}: buffer {min(unsaved_buffers)!r} is not persistent; it could not be sent to clients"
             )
         return net
 
     def _check_output(self) -> None:
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                shape = tuple(self._own.serving(torch.zeros(2, *self.input_shape)).shape)
+                shape = tuple(self._networks.serving(torch.zeros(2, *self.input_shape)).shape)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"model {self.name} cannot take inputs of shape {self.input_shape}: {error}") from error
-        if shape != (2, self.classes):
+        if shape != (2, self.num_classes):
             raise UserError(
-                f"model {self.name} gives outputs of shape {shape} for 2 rows; it must be (2, {self.classes})"
+                f"model {self.name} gives outputs of shape {shape} for 2 rows; it must be (2, {self.num_classes})"
             )
 
     def init(self, seed: int) -> Params:
         """First weights, by sorted names: the order that a stored or received model has."""
-        state = self._fresh(seed).state_dict()
+        state = self._build_network(seed).state_dict()
         return {k: state[k].detach().clone().to(self.device) for k in sorted(state)}
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Logits as served: no dropout, running statistics."""
-        return functional_call(self._own.serving, params, (x,), tie_weights=False, strict=True)
+        return functional_call(self._networks.serving, params, (x,), tie_weights=False, strict=True)
 
     def forward(self, params: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
         """Logits in training, and the buffers (batch norm's running statistics) after this batch."""
         buffers = {k: v.clone() for k, v in params.items() if k not in self.trainable}  # updated in place
         call = params | buffers
         options = {"key": key} if self.takes_key else {}
-        return functional_call(self._own.training, call, (x,), options, tie_weights=False, strict=True), buffers
+        return functional_call(self._networks.training, call, (x,), options, tie_weights=False, strict=True), buffers
 
-    def relu(self, layer: str) -> int:
+    def relu_index(self, layer: str) -> int:
         """The place of a ReLU: "last", a number from 1 in the order of calls, or the name of its module."""
-        modules = relu_modules(self._own.serving, torch.zeros(2, *self.input_shape))
+        modules = relu_modules(self._networks.serving, torch.zeros(2, *self.input_shape))
         if not modules:
             raise UserError(f"model {self.name} has no ReLU, whose zeros could be counted; mlp and the cnns have")
         if layer == "last":
@@ -143,26 +143,26 @@ class Model:
         )
 
     @cached_property
-    def rectifies(self) -> bool:
-        return bool(relu_modules(self._own.serving, torch.zeros(2, *self.input_shape)))
+    def has_relu(self) -> bool:
+        return bool(relu_modules(self._networks.serving, torch.zeros(2, *self.input_shape)))
 
-    def rectified(self, params: Params, x: Tensor, place: int) -> Tensor:
+    def relu_output(self, params: Params, x: Tensor, relu_index: int) -> Tensor:
         """What that ReLU gives, as served."""
-        with Watching() as watching:
+        with RecordReluOutputs() as watching:
             self.predict(params, x)
-        return watching.outputs[place]
+        return watching.outputs[relu_index]
 
-    def features(self, params: Params, x: Tensor, most: int) -> Tensor:
+    def features(self, params: Params, x: Tensor, max_features: int) -> Tensor:
         """What the last ReLUs give, as served, channel by channel (means over positions): [rows, channels], of as many
         layers as have at most so many channels together; of the last one in any case."""
-        with Watching() as watching:
+        with RecordReluOutputs() as watching:
             self.predict(params, x)
         outputs = [h.flatten(2).mean(-1) if h.dim() > 2 else h for h in watching.outputs]
         if not outputs:
             raise UserError(f"model {self.name} has no ReLU, whose outputs could describe rows; mlp and the cnns have")
         kept = outputs[-1:]
         for h in reversed(outputs[:-1]):
-            if sum(k.shape[1] for k in kept) + h.shape[1] > most:
+            if sum(k.shape[1] for k in kept) + h.shape[1] > max_features:
                 break
             kept.insert(0, h)
         return torch.cat(kept, dim=1)
@@ -180,13 +180,13 @@ class Model:
             found.setdefault(name.rpartition(".")[0], []).append(name)
         return tuple(map(tuple, found.values()))
 
-    def parts(self, params: Params) -> tuple[Params, Params]:
+    def split_base_and_head(self, params: Params) -> tuple[Params, Params]:
         """Base and head. Buffers (batch norm's running statistics) are the base's."""
         head = set(self.head)
         return {k: v for k, v in params.items() if k not in head}, {k: v for k, v in params.items() if k in head}
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         return sum(p.numel() for p in self._net.parameters())
 
     def uses(self, kind: type[nn.Module]) -> bool:
@@ -198,19 +198,19 @@ class Model:
         return not self.uses(nn.modules.batchnorm._BatchNorm)
 
 
-def check_model(name: str) -> Factory:
+def network_factory(name: str) -> NetworkFactory:
     """What makes the network; refused here if there is no such thing."""
     if ":" in name:
-        return imported("model", name)
-    return look_up("model", name, NETWORKS, own="package.module:Class")
+        return import_callable("model", name)
+    return look_up("model", name, NETWORKS, own_format="package.module:Class")
 
 
-def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: str = "cpu") -> Model:
+def load_model(name: str, input_shape: tuple[int, ...], num_classes: int, device: str = "cpu") -> Model:
     """A built-in network by name, or the user's own: `package.module:Class`.
 
     It is called with (input_shape, classes) if it has two parameters without a default, else with nothing.
     """
-    factory = check_model(name)
+    factory = network_factory(name)
     needed = [
         p
         for p in inspect.signature(factory).parameters.values()
@@ -220,8 +220,8 @@ def load_model(name: str, input_shape: tuple[int, ...], classes: int, device: st
         raise UserError(
             f"model {name!r} must take (input_shape, classes) or nothing, but it needs {len(needed)} arguments"
         )
-    make = partial(factory, tuple(input_shape), classes) if needed else factory
-    return Model(name, make, tuple(input_shape), classes, device)
+    make = partial(factory, tuple(input_shape), num_classes) if needed else factory
+    return Model(name, make, tuple(input_shape), num_classes, device)
 
 
 def stacks_well(model: Model) -> bool:

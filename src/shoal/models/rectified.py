@@ -10,34 +10,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-RELUS = {torch.relu, torch.relu_, F.relu, F.relu_, Tensor.relu, Tensor.relu_}
+RELU_FUNCTIONS = {torch.relu, torch.relu_, F.relu, F.relu_, Tensor.relu, Tensor.relu_}
 
 
-class Watching(TorchFunctionMode):
+class RecordReluOutputs(TorchFunctionMode):
     """Keeps the output of every ReLU that is called while it is on, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.outputs: list[Tensor] = []
-        self._inside = False
+        self._is_inside_relu = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func not in RELUS or self._inside:  # F.relu calls torch.relu: one ReLU, not two
+        if func not in RELU_FUNCTIONS or self._is_inside_relu:  # F.relu calls torch.relu: one ReLU, not two
             return func(*args, **(kwargs or {}))
-        self._inside = True
+        self._is_inside_relu = True
         try:
             output = func(*args, **(kwargs or {}))
         finally:
-            self._inside = False
+            self._is_inside_relu = False
         self.outputs.append(output.clone())  # what follows may work in place
         return output
 
 
 def relu_modules(net: nn.Module, x: Tensor) -> list[str]:
     """For every ReLU in the order of calls the name of its module; empty where `forward` calls a function."""
-    watching, names = Watching(), dict[int, str]()
+    watching, names = RecordReluOutputs(), dict[int, str]()
 
     def note(name: str) -> Callable[..., None]:
         return lambda *_: names.update({len(watching.outputs) - 1: name})

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.models.cnn import _image
+from shoal.models.cnn import _image_shape
 
 Norm = Callable[[int], nn.Module]
 
@@ -17,16 +17,18 @@ Norm = Callable[[int], nn.Module]
 NORMS: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(min(32, width), width), "batch": nn.BatchNorm2d}
 
 
-class Block(nn.Module):
-    def __init__(self, inside: int, width: int, stride: int, norm: Norm) -> None:
+class ResidualBlock(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
-        self.norm1 = norm(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm2 = norm(width)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = norm(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = norm(out_channels)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inside != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), norm(width))
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), norm(out_channels)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -34,17 +36,20 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    def __init__(self, input_shape: tuple[int, ...], classes: int, norm: str = "group", width: int = 64) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, norm: str = "group", width: int = 64) -> None:
         super().__init__()
-        channels, _, _ = _image("resnet18", input_shape, 8)
+        channels, _, _ = _image_shape("resnet18", input_shape, 8)
         make = NORMS[norm]
         self.stem = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
         self.norm = make(width)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         self.stages = nn.Sequential(
-            *(nn.Sequential(Block(a, b, 1 if a == b else 2, make), Block(b, b, 1, make)) for a, b in pairwise(widths))
+            *(
+                nn.Sequential(ResidualBlock(a, b, 1 if a == b else 2, make), ResidualBlock(b, b, 1, make))
+                for a, b in pairwise(widths)
+            )
         )
-        self.head = nn.Linear(8 * width, classes)
+        self.head = nn.Linear(8 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stages(F.relu(self.norm(self.stem(x))))

@@ -191,7 +191,7 @@ def _counts_of(text: str | None, service: Service) -> tuple[float, ...] | None:
 
 
 def _refuse_without_prior(service: Service) -> None:
-    if service.blueprint.method.adapt is None:
+    if service.blueprint.method.adaptation_program is None:
         name = service.blueprint.method.name
         raise Problem(409, f"method {name} makes nothing of how often classes occur with a client")
 

@@ -20,13 +20,13 @@ class NoClusters(UserError):
 
 def memberships(method: Method, state: ServerState, representation: Any) -> dict[str, float]:
     """The weight of each cluster's model, by the rule of the method's own clusters; they sum to 1."""
-    if method.clusters is None:
+    if method.cluster_assigner is None:
         raise NoClusters(f"method {method.name} keeps no representations of clusters that one could be compared with")
-    width = method.clusters.representation_width(state)
+    width = method.cluster_assigner.representation_width(state)
     if width is None:
         raise NoClusters("no clusters have been formed yet; ask again after a few rounds")
-    vector = _vector(representation, width, method.clusters.representation_bounds)
-    weights = method.clusters.cluster_weights(state, vector)
+    vector = _vector(representation, width, method.cluster_assigner.representation_bounds)
+    weights = method.cluster_assigner.cluster_weights(state, vector)
     return dict(zip(sorted(state.models), weights.tolist(), strict=True))
 
 

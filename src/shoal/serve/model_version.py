@@ -12,11 +12,11 @@ from torch import Tensor
 from shoal import tree
 from shoal.codec import pack
 from shoal.errors import UserError
-from shoal.fleet.plain import run_one
+from shoal.fleet.plain import run_program
 from shoal.models.model import stacks_well
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.predictions import Answered, Lot, answered, etag_of, worded
-from shoal.types import LABELS, UNLABELLED, ClientId, Examples, Params, ServerState, Task, Tree
+from shoal.types import LABEL_COUNTS, UNLABELLED_SPLIT, ClientId, Examples, Params, ServerState, Task, Tree
 
 SERVED = "served"  # the name under which all that answers is fetched together
 
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
     @property
     def private(self) -> Tree:
-        return {} if self.counts is None else {LABELS: torch.tensor(self.counts)}
+        return {} if self.counts is None else {LABEL_COUNTS: torch.tensor(self.counts)}
 
 
 class Told(NamedTuple):
@@ -114,10 +114,10 @@ class Version:
     def prior(self, x: Tensor) -> Tensor | None:
         """What an unseen client's inputs say of how often its classes occur, if anything: it runs what it would run
         itself."""
-        assert self.method.adapt is not None
-        data = {UNLABELLED: Examples(x, torch.zeros(len(x), dtype=torch.int64))}
-        _, kept = run_one(self.method.adapt, Task(self._unseen.models), data, {})
-        return kept[LABELS] if kept is not None and bool(kept[LABELS].any()) else None
+        assert self.method.adaptation_program is not None
+        data = {UNLABELLED_SPLIT: Examples(x, torch.zeros(len(x), dtype=torch.int64))}
+        _, kept = run_program(self.method.adaptation_program, Task(self._unseen.models), data, {})
+        return kept[LABEL_COUNTS] if kept is not None and bool(kept[LABEL_COUNTS].any()) else None
 
     def _said(self, together: Sequence[tuple[Lot, Tensor, Tree]]) -> list[Answered]:
         if self._stackable(together):
@@ -125,7 +125,7 @@ class Version:
         return [answered(self.method, lot, x, private) for lot, x, private in together]
 
     def _stackable(self, together: Sequence[tuple[Lot, Tensor, Tree]]) -> bool:
-        if len(together) < 2 or not self._stacks or self.method.route is not None:
+        if len(together) < 2 or not self._stacks or self.method.predict_routed is not None:
             return False
         shapes = {tree.signature(lot.models) for lot, _, _ in together}
         return len(shapes) == 1 and not any(private for _, _, private in together)
@@ -134,7 +134,7 @@ class Version:
         """Models of one shape in one pass: [models, rows, ...], with rows of zeros where others have more."""
         most = max(len(x) for _, x in together)
         x = torch.stack([torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]) for _, x in together])
-        models = tree.map(lambda *leaves: torch.stack(leaves), *(lot.models for lot, _ in together))
+        models = tree.map_leaves(lambda *leaves: torch.stack(leaves), *(lot.models for lot, _ in together))
         logits = torch.func.vmap(lambda m, rows: self.method.predict(m, {}, rows))(models, x)
         return [worded(lot, found[: len(x)]) for (lot, x), found in zip(together, logits, strict=True)]
 

@@ -38,9 +38,9 @@ class Lot:
 def answered(method: Method, lot: Lot, x: Tensor, private: Tree | None = None) -> Answered:
     """By `route` where the method has one, else by `predict`: exactly what a run evaluates."""
     private = {} if private is None else private
-    if method.route is None:
+    if method.predict_routed is None:
         return worded(lot, method.predict(lot.models, private, x))
-    return worded(lot, *method.route(lot.models, private, x))
+    return worded(lot, *method.predict_routed(lot.models, private, x))
 
 
 def worded(lot: Lot, logits: Tensor, expert: Tensor | None = None, score: Tensor | None = None) -> Answered:

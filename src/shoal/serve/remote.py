@@ -23,7 +23,7 @@ from shoal.serve.blueprint import Blueprint
 from shoal.serve.inputs import Unfit
 from shoal.serve.predictions import Lot, answered, etag_of, rows_of
 from shoal.store.atomic_files import write_bytes
-from shoal.types import LABELS, Tree
+from shoal.types import LABEL_COUNTS, Tree
 
 AGAIN = (429, 502, 503)
 LONGEST_PAUSE_S = 5.0
@@ -143,7 +143,7 @@ class Remote:
 
     @property
     def _private(self) -> Tree:
-        return {} if self.counts is None else {LABELS: torch.tensor([float(n) for n in self.counts.split(",")])}
+        return {} if self.counts is None else {LABEL_COUNTS: torch.tensor([float(n) for n in self.counts.split(",")])}
 
     def _due(self) -> bool:
         return self._refreshed is None or self._clock() - self._refreshed >= self.refresh_s

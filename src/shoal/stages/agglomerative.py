@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.validation import by_first_appearance
 from shoal.rng import derive_seed
 from shoal.stages.base import CLUSTERING, OneProgram, ServerOnly
@@ -56,21 +56,21 @@ class Agglomerate(ServerOnly, HasOptions):
     name: str = "cluster"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        sent = Table.load(state, TRAIN)
+        sent = ClientTable.load(state, TRAIN)
         state = replace(state, memory={k: v for k, v in state.memory.items() if k != TRAIN})  # large, and used now
         if state.membership or len(sent) < 2:
             return state  # nothing to compare: that nothing changes then means nothing
         from shoal.clusterers import GreedyClusters
 
         before = state.memory.get(self.name, {"met": {}, "quiet": torch.tensor(0)})
-        known = _measured(Table.read(before["met"]), sent)
+        known = _measured(ClientTable.from_tree(before["met"]), sent)
         groups = known["group"].numpy()
         means = (known["cosines"] / known["meetings"]).numpy()  # 0 / 0 where two never met: not a number
         found = GreedyClusters(self.threshold).fit(means, start=None if self.revise else groups).labels_
         quiet = int(before["quiet"]) + 1 if np.array_equal(found, by_first_appearance(groups)[0]) else 0
         if quiet >= self.patience and np.bincount(found).max() >= self.smallest:
             return self._parted(state, known.clients, found)
-        met = Table(known.clients, {**known.columns, "group": torch.from_numpy(found)}).tree()
+        met = ClientTable(known.clients, {**known.columns, "group": torch.from_numpy(found)}).to_tree()
         return replace(state, memory={**state.memory, self.name: {"met": met, "quiet": torch.tensor(quiet)}})
 
     def _parted(self, state: ServerState, clients: tuple[ClientId, ...], labels: Labels) -> ServerState:
@@ -82,7 +82,7 @@ class Agglomerate(ServerOnly, HasOptions):
         return grouped(replace(state, memory=memory), [model] * len(numbers), members, groups)
 
 
-def _measured(known: Table, sent: Table) -> Table:
+def _measured(known: ClientTable, sent: ClientTable) -> ClientTable:
     """Of all pairs of clients that have trained: how often in the same round, and the sum of their cosines then. Who
     trained for the first time is a group of its own."""
     clients = tuple(sorted({*known.clients, *sent.clients}))
@@ -98,7 +98,7 @@ def _measured(known: Table, sent: Table) -> Table:
     now = torch.tensor([place[c] for c in sent.clients])
     cosines[now[:, None], now] += unit @ unit.T
     meetings[now[:, None], now] += 1
-    return Table(clients, {"cosines": cosines, "meetings": meetings, "group": group})
+    return ClientTable(clients, {"cosines": cosines, "meetings": meetings, "group": group})
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.selectors.balanced import concentration, filled_up, longest_waiting
 from shoal.stages.base import ServerOnly
@@ -19,7 +19,7 @@ TOLD = "represent"
 NO_GROUP = -1
 
 
-def label_counts(known: Table) -> NDArray[np.float64]:
+def label_counts(known: ClientTable) -> NDArray[np.float64]:
     """Of each client, as far as it told: its label distribution times its rows."""
     counts: NDArray[np.float64] = (known["labels"].double() * known["size"].double()[:, None]).numpy()
     return counts
@@ -43,11 +43,11 @@ class Balanced(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known = Table.load(state, self.source)
+        known = ClientTable.load(state, self.source)
         if not len(known):
             return state  # nobody has told anything yet
-        counts, there = label_counts(known), known.present(state.roster)
-        last = Table.load(state, self.name).column("last", known.clients)
+        counts, there = label_counts(known), known.is_present(state.roster)
+        last = ClientTable.load(state, self.name).column("last", known.clients)
         last = np.where(np.isnan(last), -1, last)
         groups, chance = _groups(state, known), derive_seed(seed, NO_GROUP)
         first = longest_waiting(counts, last, there, state.cohort_size, self.waiting, chance)
@@ -57,16 +57,19 @@ class Balanced(ServerOnly, HasOptions):
         ]
         rows = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
         last[rows] = state.round
-        kept = Table(known.clients, {"last": torch.from_numpy(last).long()})
+        kept = ClientTable(known.clients, {"last": torch.from_numpy(last).long()})
         return replace(
             state,
-            cohort=known.named(rows),
-            memory={**state.memory, self.name: kept.tree()},
-            figures={**state.figures, f"{self.name}.concentration": float(concentration(counts[rows].sum(0)))},
+            cohort=known.client_ids(rows),
+            memory={**state.memory, self.name: kept.to_tree()},
+            round_metrics={
+                **state.round_metrics,
+                f"{self.name}.concentration": float(concentration(counts[rows].sum(0))),
+            },
         )
 
 
-def _groups(state: ServerState, known: Table) -> NDArray[np.int64]:
+def _groups(state: ServerState, known: ClientTable) -> NDArray[np.int64]:
     """The group of each client, those who are in none together."""
     return np.array([int(state.membership[c].argmax()) if c in state.membership else NO_GROUP for c in known.clients])
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.selectors.bandit import SetBandit, budget, candidates, contexts
 from shoal.stages.base import ServerOnly
@@ -105,15 +105,15 @@ class Budgeted(ServerOnly, HasOptions):
         return self.choice == "bandit" or self.tolerance > 0
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        grouped = Table.load(state, self.grouped)
+        grouped = ClientTable.load(state, self.grouped)
         if not len(grouped):
             return state
         memory = state.memory.get(self.name, {})
-        before, groups = Table.read(memory.get("history", {})), memory.get("groups", {})
+        before, groups = ClientTable.from_tree(memory.get("history", {})), memory.get("groups", {})
         heirs = _heirs(grouped, before)
         history = self._history(state, grouped, before, heirs)
         facts = self._facts(state, grouped, history)
-        here, chosen, kept = grouped.present(state.roster), np.zeros(len(grouped), dtype=bool), {}
+        here, chosen, kept = grouped.is_present(state.roster), np.zeros(len(grouped), dtype=bool), {}
         for expert, (of, same) in heirs.items():
             inside = np.flatnonzero(grouped["expert"].numpy() == expert)
             entry = self._learned(groups.get(str(of), {}), history, inside, state.round)
@@ -122,19 +122,21 @@ class Budgeted(ServerOnly, HasOptions):
             kept[str(expert)] = self._entry(entry, facts, picked, state.round)
             chosen[picked] = True
         asked = torch.where(torch.from_numpy(chosen), state.round, history["asked"])
-        history = Table(history.clients, {**history.columns, "asked": asked})
-        cohort = grouped.named(np.flatnonzero(chosen))
-        memory = {"history": history.tree(), "groups": kept}
+        history = ClientTable(history.clients, {**history.columns, "asked": asked})
+        cohort = grouped.client_ids(np.flatnonzero(chosen))
+        memory = {"history": history.to_tree(), "groups": kept}
         return replace(state, cohort=cohort, memory={**state.memory, self.name: memory})
 
-    def _history(self, state: ServerState, grouped: Table, before: Table, heirs: Mapping[int, Heir]) -> Table:
+    def _history(
+        self, state: ServerState, grouped: ClientTable, before: ClientTable, heirs: Mapping[int, Heir]
+    ) -> ClientTable:
         """What each client told of its loss in the last rounds and how long its last updates were, the newest last;
         when it was last asked to train. Losses under another group's model are not compared: they are forgotten."""
         old = {c: {k: before[k][i] for k in before.columns} for i, c in enumerate(before.clients)}
         nothing = torch.tensor([torch.nan])
         blank = {"loss": nothing.repeat(self.history + 1), "norm": nothing.repeat(self.history)}
         newcomer = blank | {"asked": torch.tensor(state.round - 1), "expert": torch.tensor(-1)}
-        told, sent = Table.load(state, self.probed), Table.load(state, self.trained)
+        told, sent = ClientTable.load(state, self.probed), ClientTable.load(state, self.trained)
         asked = zip(told.clients, told["told"].tolist(), told["loss"], strict=True) if len(told) else ()
         losses = {c: loss for c, round, loss in asked if round == state.round}
         norms = dict(zip(sent.clients, sent["norm"], strict=True)) if len(sent) else {}
@@ -145,10 +147,10 @@ class Budgeted(ServerOnly, HasOptions):
             loss = torch.cat([row["loss"][1:], losses.get(c, nothing).reshape(1)])
             norm = torch.cat([row["norm"][1:], norms[c].reshape(1)]) if c in norms else row["norm"]
             rows[c] = {"loss": loss, "norm": norm, "asked": row["asked"], "expert": expert}
-        return Table.of(rows)
+        return ClientTable.from_rows(rows)
 
-    def _facts(self, state: ServerState, grouped: Table, history: Table) -> dict[str, Floats]:
-        size = Table.load(state, self.source).column("size", grouped.clients)
+    def _facts(self, state: ServerState, grouped: ClientTable, history: ClientTable) -> dict[str, Floats]:
+        size = ClientTable.load(state, self.source).column("size", grouped.clients)
         known = [state.devices.get(c) for c in grouped.clients]
         speed = speeds(state, grouped.clients)
         ram = np.array([float(d.memory_bytes) if d else np.nan for d in known])
@@ -158,7 +160,7 @@ class Budgeted(ServerOnly, HasOptions):
         waited = (state.round - 1 - history["asked"].numpy()).astype(np.float64)
         return {"x": contexts(raw), "cost": cost / max(1e-300, float(cost.mean())), "waited": waited}
 
-    def _learned(self, entry: Tree, history: Table, inside: NDArray[np.int64], round: int) -> Tree:
+    def _learned(self, entry: Tree, history: ClientTable, inside: NDArray[np.int64], round: int) -> Tree:
         """The bandit after the reward of the set that it chose last: 0 where nobody of it came back in time."""
         before, after = history["loss"].double().numpy()[inside, -2:].T
         both = np.isfinite(before) & np.isfinite(after)  # the same clients' losses, or it is the data that is compared
@@ -204,7 +206,7 @@ class Budgeted(ServerOnly, HasOptions):
         return bandit.load({k: v.numpy() for k, v in entry["bandit"].items()}) if "bandit" in entry else bandit
 
 
-def _heirs(grouped: Table, before: Table) -> dict[int, Heir]:
+def _heirs(grouped: ClientTable, before: ClientTable) -> dict[int, Heir]:
     """For every group that of which it has more than half, and which has more than half of it; -1 if there is none.
     Whatever number it has now, it goes on with what was learned about that. And whether it is just the same."""
     was, now = before.column("expert", grouped.clients), grouped["expert"].numpy()

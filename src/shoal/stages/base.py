@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from shoal.types import ClientId, ClientProgram, Plan, Purpose, Report, Schedule, ServerState, evaluated_rounds
+from shoal.types import ClientId, ClientProgram, Plan, Report, Schedule, ServerState, StagePurpose, periodic_rounds
 
 CLUSTERING = ("sklearn.cluster", "sklearn.metrics", "scipy.optimize")  # what clusterers import
 
@@ -21,7 +21,7 @@ class Scheduled:
     imports_later: ClassVar[tuple[str, ...]] = ()  # slow libraries that the stage imports when it first works
 
     @property
-    def purpose(self) -> Purpose:
+    def purpose(self) -> StagePurpose:
         return "pre"
 
     @property
@@ -65,4 +65,4 @@ class WhenEvaluated(Scheduled):
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule("all", evaluated_rounds(self.rounds, self.every))
+        return Schedule("all", periodic_rounds(self.rounds, self.every))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.models import Model
 from shoal.stages.base import CLUSTERING, with_rows
 from shoal.stages.cluster import Floats
@@ -28,8 +28,8 @@ def capability(model: Model, params: Params, x: Tensor, y: Tensor) -> Tensor:
     Scaled to a sum of 1, for what a model is good at, not for how good it has become; 0 for classes without rows."""
     with torch.no_grad():
         right = F.softmax(model.predict(params, x), dim=-1).gather(1, y[:, None])[:, 0]
-    hits = torch.zeros(model.classes, device=y.device).index_add(0, y, right)
-    mean = hits / torch.bincount(y, minlength=model.classes).clamp(min=1)
+    hits = torch.zeros(model.num_classes, device=y.device).index_add(0, y, right)
+    mean = hits / torch.bincount(y, minlength=model.num_classes).clamp(min=1)
     return (mean / mean.sum().clamp(min=1e-12)).cpu()
 
 
@@ -83,7 +83,7 @@ class FormCapabilityClusters(ServerUpdate):
         if not len(x) or not reports:
             return state
         able = {c: {"able": capability(self.model, r.tensors["model"], x, y)} for c, r in reports.items()}
-        return self._clustered(state, Table.of(able), seed)
+        return self._clustered(state, ClientTable.from_rows(able), seed)
 
     def after(
         self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
@@ -108,10 +108,10 @@ class FormCapabilityClusters(ServerUpdate):
         shares = (distances.min() / distances) ** (2 / (self.rule.fuzziness - 1))
         return np.asarray(shares / shares.sum(), dtype=np.float64)
 
-    def _clustered(self, state: ServerState, able: Table, seed: int) -> ServerState:
+    def _clustered(self, state: ServerState, able: ClientTable, seed: int) -> ServerState:
         memory = state.memory.get(self.slot, {})
-        known = Table.read(memory.get("known", {})).merged(able)
-        kept = {**memory, "known": known.tree()}
+        known = ClientTable.from_tree(memory.get("known", {})).updated_with(able)
+        kept = {**memory, "known": known.to_tree()}
         rows = known["able"].double().numpy()
         if len(np.unique(rows, axis=0)) >= self.rule.groups:
             before = memory["centres"].numpy() if "centres" in memory else None

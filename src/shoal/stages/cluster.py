@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
 from shoal.clusterers.validation import by_first_appearance
 from shoal.errors import UserError
@@ -257,7 +257,7 @@ class Group(ServerOnly):
     name: str = GROUPS
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known, grouped = Table.load(state, self.source), Table.load(state, self.name)
+        known, grouped = ClientTable.load(state, self.source), ClientTable.load(state, self.name)
         if not len(known) or (self.once and known.clients == grouped.clients and not _told_since(known, grouped)):
             return state
         groups = self.rule(known[self.column].double().numpy(), seed, state.cohort_size)
@@ -265,9 +265,9 @@ class Group(ServerOnly):
             "group": torch.from_numpy(np.asarray(groups, dtype=np.int64)),
             "round": torch.full((len(known),), state.round),  # in which they were formed
         }
-        table = Table(known.clients, columns)
-        return replace(state, memory={**state.memory, self.name: table.tree()})
+        table = ClientTable(known.clients, columns)
+        return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
 
-def _told_since(known: Table, grouped: Table) -> bool:
+def _told_since(known: ClientTable, grouped: ClientTable) -> bool:
     return "told" in known.columns and int(known["told"].max()) > int(grouped["round"].min())

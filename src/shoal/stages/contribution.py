@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.client.adam import Adam
 from shoal.client.sgd import RateSchedule, learning_rate
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.selectors import contribution
@@ -34,10 +34,10 @@ from shoal.types import (
     OnlyIf,
     Params,
     Plan,
-    Purpose,
     Report,
     Schedule,
     ServerState,
+    StagePurpose,
     Task,
     option,
 )
@@ -112,13 +112,13 @@ def _figures(stage: str, coefficients: Floats, names: Sequence[str] = OF_CLIENTS
     return {f"{stage}.coefficient_{name}": float(a) for name, a in zip(names, coefficients, strict=True)}
 
 
-def _counted(known: Table) -> Table:
+def _counted(known: ClientTable) -> ClientTable:
     """Those of whom there is something to count: with rows, and with numbers that are numbers. Who diverged says
     nothing about the others."""
     if not len(known):
         return known
     finite = known["loss"].isfinite() & known["accuracy"].isfinite() & known["model"].isfinite().all(1)
-    return known.where(((known["size"] > 0) & finite).numpy())
+    return known.filter(((known["size"] > 0) & finite).numpy())
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class ByContribution(ServerOnly):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         state = self._with_first_models(state)
         (like,) = state.models.values()
-        asked, trained = self._asked(state), set(Table.load(state, TRAIN).clients)
+        asked, trained = self._asked(state), set(ClientTable.load(state, TRAIN).clients)
         known, warm = _counted(self._known(state)), self.start == "warm"
         new = [c for c in state.roster if c not in asked | trained] if warm else []
         silent = sorted(c for c in asked - trained if c in set(state.roster)) if warm else []
@@ -161,41 +161,47 @@ class ByContribution(ServerOnly):
         a = self.coefficients.learned(table, known["model"], like, state)  # Eq. 11
         again = [silent[state.round % len(silent)]] if silent else []
         chosen = largest(table @ a, np.ones(len(known), dtype=bool), max(0, state.cohort_size - len(again)))
-        cohort = tuple(sorted({*known.named(chosen), *new, *again}))
-        return replace(state, cohort=cohort, figures={**state.figures, **_figures(self.name, a)})
+        cohort = tuple(sorted({*known.client_ids(chosen), *new, *again}))
+        return replace(state, cohort=cohort, round_metrics={**state.round_metrics, **_figures(self.name, a)})
 
     def _asked(self, state: ServerState) -> set[ClientId]:
-        return set(Table.load(state, self.name).clients)
+        return set(ClientTable.load(state, self.name).clients)
 
     def _remembering(self, state: ServerState, asked: set[ClientId]) -> ServerState:
-        table = Table.of({c: {"asked": torch.tensor(True)} for c in asked})
-        return replace(state, memory={**state.memory, self.name: table.tree()})
+        table = ClientTable.from_rows({c: {"asked": torch.tensor(True)} for c in asked})
+        return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
     def _with_first_models(self, state: ServerState) -> ServerState:
         """A cold client is represented by the model that it was measured with, which is kept."""
         if self.start == "warm":
             return state
         (model,) = state.models.values()
-        kept, had = Table.load(state, self.name), set(self._asked(state))
-        told = Table.load(state, MEASURE)
+        kept, had = ClientTable.load(state, self.name), set(self._asked(state))
+        told = ClientTable.load(state, MEASURE)
         new = {c: {"model": vector(model)} for c in told.clients if c not in had}
-        return replace(state, memory={**state.memory, self.name: kept.merged(Table.of(new)).tree()}) if new else state
+        return (
+            replace(state, memory={**state.memory, self.name: kept.updated_with(ClientTable.from_rows(new)).to_tree()})
+            if new
+            else state
+        )
 
-    def _known(self, state: ServerState) -> Table:
+    def _known(self, state: ServerState) -> ClientTable:
         """Of those who are there: rows, participations, accuracy, loss, model."""
-        known, told = (t.where(t.present(state.roster)) for t in (Table.load(state, s) for s in (TRAIN, MEASURE)))
-        new = told.where(~told.present(known.clients))
+        known, told = (
+            t.filter(t.is_present(state.roster)) for t in (ClientTable.load(state, s) for s in (TRAIN, MEASURE))
+        )
+        new = told.filter(~told.is_present(known.clients))
         if self.start == "cold" and len(new):
-            first = Table.load(state, self.name)
+            first = ClientTable.load(state, self.name)
             of = {"size": new["size"], "accuracy": new["accuracy"], "loss": new["loss_after"], "told": new["told"]}
-            of |= {"count": torch.zeros(len(new)), "model": first.where(first.present(new.clients))["model"]}
-            known = known.merged(Table(new.clients, of))
+            of |= {"count": torch.zeros(len(new)), "model": first.filter(first.is_present(new.clients))["model"]}
+            known = known.updated_with(ClientTable(new.clients, of))
         if self.metrics == "last" or not len(known):
             return known
         later = torch.from_numpy(told.column("told", known.clients)) > known["told"]
         now = {"accuracy": told.column("accuracy", known.clients), "loss": told.column("loss_after", known.clients)}
         fresh = {k: torch.where(later, torch.from_numpy(v), known[k].double()) for k, v in now.items()}
-        return Table(known.clients, {**known.columns, **fresh})
+        return ClientTable(known.clients, {**known.columns, **fresh})
 
 
 @dataclass(frozen=True)
@@ -209,21 +215,21 @@ class FederateByContribution(Federate):
     reuse: bool = False
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        return replace(super().plan(state, seed), reuse=self.reuse)
+        return replace(super().plan(state, seed), cache_models=self.reuse)
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
-        known = Table.load(state, self.name).merged(self._told(state, reports))
+        known = ClientTable.load(state, self.name).updated_with(self._told(state, reports))
         after = super().aggregate(state, reports)
         if self.by != "size":
             names = enumerate(sorted(state.models))
             weighed = {k: self._weighed(state, i, k, known, reports) or (after.models[k], {}) for i, k in names}
             figures = {k: v for _, told in weighed.values() for k, v in told.items()}
             models = {k: model for k, (model, _) in weighed.items()}
-            after = replace(after, models=models, figures={**after.figures, **figures})
-        return replace(after, memory={**after.memory, self.name: known.tree()})
+            after = replace(after, models=models, round_metrics={**after.round_metrics, **figures})
+        return replace(after, memory={**after.memory, self.name: known.to_tree()})
 
-    def _told(self, state: ServerState, reports: Mapping[ClientId, Report]) -> Table:
-        before = Table.load(state, self.name)
+    def _told(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ClientTable:
+        before = ClientTable.load(state, self.name)
         times = dict(zip(before.clients, before["count"].tolist(), strict=True)) if len(before) else {}
 
         def row(client: ClientId, report: Report) -> dict[str, Tensor]:
@@ -239,16 +245,16 @@ class FederateByContribution(Federate):
                 "told": torch.tensor(state.round),
             }
 
-        return Table.of({c: row(c, r) for c, r in reports.items()})
+        return ClientTable.from_rows({c: row(c, r) for c, r in reports.items()})
 
     def _weighed(
-        self, state: ServerState, place: int, name: str, known: Table, reports: Mapping[ClientId, Report]
+        self, state: ServerState, place: int, name: str, known: ClientTable, reports: Mapping[ClientId, Report]
     ) -> tuple[Params, dict[str, float]] | None:
         """The model, and the coefficients; None where nobody can be compared, as when everybody diverged."""
         assert self.coefficients is not None
         before = state.models[name]
         inside = {c: r for c, r in with_rows(reports).items() if self._weight(state, place, c, r) > 0}
-        told = _counted(known.where(known.present(tuple(inside))))
+        told = _counted(known.filter(known.is_present(tuple(inside))))
         if not len(told):
             return None
         inside = {c: inside[c] for c in told.clients}
@@ -319,13 +325,13 @@ class Update(OneProgram):
     models_for: ModelsFor
     kappa: Kappa
     name: str = "update"
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("all")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         config = {"kappa": self.kappa.at(state.round)}
         tasks = {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.roster}
-        return Plan(self.program, tasks, reuse=True)
+        return Plan(self.program, tasks, cache_models=True)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return replace(state, figures={**state.figures, f"{self.name}.kappa": self.kappa.at(state.round)})
+        return replace(state, round_metrics={**state.round_metrics, f"{self.name}.kappa": self.kappa.at(state.round)})

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.jensen_shannon import modified_js
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
@@ -20,16 +20,16 @@ from shoal.stages.base import CLUSTERING, Scheduled, ServerOnly
 from shoal.types import (
     ClientId,
     ClientProgram,
+    EdgeExchange,
     Params,
     Plan,
-    Purpose,
-    Relay,
     Report,
     Schedule,
     ServerState,
     Stage,
+    StagePurpose,
     Task,
-    evaluated_rounds,
+    periodic_rounds,
 )
 
 EDGES, CLOUD, WHEREABOUTS = "edges", "cloud", "whereabouts"
@@ -87,7 +87,7 @@ def edge_seed(seed: int, number: int) -> int:
 
 def views(state: ServerState) -> list[ServerState]:
     """What each edge knows: its clients, its models and what its stages remember."""
-    known = Table.load(state, EDGES)
+    known = ClientTable.load(state, EDGES)
     if not len(known):
         return []
     of = dict(zip(known.clients, known["edge"].tolist(), strict=True))
@@ -116,7 +116,7 @@ def views(state: ServerState) -> list[ServerState]:
             cohort=tuple(inside[k]["cohort"]),
             cohort_size=max(1, int(state.cohort_size * share[k] + 1e-9)),
             memory=state.memory.get(edge_name(k), {}),
-            figures={},
+            round_metrics={},
         )
         for k in range(count)
     ]
@@ -132,14 +132,14 @@ def together(state: ServerState, edges: Sequence[ServerState]) -> ServerState:
         for client, weights in edge.membership.items():
             membership[client] = torch.zeros(starts[-1])
             membership[client][starts[k] : starts[k + 1]] = weights
-    figures = {f"{edge_name(k)}.{name}": x for k, edge in enumerate(edges) for name, x in edge.figures.items()}
+    figures = {f"{edge_name(k)}.{name}": x for k, edge in enumerate(edges) for name, x in edge.round_metrics.items()}
     return replace(
         state,
         models=models,
         membership=membership,
         cohort=tuple(sorted({c for edge in edges for c in edge.cohort})),
         memory={**state.memory, **{edge_name(k): dict(edge.memory) for k, edge in enumerate(edges)}},
-        figures={**state.figures, **figures},
+        round_metrics={**state.round_metrics, **figures},
     )
 
 
@@ -154,7 +154,7 @@ class AssignEdges(ServerOnly):
     name: str = EDGES
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known = Table.load(state, EDGES)
+        known = ClientTable.load(state, EDGES)
         new = self._unassigned(state, known)
         if not new:
             return state
@@ -162,15 +162,17 @@ class AssignEdges(ServerOnly):
             raise UserError(f"edges is {self.topology.count}, but there are only {len(new)} clients to divide")
         labels = self._first(state, new, seed) if not len(known) else self._later(state, known, new)
         rows = {c: {"edge": torch.tensor(k), "rows": torch.tensor(0)} for c, k in zip(new, labels, strict=True)}
-        after = replace(state, memory={**state.memory, EDGES: known.merged(Table.of(rows)).tree()})
+        after = replace(
+            state, memory={**state.memory, EDGES: known.updated_with(ClientTable.from_rows(rows)).to_tree()}
+        )
         return after if len(known) else _opened(after, state)
 
-    def _unassigned(self, state: ServerState, known: Table) -> list[ClientId]:
+    def _unassigned(self, state: ServerState, known: ClientTable) -> list[ClientId]:
         have = set(known.clients)
         new = [c for c in sorted(state.roster) if c not in have]
         if not self.topology.asks:
             return new
-        told = set(Table.load(state, WHEREABOUTS).clients)
+        told = set(ClientTable.load(state, WHEREABOUTS).clients)
         return [c for c in new if c in told]
 
     def _first(self, state: ServerState, clients: Sequence[ClientId], seed: int) -> list[int]:
@@ -193,7 +195,7 @@ class AssignEdges(ServerOnly):
         order = {place: k for k, place in enumerate(sorted(set(places.values())))}
         return [order[places[c]] for c in clients]
 
-    def _later(self, state: ServerState, known: Table, clients: Sequence[ClientId]) -> list[int]:
+    def _later(self, state: ServerState, known: ClientTable, clients: Sequence[ClientId]) -> list[int]:
         edges = known["edge"].numpy()
         if self.topology.by == "place":
             return self._places(clients)
@@ -209,15 +211,17 @@ class AssignEdges(ServerOnly):
 
 
 def _labels(state: ServerState, clients: Sequence[ClientId]) -> NDArray[np.float64]:
-    told = Table.load(state, WHEREABOUTS)
+    told = ClientTable.load(state, WHEREABOUTS)
     place = {c: i for i, c in enumerate(told.clients)}
     return told["labels"].double().numpy()[[place[c] for c in clients]]
 
 
 def _opened(state: ServerState, first: ServerState) -> ServerState:
     """Every edge, and the cloud, with the very first models."""
-    count = int(Table.load(state, EDGES)["edge"].max()) + 1
-    begin = replace(first, memory={k: v for k, v in first.memory.items() if k not in (EDGES, WHEREABOUTS)}, figures={})
+    count = int(ClientTable.load(state, EDGES)["edge"].max()) + 1
+    begin = replace(
+        first, memory={k: v for k, v in first.memory.items() if k not in (EDGES, WHEREABOUTS)}, round_metrics={}
+    )
     cloud = {"models": dict(first.models), "reference": torch.tensor(0)}
     return together(replace(state, memory={**state.memory, CLOUD: cloud}), [begin] * count)
 
@@ -234,7 +238,7 @@ class AtEdges(Scheduled):
         return self.stage.name
 
     @property
-    def purpose(self) -> Purpose:
+    def purpose(self) -> StagePurpose:
         return self.stage.purpose
 
     @property
@@ -258,9 +262,11 @@ class AtEdges(Scheduled):
         return Plan(
             first.program,
             {client: plans[edge].tasks[client] for edge, client in asked},
-            first.reuse,
-            edges={client: edge for edge, client in asked},
-            others={client: p for edge, client in asked if (p := plans[edge].program) and p != first.program},
+            first.cache_models,
+            edge_of_client={client: edge for edge, client in asked},
+            program_of_client={
+                client: p for edge, client in asked if (p := plans[edge].program) and p != first.program
+            },
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -272,18 +278,21 @@ class AtEdges(Scheduled):
         return together(_heard(state, reports), after) if edges else state
 
     def _edge_of(self, state: ServerState) -> dict[ClientId, int]:
-        known = Table.load(state, EDGES)
+        known = ClientTable.load(state, EDGES)
         return dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
 
 
 def _heard(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
     """How many rows clients train on, as they last told."""
-    known, told = Table.load(state, EDGES), {c: r.counts["train"] for c, r in reports.items() if "train" in r.counts}
+    known, told = (
+        ClientTable.load(state, EDGES),
+        {c: r.counts["train"] for c, r in reports.items() if "train" in r.counts},
+    )
     if not told:
         return state
     rows = [told.get(c, had) for c, had in zip(known.clients, known["rows"].tolist(), strict=True)]
-    table = Table(known.clients, {**known.columns, "rows": torch.tensor(rows)})
-    return replace(state, memory={**state.memory, EDGES: table.tree()})
+    table = ClientTable(known.clients, {**known.columns, "rows": torch.tensor(rows)})
+    return replace(state, memory={**state.memory, EDGES: table.to_tree()})
 
 
 @dataclass(frozen=True)
@@ -298,14 +307,14 @@ class Cloud(ServerOnly):
     every: int
     rounds: int = 0  # of the run; 0: it has no end
     name: str = CLOUD
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule("edges", evaluated_rounds(self.rounds, self.every))
+        return Schedule("edges", periodic_rounds(self.rounds, self.every))
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        edges, known = views(state), Table.load(state, EDGES)
+        edges, known = views(state), ClientTable.load(state, EDGES)
         if not len(known) or not int(known["rows"].sum()):
             return state
         rows = np.bincount(known["edge"].numpy(), known["rows"].numpy(), len(edges)).astype(np.float64)
@@ -315,12 +324,12 @@ class Cloud(ServerOnly):
         cloud = {name: self._mean(name, edges, closest, rows) for name in edges[reference].models}
         sent = [{name: cloud[of] for name, of in closest[k].items()} for k in range(len(edges))]
         relays = {
-            edge_name(k): Relay(Report(edge.models, counts={"train": int(rows[k])}), Task(sent[k]))
+            edge_name(k): EdgeExchange(Report(edge.models, counts={"train": int(rows[k])}), Task(sent[k]))
             for k, edge in enumerate(edges)
         }
         after = together(state, [replace(edge, models=sent[k]) for k, edge in enumerate(edges)])
         kept = {"models": cloud, "reference": torch.tensor(reference)}
-        return replace(after, memory={**after.memory, CLOUD: kept}, relays=relays)
+        return replace(after, memory={**after.memory, CLOUD: kept}, edge_exchanges=relays)
 
     def _mean(
         self, name: str, edges: Sequence[ServerState], closest: Sequence[Mapping[str, str]], rows: NDArray[np.float64]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.validation import as_before
 from shoal.stages.base import CLUSTERING, ServerOnly
 from shoal.stages.cluster import Clustering, Floats, Labels
@@ -75,8 +75,8 @@ class Experts(ServerOnly):
     name: str = "cluster"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known, before = Table.load(state, self.source), Table.load(state, self.name)
-        known = known.where(known["size"].numpy() > 0) if len(known) else known
+        known, before = ClientTable.load(state, self.source), ClientTable.load(state, self.name)
+        known = known.filter(known["size"].numpy() > 0) if len(known) else known
         if not len(known):
             return state
         if known.clients == before.clients and torch.equal(known["told"], before["told"]):
@@ -90,29 +90,29 @@ class Experts(ServerOnly):
             "told": known["told"],
             "of": torch.full((len(known),), of),  # how many clients groups were formed of
         }
-        after = Table(known.clients, columns)
-        state = replace(state, memory={**state.memory, self.name: after.tree()})
+        after = ClientTable(known.clients, columns)
+        state = replace(state, memory={**state.memory, self.name: after.to_tree()})
         return self._told(grouped(state, models, known.clients, labels), before, after)
 
     def representation_width(self, state: ServerState) -> int | None:
-        known = Table.load(state, self.name)
+        known = ClientTable.load(state, self.name)
         return int(known["rows"].shape[1]) if len(known) else None
 
     def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
         """A client joins as late-joining clients do."""
-        known = Table.load(state, self.name)
+        known = ClientTable.load(state, self.name)
         rows = known["rows"].double().numpy()
         label = int(self.rule.join(rows, known["expert"].numpy(), representation[None])[0])
         return np.eye(len(state.models))[label]
 
-    def _told(self, state: ServerState, before: Table, after: Table) -> ServerState:
+    def _told(self, state: ServerState, before: ClientTable, after: ClientTable) -> ServerState:
         was = before.column("expert", after.clients)
         stayed = np.isfinite(was)
         moved = moves(was[stayed].astype(np.int64), after["expert"].numpy()[stayed])
         counts = {f"{self.name}.groups": float(len(state.models)), f"{self.name}.moved": float(moved)}
-        return replace(state, figures={**state.figures, **counts})
+        return replace(state, round_metrics={**state.round_metrics, **counts})
 
-    def _grouped(self, known: Table, before: Table, seed: int) -> tuple[Floats, Labels, int]:
+    def _grouped(self, known: ClientTable, before: ClientTable, seed: int) -> tuple[Floats, Labels, int]:
         rows = known[self.column].double().numpy().copy()
         of = int(before["of"][0]) if len(before) else 0
         if len(known) >= 2 * of:
@@ -129,7 +129,7 @@ class Experts(ServerOnly):
             labels[~settled] = self.rule.join(rows[settled], labels[settled], rows[~settled])
         return rows, labels, of
 
-    def _carried(self, state: ServerState, known: Table, before: Table, inside: np.ndarray) -> Params:
+    def _carried(self, state: ServerState, known: ClientTable, before: ClientTable, inside: np.ndarray) -> Params:
         """The mean of what the members of a group had; the first model where nobody had any."""
         names, place = sorted(state.models), {c: i for i, c in enumerate(before.clients)}
         had = [int(before["expert"][place[c]]) for c in np.array(known.clients)[inside].tolist() if c in place]
@@ -171,7 +171,7 @@ def joined(state: ServerState, clients: Sequence[ClientId], labels: Labels) -> S
 
 def without_group(state: ServerState, slot: str) -> list[ClientId]:
     """Who is in no group and may join one: not those of whom `slot` knows that they have no rows."""
-    idle = {*state.membership, *Table.load(state, slot).clients}
+    idle = {*state.membership, *ClientTable.load(state, slot).clients}
     return [c for c in state.roster if c not in idle]
 
 
@@ -180,8 +180,8 @@ def noted(state: ServerState, slot: str, reports: Mapping[ClientId, Report]) -> 
     idle = {c: {"told": torch.tensor(state.round)} for c, r in reports.items() if not r.counts["train"]}
     if not idle:
         return state
-    known = Table.load(state, slot).merged(Table.of(idle))
-    return replace(state, memory={**state.memory, slot: known.tree()})
+    known = ClientTable.load(state, slot).updated_with(ClientTable.from_rows(idle))
+    return replace(state, memory={**state.memory, slot: known.to_tree()})
 
 
 def expert_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.selectors.fastest import fastest_of_groups
 from shoal.stages.base import ServerOnly
 from shoal.types import ClientId, HasOptions, Report, ServerState, option
@@ -47,12 +47,12 @@ class Fastest(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        grouped, told = Table.load(state, self.grouped), Table.load(state, self.source)
+        grouped, told = ClientTable.load(state, self.grouped), ClientTable.load(state, self.source)
         if not len(grouped):
             return state  # nobody has told anything yet
-        seen = Table.load(state, self.name).merged(Table.load(state, self.trained))
+        seen = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, self.trained))
         size, loss = told.column("size", grouped.clients), seen.column("loss", grouped.clients)
-        here = grouped.present(state.roster) & (size > 0)  # who has no rows would always be the fastest
+        here = grouped.is_present(state.roster) & (size > 0)  # who has no rows would always be the fastest
         times = durations(size, speeds(state, grouped.clients))
         rows = fastest_of_groups(grouped["group"].numpy(), times, loss, here, state.cohort_size, seed, self.rho)
-        return replace(state, cohort=grouped.named(rows), memory={**state.memory, self.name: seen.tree()})
+        return replace(state, cohort=grouped.client_ids(rows), memory={**state.memory, self.name: seen.to_tree()})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.confidence import EXTRACTOR, ROUTER, Confidence, discriminant
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
@@ -41,11 +41,11 @@ class Describe(OneProgram):
         kept = state.memory.get(self.name, {}).get("moments", {})
         for client, report in sorted(reports.items()):
             kept = _added(kept, report.tensors["moments"], state.membership[client])
-        told = Table((*self._told(state), *sorted(reports)), {})
-        return replace(state, memory={**state.memory, self.name: {"moments": kept, "told": told.tree()}})
+        told = ClientTable((*self._told(state), *sorted(reports)), {})
+        return replace(state, memory={**state.memory, self.name: {"moments": kept, "told": told.to_tree()}})
 
     def _told(self, state: ServerState) -> tuple[ClientId, ...]:
-        return Table.read(state.memory.get(self.name, {}).get("told", {})).clients
+        return ClientTable.from_tree(state.memory.get(self.name, {}).get("told", {})).clients
 
 
 def _added(kept: Tree, told: Params, inside: Tensor) -> Tree:
@@ -85,8 +85,8 @@ def _mask(state: ServerState, confidence: Confidence, told: str) -> Params:
     """Which classes somebody in each cluster holds, [models, classes]; empty where that is not asked for."""
     if confidence.mask == "none":
         return {}
-    known = Table.load(state, GROUPS if confidence.mask == "read" else told)
-    known = known.where(known.present(tuple(state.membership))) if len(known) else known
+    known = ClientTable.load(state, GROUPS if confidence.mask == "read" else told)
+    known = known.filter(known.is_present(tuple(state.membership))) if len(known) else known
     column = "risen" if confidence.mask == "read" else "labels"
     held = torch.zeros(len(state.models), known[column].shape[1] if len(known) else 0, dtype=torch.bool)
     for client, row in zip(known.clients, known.columns.get(column, ()), strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal import tree
 from shoal.client.confidence import EXTRACTOR
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.models import Model
 from shoal.stages.base import CLUSTERING, with_rows
 from shoal.stages.cluster import Clustering, Floats
@@ -52,18 +52,20 @@ class FormFirstRoundClusters(ServerUpdate):
         last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
         sound = self._finite(last)
         if not state.membership and told and len(sound) == len(told):  # else the loop sees the divergence
-            return self._clustered(state, Table.of(last), seed)
+            return self._clustered(state, ClientTable.from_rows(last), seed)
         return state
 
     def after(
         self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
         last = {c: self._last(r.tensors["model"]) for c, r in with_rows(reports).items()}
-        newcomers = Table.of({c: row for c, row in self._finite(last).items() if c not in before.membership})
+        newcomers = ClientTable.from_rows(
+            {c: row for c, row in self._finite(last).items() if c not in before.membership}
+        )
         if before.membership and len(newcomers):
             after = self._joined(after, newcomers)
         figures = {f"{train.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
-        return replace(after, figures={**after.figures, **figures})
+        return replace(after, round_metrics={**after.round_metrics, **figures})
 
     def _finite(self, last: Mapping[ClientId, dict[str, Tensor]]) -> dict[ClientId, dict[str, Tensor]]:
         return {c: row for c, row in last.items() if bool(row["last"].isfinite().all())}
@@ -71,25 +73,25 @@ class FormFirstRoundClusters(ServerUpdate):
     def _last(self, model: Params) -> dict[str, Tensor]:
         return {"last": vector({k: model[k] for k in self.model.head})}
 
-    def _clustered(self, state: ServerState, told: Table, seed: int) -> ServerState:
+    def _clustered(self, state: ServerState, told: ClientTable, seed: int) -> ServerState:
         found, first = self.rule(told["last"].double().numpy(), seed), next(iter(state.models.values()))
         kept = {**told.columns, **self._risen(told, first)}
-        memory = {**state.memory, GROUPS: Table(told.clients, kept).tree()}
-        figures = {**state.figures, f"{GROUPS}.noise": float(found.noise)}
+        memory = {**state.memory, GROUPS: ClientTable(told.clients, kept).to_tree()}
+        figures = {**state.round_metrics, f"{GROUPS}.noise": float(found.noise)}
         models = numbered([first] * (int(found.labels.max()) + 1))
-        return joined(replace(state, models=models, memory=memory, figures=figures), told.clients, found.labels)
+        return joined(replace(state, models=models, memory=memory, round_metrics=figures), told.clients, found.labels)
 
-    def _risen(self, told: Table, first: Params) -> dict[str, Tensor]:
+    def _risen(self, told: ClientTable, first: Params) -> dict[str, Tensor]:
         """Whose bias rose for which class: cross-entropy raises it only for classes that a client holds, and for those
         of which it has more than the model expected. Without biases in the last layer nothing can be read."""
         change = told["last"] - self._last(first)["last"]
         places = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
         return {"risen": change[:, places] > 0} if bool(places.any()) else {}
 
-    def _joined(self, state: ServerState, newcomers: Table) -> ServerState:
+    def _joined(self, state: ServerState, newcomers: ClientTable) -> ServerState:
         from shoal.clusterers.neighbours import nearest
 
-        known = Table.load(state, GROUPS)
+        known = ClientTable.load(state, GROUPS)
         groups = np.array([state.cluster_of(c) for c in known.clients], dtype=np.int64)
         labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
         return joined(state, newcomers.clients, labels)
@@ -106,7 +108,7 @@ class KeepFirstMean(ServerUpdate):
             return after
         trained = sorted(with_rows(reports).items())
         models, sizes = [r.tensors["model"] for _, r in trained], [r.counts["train"] for _, r in trained]
-        mean = tree.to(tree.weighted_mean(models, sizes), "cpu")
+        mean = tree.to_device(tree.weighted_mean(models, sizes), "cpu")
         return replace(after, memory={**after.memory, EXTRACTOR: mean})
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.stages.balanced import TOLD
 from shoal.stages.personalise import Personalise
@@ -52,7 +52,7 @@ class FederateBeside(Federate):
         return rows * float(state.membership[client][place]) if client in state.membership else 0.0
 
     def _mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
-        mean, known = super()._mean(state, parts), Table.load(state, self.source)
+        mean, known = super()._mean(state, parts), ClientTable.load(state, self.source)
         if not self.head or not len(known):
             return mean
         weights = _classes(known, parts)  # [clients, classes]
@@ -61,7 +61,7 @@ class FederateBeside(Federate):
         return mean | {k: _by_row(x, weights, total, mean[k]) for k, x in by_class.items() if x.shape[1] == len(total)}
 
 
-def _classes(known: Table, parts: Mapping[ClientId, tuple[float, Params]]) -> Tensor:
+def _classes(known: ClientTable, parts: Mapping[ClientId, tuple[float, Params]]) -> Tensor:
     """Who has told nothing is taken to hold all classes alike."""
     told = dict(zip(known.clients, known["labels"].double(), strict=True))
     alike = torch.full_like(known["labels"][0], 1 / known["labels"].shape[1]).double()

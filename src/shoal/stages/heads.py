@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
 from shoal.stages.vectors import restored, vector
@@ -31,17 +31,17 @@ class GatherHeads(OneProgram, WhenEvaluated):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         told = {c: {"head": vector(r.tensors["head"])} for c, r in reports.items() if "head" in r.tensors}
-        known = Table.load(state, self.name).merged(Table.of(told))
-        return replace(state, memory={**state.memory, self.name: known.tree()})
+        known = ClientTable.load(state, self.name).updated_with(ClientTable.from_rows(told))
+        return replace(state, memory={**state.memory, self.name: known.to_tree()})
 
 
 def heads_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
     """The base, the first head, and the heads of all others, stacked. A client without a head of its own has no use for
     them."""
     base = state.models["base"]
-    first = tree.to(state.memory["train"]["head"], next(iter(base.values())).device)
+    first = tree.to_device(state.memory["train"]["head"], next(iter(base.values())).device)
     models = {"base": base, "head": first}
-    known = Table.load(state, HEADS)
+    known = ClientTable.load(state, HEADS)
     rows = [row for row, c in zip(known["head"], known.clients, strict=True) if c != client] if len(known) else []
     if client not in known.clients or not rows:
         return models

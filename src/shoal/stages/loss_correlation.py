@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.selectors.loss_correlation import LossCorrelation, pick
 from shoal.selectors.sampling import uniform
@@ -70,7 +70,7 @@ class Survey(OneProgram, HasOptions):
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        before = Table.load(state, self.name)
+        before = ClientTable.load(state, self.name)
         told = {c: (r.metrics["loss"][0] / r.metrics["loss"][1], r) for c, r in reports.items() if r.metrics["loss"][1]}
         blank = {
             "loss": torch.tensor(torch.nan, dtype=torch.float64),
@@ -80,7 +80,7 @@ class Survey(OneProgram, HasOptions):
             "when": torch.full((self.history,), NEVER),  # the round that made each change
         }
         known_before = set(before.clients)
-        known = Table.of({c: blank for c in told if c not in known_before}).merged(before)
+        known = ClientTable.from_rows({c: blank for c in told if c not in known_before}).updated_with(before)
         if not len(known):
             return state
         columns = {k: v.clone() for k, v in known.columns.items()}
@@ -96,7 +96,7 @@ class Survey(OneProgram, HasOptions):
         columns["round"] = torch.where(heard, state.round, columns["round"])
         sizes = torch.tensor([told[c][1].counts["train"] if c in told else 0 for c in known.clients])
         columns["size"] = torch.where(heard, sizes, columns["size"])
-        return replace(state, memory={**state.memory, self.name: Table(known.clients, columns).tree()})
+        return replace(state, memory={**state.memory, self.name: ClientTable(known.clients, columns).to_tree()})
 
 
 @dataclass(frozen=True)
@@ -118,24 +118,24 @@ class Correlated(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        surveyed = Table.load(state, SURVEY)
+        surveyed = ClientTable.load(state, SURVEY)
         heard = np.isfinite(surveyed["changes"].numpy()) if len(surveyed) else np.zeros((0, 0))
         if self.survey.begins_pair(state.round) or not heard.any():
             rows = uniform(np.arange(len(state.roster)), state.cohort_size, seed)
             return replace(state, cohort=tuple(state.roster[i] for i in rows.tolist()))
-        trained = Table.load(state, self.name)
+        trained = ClientTable.load(state, self.name)
         if trained.clients != surveyed.clients or int(surveyed["when"][0, -1]) == state.round - 1:
             trained = self._trained(surveyed, state.round)
         x, chosen = trained["embedding"].numpy(), trained["chosen"].numpy().copy()
         covariance = x @ x.T + self.noise**2 * np.eye(len(x))
         sizes = surveyed["size"].double().numpy()
-        here = surveyed.present(state.roster)
+        here = surveyed.is_present(state.roster)
         rows = pick(covariance, sizes / max(1.0, sizes.sum()), here, state.cohort_size, self.beta**chosen)
         chosen[rows] += 1
-        kept = Table(trained.clients, {**trained.columns, "chosen": torch.from_numpy(chosen)})
-        return replace(state, cohort=surveyed.named(rows), memory={**state.memory, self.name: kept.tree()})
+        kept = ClientTable(trained.clients, {**trained.columns, "chosen": torch.from_numpy(chosen)})
+        return replace(state, cohort=surveyed.client_ids(rows), memory={**state.memory, self.name: kept.to_tree()})
 
-    def _trained(self, surveyed: Table, round: int) -> Table:
+    def _trained(self, surveyed: ClientTable, round: int) -> ClientTable:
         changes = surveyed["changes"].numpy().T  # [surveys, clients]
         ages = round - 1 - surveyed["when"].numpy().max(axis=0)  # newcomers' columns do not know when
         heard = np.isfinite(changes).any(axis=1)
@@ -144,4 +144,4 @@ class Correlated(ServerOnly, HasOptions):
             "embedding": torch.from_numpy(model.embedding_),
             "chosen": torch.zeros(len(surveyed), dtype=torch.int64),
         }
-        return Table(surveyed.clients, columns)
+        return ClientTable(surveyed.clients, columns)

@@ -117,7 +117,7 @@ class Starts(OneProgram, HasOptions):
             memory = {**state.memory, self.name: best}
             return replace(state, models=self.init(seed).models, membership={}, memory=memory)
         memory = {k: v for k, v in state.memory.items() if k != self.name}
-        models = tree.to(best["models"], self.model.device)
+        models = tree.to_device(best["models"], self.model.device)
         return replace(state, models=models, membership=best.get("membership", {}), memory=memory)
 
     def _better(self, kept: Tree, state: ServerState, reports: Mapping[ClientId, Report]) -> Tree:
@@ -126,4 +126,4 @@ class Starts(OneProgram, HasOptions):
         loss = torch.tensor(sum(total for total, _ in told) / rows if rows else torch.inf, dtype=torch.float64)
         if kept and not loss < kept["loss"]:
             return kept
-        return {"loss": loss, "models": tree.to(state.models, "cpu"), "membership": dict(state.membership)}
+        return {"loss": loss, "models": tree.to_device(state.models, "cpu"), "membership": dict(state.membership)}

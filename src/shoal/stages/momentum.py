@@ -65,7 +65,9 @@ class RunningMean(ServerOnly):
         return replace(state, memory={**state.memory, self.name: after})
 
     def _mean(self, average: Params, model: Params) -> Params:
-        return tree.map(lambda a, x: torch.lerp(a, x, 1 - self.decay) if x.is_floating_point() else x, average, model)
+        return tree.map_leaves(
+            lambda a, x: torch.lerp(a, x, 1 - self.decay) if x.is_floating_point() else x, average, model
+        )
 
 
 def averaged(state: ServerState, slot: str = AVERAGE) -> Mapping[str, Params]:

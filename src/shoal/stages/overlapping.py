@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.directions import principal_directions
 from shoal.rng import derive_seed, generator
 from shoal.stages.base import CLUSTERING, with_rows
@@ -161,7 +161,7 @@ class FormOverlappingClusters(ServerUpdate):
     slot: str = "train"
 
     def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
-        return replace(plan, reuse=True)
+        return replace(plan, cache_models=True)
 
     def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         reports = with_rows(reports)
@@ -169,8 +169,8 @@ class FormOverlappingClusters(ServerUpdate):
         if not updates or not all(bool(x.isfinite().all()) for x in updates.values()):
             return state  # aggregating shows whether training diverged
         told = {c: {"direction": direction(x)} for c, x in updates.items()}
-        known = Table.load(state, self.slot).merged(Table.of(told))
-        state = replace(state, memory={**state.memory, self.slot: known.tree()})
+        known = ClientTable.load(state, self.slot).updated_with(ClientTable.from_rows(told))
+        state = replace(state, memory={**state.memory, self.slot: known.to_tree()})
         again = self.rule.every > 0 and state.round % self.rule.every == 0
         if again or any(c not in state.membership for c in known.clients):
             state = self._clustered(state, known, reports, seed)
@@ -191,7 +191,7 @@ class FormOverlappingClusters(ServerUpdate):
 
     def _mean_directions(self, state: ServerState) -> Tensor | None:
         """The direction of each cluster, [clusters, numbers]: the sum of its members' directions."""
-        known = Table.load(state, self.slot)
+        known = ClientTable.load(state, self.slot)
         members = [c for c in known.clients if c in state.membership]
         if not members:
             return None
@@ -200,7 +200,7 @@ class FormOverlappingClusters(ServerUpdate):
         return weights.T @ rows
 
     def _clustered(
-        self, state: ServerState, known: Table, reports: Mapping[ClientId, Report], seed: int
+        self, state: ServerState, known: ClientTable, reports: Mapping[ClientId, Report], seed: int
     ) -> ServerState:
         member, figures = self.rule(known["direction"].numpy(), seed)
         took_part = np.array([c in reports for c in known.clients])
@@ -210,7 +210,7 @@ class FormOverlappingClusters(ServerUpdate):
         ]
         rows = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
         told = {f"{self.slot}.{k}": v for k, v in figures.items()}
-        return replace(state, models=numbered(models), membership=rows, figures={**state.figures, **told})
+        return replace(state, models=numbered(models), membership=rows, round_metrics={**state.round_metrics, **told})
 
 
 def _update(train: Federate, state: ServerState, client: ClientId, report: Report) -> Tensor:
@@ -219,7 +219,7 @@ def _update(train: Federate, state: ServerState, client: ClientId, report: Repor
     return vector({k: received[k] - got[k] for k in train.trainable})
 
 
-def _carried(state: ServerState, known: Table, inside: Floats) -> Params:
+def _carried(state: ServerState, known: ClientTable, inside: Floats) -> Params:
     """The mean of the models that the members of a cluster had."""
     members = [c for c, here in zip(known.clients, inside.tolist(), strict=True) if here]
     rows = [state.membership[c] for c in members if c in state.membership]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, WhenEvaluated
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, StagePurpose, Task
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Personalise(OneProgram, WhenEvaluated):
     every: int
     reuse: bool = False
     name: str = "personalise"
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return Plan(

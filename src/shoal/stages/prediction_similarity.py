@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.prediction_similarity import inference_similarity, similarity_clusters
 from shoal.models import Model
 from shoal.rng import derive_seed
@@ -38,7 +38,7 @@ SHARE, TRAIN = "share", "train"
 def shared_rows(state: ServerState, model: Model) -> tuple[Tensor, Tensor]:
     """The rows that clients gave away, and their labels if they told these too. In a client's row of the table weights
     come before inputs: a client with few rows left the rest empty."""
-    shared = Table.load(state, SHARE)
+    shared = ClientTable.load(state, SHARE)
     if not len(shared):
         return torch.empty(0), torch.empty(0)
     count = shared["rows"].shape[1] // (1 + int(np.prod(model.input_shape)))
@@ -59,13 +59,13 @@ class Infer(OneProgram):
     schedule: ClassVar[Schedule] = Schedule("all", (Rounds(0, 0),), "late-joining")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known = set(Table.load(state, self.name).clients)
+        known = set(ClientTable.load(state, self.name).clients)
         asked = [c for c in state.roster if c not in known]
         return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         x, _ = shared_rows(state, self.model)
-        sent = Table.load(state, TRAIN)
+        sent = ClientTable.load(state, TRAIN)
         rows, like = sent.columns.get("model", ()), next(iter(state.models.values()))
         models = {c: restored(row, like) for c, row in zip(sent.clients, rows, strict=True)}
         models |= {c: r.tensors["model"] for c, r in reports.items()}
@@ -73,8 +73,8 @@ class Infer(OneProgram):
             return state
         with torch.no_grad():
             told = {c: {"predicted": self.model.predict(m, x).argmax(-1).cpu()} for c, m in models.items()}
-        known = Table.load(state, self.name).merged(Table.of(told))
-        return replace(state, memory={**state.memory, self.name: known.tree()})
+        known = ClientTable.load(state, self.name).updated_with(ClientTable.from_rows(told))
+        return replace(state, memory={**state.memory, self.name: known.to_tree()})
 
 
 @dataclass(frozen=True)

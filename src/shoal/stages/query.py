@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
 from shoal.stages.vectors import row
@@ -47,7 +47,7 @@ class AskOnce(OneProgram, HasOptions):
         return Schedule("all", (Rounds(self.after, self.every),), "late-joining")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known, now = set(Table.load(state, self.name).clients), self.schedule.asks(state.round)
+        known, now = set(ClientTable.load(state, self.name).clients), self.schedule.clients_in(state.round)
         if now == "none" or (known and not self.newcomers):
             return Plan()
         again = now == "all" and state.round > self.after
@@ -59,5 +59,7 @@ class AskOnce(OneProgram, HasOptions):
         if not reports:
             return state
         told = {"told": torch.tensor(state.round)}
-        known = Table.load(state, self.name).merged(Table.of({c: row(r) | told for c, r in reports.items()}))
-        return replace(state, memory={**state.memory, self.name: known.tree()})
+        known = ClientTable.load(state, self.name).updated_with(
+            ClientTable.from_rows({c: row(r) | told for c, r in reports.items()})
+        )
+        return replace(state, memory={**state.memory, self.name: known.to_tree()})

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, Schedule, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, StagePurpose, Task
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class OnceWhenBack(OneProgram):
     program: ClientProgram
     models_for: ModelsFor
     name: str
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("returning")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
@@ -34,9 +34,9 @@ class OnceWhenBack(OneProgram):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         done = dict.fromkeys(state.cohort, 0.0) | self._done(state)
         done |= {c: report.metrics["done"][0] for c, report in reports.items()}
-        table = Table.of({c: {"done": torch.tensor(x)} for c, x in done.items()})
-        return replace(state, memory={**state.memory, self.name: table.tree()})
+        table = ClientTable.from_rows({c: {"done": torch.tensor(x)} for c, x in done.items()})
+        return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
     def _done(self, state: ServerState) -> dict[ClientId, float]:
-        table = Table.load(state, self.name)
+        table = ClientTable.load(state, self.name)
         return dict(zip(table.clients, table["done"].tolist(), strict=True)) if len(table) else {}

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from shoal.client.secure_aggregation import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
 from shoal.stages.train import Federate
 from shoal.stages.vectors import restored
-from shoal.types import ClientId, ClientProgram, Params, Plan, Purpose, Report, Schedule, ServerState, Task
+from shoal.types import ClientId, ClientProgram, Params, Plan, Report, Schedule, ServerState, StagePurpose, Task
 
 log = logging.getLogger(__name__)
 PENDING = "sums"
 
 
-def key_of(known: Table, client: ClientId) -> torch.Tensor:
+def key_of(known: ClientTable, client: ClientId) -> torch.Tensor:
     return known[KEY][known.clients.index(client)].to(torch.uint8)
 
 
@@ -50,7 +50,7 @@ class FederateSums(Federate):
             raise UserError(f"secure.least is {self.least}; it must be 2 or more: a sum of one client is no secret")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known, plan = Table.load(state, self.keys), super().plan(state, seed)
+        known, plan = ClientTable.load(state, self.keys), super().plan(state, seed)
         sums = self._sums(state, known)
         if state.cohort and not sums:
             log.warning(
@@ -69,7 +69,7 @@ class FederateSums(Federate):
         }
         return replace(plan, tasks=tasks)
 
-    def _sums(self, state: ServerState, known: Table) -> dict[str, list[ClientId]]:
+    def _sums(self, state: ServerState, known: ClientTable) -> dict[str, list[ClientId]]:
         found: dict[str, list[ClientId]] = {}
         for client, name in models_of(state).items():
             if client in known.clients and int(known["size"][known.clients.index(client)]) > 0:
@@ -78,14 +78,17 @@ class FederateSums(Federate):
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         pending: dict[str, dict[str, torch.Tensor]] = {}
-        for name, members in self._sums(state, Table.load(state, self.keys)).items():
+        for name, members in self._sums(state, ClientTable.load(state, self.keys)).items():
             told = [c for c in members if c in reports]
             if len(told) < self.least:
                 log.warning("round %d: too few answered for a sum; model %r stays as it is", state.round + 1, name)
                 continue
             total = np.sum([reports[c].tensors[SUM]["covered"].numpy() for c in told], axis=0, dtype=np.int64)
             there = torch.tensor([c in reports for c in members])
-            pending[name] = {"total": torch.from_numpy(total), **Table(tuple(members), {"there": there}).tree()}
+            pending[name] = {
+                "total": torch.from_numpy(total),
+                **ClientTable(tuple(members), {"there": there}).to_tree(),
+            }
         return replace(state, memory={**state.memory, PENDING: pending})
 
 
@@ -98,11 +101,11 @@ class Unmask(OneProgram):
     program: ClientProgram = field(default_factory=RevealMasks)
     keys: str = KEYS
     name: str = "unmask"
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known = Table.load(state, self.keys)
+        known = ClientTable.load(state, self.keys)
         tasks: dict[ClientId, Task] = {}
         for sums in state.memory.get(PENDING, {}).values():
             told, silent = _answers(sums)
@@ -112,7 +115,7 @@ class Unmask(OneProgram):
         return Plan(self.program, tasks)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known, models, figures = Table.load(state, self.keys), dict(state.models), dict(state.figures)
+        known, models, figures = ClientTable.load(state, self.keys), dict(state.models), dict(state.round_metrics)
         loss = np.zeros(2)
         for name, sums in state.memory.get(PENDING, {}).items():
             told, silent = _answers(sums)
@@ -128,7 +131,7 @@ class Unmask(OneProgram):
         if loss[1] > 0:
             figures["train.loss"] = float(loss[0] / loss[1])
         memory = {k: v for k, v in state.memory.items() if k != PENDING}
-        return replace(state, models=models, figures=figures, memory=memory)
+        return replace(state, models=models, round_metrics=figures, memory=memory)
 
     def _mean(self, values: torch.Tensor, like: Params) -> Params:
         """Whole numbers, such as batch norm's counters, stay as they are."""
@@ -137,7 +140,7 @@ class Unmask(OneProgram):
 
     def _left(
         self,
-        known: Table,
+        known: ClientTable,
         told: list[ClientId],
         silent: list[ClientId],
         reports: Mapping[ClientId, Report],
@@ -155,6 +158,6 @@ class Unmask(OneProgram):
 
 def _answers(sums: Mapping[str, torch.Tensor]) -> tuple[list[ClientId], list[ClientId]]:
     """Who sent what is in a sum, and who should have and did not."""
-    table = Table.read({k: v for k, v in sums.items() if k != "total"})
+    table = ClientTable.from_tree({k: v for k, v in sums.items() if k != "total"})
     there = dict(zip(table.clients, table["there"].tolist(), strict=True))
     return [c for c in table.clients if there[c]], [c for c in table.clients if not there[c]]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
 from shoal.selectors.round_robin import in_turn, share_of
@@ -18,7 +18,7 @@ from shoal.selectors.sampling import by_size, largest
 from shoal.stages.base import OneProgram, ServerOnly
 from shoal.stages.experts import IDLE, without_group
 from shoal.types import (
-    POOL,
+    CENTRALISED_CLIENT,
     ClientId,
     ClientProgram,
     HasOptions,
@@ -47,8 +47,8 @@ class Random(ServerOnly):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if self.by == "size":
-            known = Table.load(state, SIZES)
-            return replace(state, cohort=known.named(_by_size(known, state.roster, state.cohort_size, seed)))
+            known = ClientTable.load(state, SIZES)
+            return replace(state, cohort=known.client_ids(_by_size(known, state.roster, state.cohort_size, seed)))
         order = torch.randperm(len(state.roster), generator=generator(seed))[: state.cohort_size]
         return replace(state, cohort=tuple(state.roster[i] for i in sorted(order.tolist())))
 
@@ -78,13 +78,13 @@ class Pooled(ServerOnly):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        return replace(state, cohort=(POOL,))
+        return replace(state, cohort=(CENTRALISED_CLIENT,))
 
 
-def _by_size(known: Table, roster: Sequence[ClientId], count: int, seed: int) -> Rows:
+def _by_size(known: ClientTable, roster: Sequence[ClientId], count: int, seed: int) -> Rows:
     if not len(known):
         return np.empty(0, dtype=np.int64)  # nobody has told anything yet
-    return by_size(known["size"].double().numpy(), known.present(roster), count, seed)
+    return by_size(known["size"].double().numpy(), known.is_present(roster), count, seed)
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class FromGroups(ServerOnly):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        grouped = Table.load(state, self.source)
+        grouped = ClientTable.load(state, self.source)
         if not len(grouped):
             return state  # nobody has told anything yet
-        chosen = self.rule(grouped["group"].numpy(), grouped.present(state.roster), state.cohort_size, seed)
-        return replace(state, cohort=grouped.named(chosen))
+        chosen = self.rule(grouped["group"].numpy(), grouped.is_present(state.roster), state.cohort_size, seed)
+        return replace(state, cohort=grouped.client_ids(chosen))
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class LargestLoss(OneProgram, HasOptions):
     schedule: ClassVar[Schedule] = Schedule("candidates")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known = Table.load(state, SIZES)
-        asked = known.named(_by_size(known, state.roster, self.candidates or 2 * state.cohort_size, seed))
+        known = ClientTable.load(state, SIZES)
+        asked = known.client_ids(_by_size(known, state.roster, self.candidates or 2 * state.cohort_size, seed))
         return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -159,7 +159,7 @@ class InTurn(ServerOnly, HasOptions):
             inside = np.flatnonzero(groups == k)
             taken, turns[inside] = in_turn(turns[inside], here[inside], self._count(len(inside), len(state.models)))
             chosen += [members[i] for i in inside[taken].tolist()]
-        memory = {**state.memory, self.name: Table(members, {"turn": torch.from_numpy(turns)}).tree()}
+        memory = {**state.memory, self.name: ClientTable(members, {"turn": torch.from_numpy(turns)}).to_tree()}
         return replace(state, cohort=tuple(sorted(chosen)), memory=memory if members else state.memory)
 
     def _count(self, members: int, clusters: int) -> int:
@@ -167,7 +167,7 @@ class InTurn(ServerOnly, HasOptions):
 
     def _turns(self, state: ServerState, members: tuple[ClientId, ...]) -> np.ndarray:
         """Who is new stands behind all, in the order of names."""
-        known = Table.load(state, self.name)
+        known = ClientTable.load(state, self.name)
         turns = known.column("turn", members) if len(known) else np.full(len(members), np.nan)
         new = np.isnan(turns)
         turns[new] = np.nanmax(turns, initial=-1) + 1 + np.arange(new.sum())

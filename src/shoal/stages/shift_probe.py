@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.conditional_shift import REPEATS, Told, divided, placed, told
 from shoal.clusterers.validation import Labels
 from shoal.rng import derive_seed
@@ -81,29 +81,31 @@ class ShiftProbe(OneProgram, HasOptions):
         return Schedule("all", (Rounds(self.at, self.every),), "unassigned")
 
     def _asks_all(self, round: int) -> bool:
-        return self.schedule.asks(round) == "all"
+        return self.schedule.clients_in(round) == "all"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         newcomers = without_group(state, IDLE) if state.membership else []
         asked = state.roster if self._asks_all(state.round) else newcomers
         model = {GLOBAL: self._model(state)} if asked else {}
-        return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in asked}, reuse=True)
+        return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in asked}, cache_models=True)
 
     def _model(self, state: ServerState) -> Params:
         kept = state.memory.get(f"{self.name}-model", {})
         return restored(kept["first"], state.models[GLOBAL]) if kept else state.models[GLOBAL]
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        fresh = Table.of({c: row(r) for c, r in with_rows(reports).items() if _finite(r)})
+        fresh = ClientTable.from_rows({c: row(r) for c, r in with_rows(reports).items() if _finite(r)})
         state = noted(state, IDLE, reports)
         if not len(fresh):
             return state
-        before = Table.load(state, self.name)
-        known = before.merged(fresh)
+        before = ClientTable.load(state, self.name)
+        known = before.updated_with(fresh)
         first = vector(self._model(state))
-        state = replace(state, memory={**state.memory, self.name: known.tree(), f"{self.name}-model": {"first": first}})
+        state = replace(
+            state, memory={**state.memory, self.name: known.to_tree(), f"{self.name}-model": {"first": first}}
+        )
         was = {c: int(weights.argmax()) for c, weights in state.membership.items()}
-        here = known.where(known.present(state.roster))
+        here = known.filter(known.is_present(state.roster))
         labels, parents, figures = self._placed(before, here, was), dict[int, int](), dict[str, float]()
         experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
         if self._asks_all(state.round):
@@ -113,15 +115,17 @@ class ShiftProbe(OneProgram, HasOptions):
         found = dict(zip(here.clients, labels.tolist(), strict=True))
         figures["moved"] = float(sum(was.get(c, g) != g for c, g in found.items()))
         figures["groups"] = float(max(1, len(experts)) + len(parents))
-        state = replace(state, figures={**state.figures, **{f"{self.name}.{k}": x for k, x in figures.items()}})
+        state = replace(
+            state, round_metrics={**state.round_metrics, **{f"{self.name}.{k}": x for k, x in figures.items()}}
+        )
         return _with_experts(state, experts, parents, {**was, **found}) if experts or parents else state
 
-    def _placed(self, before: Table, here: Table, was: Mapping[ClientId, int]) -> Labels:
+    def _placed(self, before: ClientTable, here: ClientTable, was: Mapping[ClientId, int]) -> Labels:
         """Who is here among the groups that there are. A group is where its members were before this round."""
         if not was:
             return np.zeros(len(here), dtype=np.int64)
-        members = before.where(before.present(list(was)))
-        both = Table(members.clients + here.clients, {k: torch.cat([members[k], here[k]]) for k in COLUMNS})
+        members = before.filter(before.is_present(list(was)))
+        both = ClientTable(members.clients + here.clients, {k: torch.cat([members[k], here[k]]) for k in COLUMNS})
         every, *_ = _read(both)  # in the same units
         first, rest = np.split(np.arange(len(both)), [len(members)])
         groups, then = np.unique([was[c] for c in members.clients], return_inverse=True)
@@ -140,7 +144,7 @@ def _with_experts(
     return joined(state, list(member), np.array(list(member.values())))
 
 
-def _read(known: Table) -> tuple[Told, Told, Told]:
+def _read(known: ClientTable) -> tuple[Told, Told, Told]:
     halves, classes = 2, known["count"].shape[1] // 2
     count = known["count"].view(len(known), halves, classes)
     return told(count.numpy(), known["sum"].view(len(known), halves, classes, -1).numpy(), known["square"].numpy())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal import tree
 from shoal.client.sgd import RateSchedule, learning_rate
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, with_rows
 from shoal.stages.vectors import vector
@@ -23,10 +23,10 @@ from shoal.types import (
     OnlyIf,
     Params,
     Plan,
-    Purpose,
     Report,
     Schedule,
     ServerState,
+    StagePurpose,
     Task,
     option,
 )
@@ -103,7 +103,7 @@ class Federate(OneProgram):
     updates: tuple[ServerUpdate, ...] = ()
     observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing
     name: str = "train"
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("cohort")
 
     @property
@@ -156,7 +156,7 @@ class Federate(OneProgram):
             return {"loss": torch.tensor(total / max(1.0, rows)), "norm": update.norm()}
 
         rows = {c: row(c, r) for c, r in reports.items()}
-        return replace(state, memory={**state.memory, self.name: Table.of(rows).tree()})
+        return replace(state, memory={**state.memory, self.name: ClientTable.from_rows(rows).to_tree()})
 
     def _update(self, state: ServerState, client: ClientId, model: Params) -> Tensor:
         """What the client changed in the first model that it was sent."""
@@ -179,7 +179,7 @@ class Federate(OneProgram):
     def _given(self, state: ServerState) -> dict[ClientId, float]:
         if not self.weights_from:
             return {}
-        table = Table.load(state, self.weights_from)
+        table = ClientTable.load(state, self.weights_from)
         return dict(zip(table.clients, table["weight"].tolist(), strict=True)) if len(table) else {}
 
     def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
@@ -224,7 +224,7 @@ class TrainAlone(OneProgram):
     program: ClientProgram
     rate: Rate
     name: str = "train"
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:

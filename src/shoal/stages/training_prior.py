@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.prior import mixed_prior
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.stages.balanced import TOLD
 from shoal.stages.base import with_rows
 from shoal.stages.train import Federate, ServerUpdate
@@ -36,7 +36,7 @@ class TrackTrainingPrior(ServerUpdate):
     def after(
         self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
-        known = Table.load(before, self.source)
+        known = ClientTable.load(before, self.source)
         if not len(known):
             return after
         labels, sizes = known["labels"].double(), known["size"].tolist()

@@ -12,7 +12,7 @@ from shoal.client.train import LocalTraining
 from shoal.client.tuning import TryTuning, most_hits
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, Scheduled, WhenEvaluated
-from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Purpose, Report, Schedule, ServerState, Task
+from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, StagePurpose, Task
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tune(OneProgram, WhenEvaluated):
         place, rate = most_hits(hits)
         chosen = {"passes": torch.tensor(place), "rate": torch.tensor(rate)}
         said = {"tune.epochs": float(self.program.passes[place]), "tune.lr": self.program.rates[rate]}
-        return replace(state, memory={**state.memory, self.name: chosen}, figures={**state.figures, **said})
+        return replace(state, memory={**state.memory, self.name: chosen}, round_metrics={**state.round_metrics, **said})
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PersonaliseTuned(Scheduled):
     tune: Tune
     training: LocalTraining
     name: str = "personalise"
-    purpose: ClassVar[Purpose] = "train"
+    purpose: ClassVar[StagePurpose] = "train"
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:

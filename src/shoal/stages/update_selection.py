@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.selectors import diversity, urns
 from shoal.stages.base import ServerOnly
 from shoal.stages.select import SIZES
@@ -38,7 +38,7 @@ class Diverse(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known = Table.load(state, PROBE)
+        known = ClientTable.load(state, PROBE)
         if not len(known):
             return state
         known = self._refreshed(known, state)
@@ -46,20 +46,24 @@ class Diverse(ServerOnly, HasOptions):
         p = diversity.probabilities(
             known["gradient"].numpy(), known["variance"].double().numpy(), self.alpha1, self.alpha2, sizes
         )
-        rows = diversity.draw(p, known.present(state.roster), state.cohort_size, seed)
+        rows = diversity.draw(p, known.is_present(state.roster), state.cohort_size, seed)
         weights = torch.from_numpy(diversity.importance(p, np.ones(len(p)), rows))  # beside those of the training
-        memory = {**state.memory, PROBE: known.tree(), self.name: Table(known.named(rows), {"weight": weights}).tree()}
-        return replace(state, cohort=known.named(rows), memory=memory)
+        memory = {
+            **state.memory,
+            PROBE: known.to_tree(),
+            self.name: ClientTable(known.client_ids(rows), {"weight": weights}).to_tree(),
+        }
+        return replace(state, cohort=known.client_ids(rows), memory=memory)
 
-    def _refreshed(self, known: Table, state: ServerState) -> Table:
-        sent = Table.load(state, TRAIN)
+    def _refreshed(self, known: ClientTable, state: ServerState) -> ClientTable:
+        sent = ClientTable.load(state, TRAIN)
         lr = self.rate.at(max(0, state.round - 1))
         place = {c: i for i, c in enumerate(known.clients)}
         gradient = known["gradient"].clone()
         for update, client in zip(sent.columns.get("update", ()), sent.clients, strict=True):
             steps = self.epochs * -(-int(known["size"][place[client]]) // self.batch_size)
             gradient[place[client]] = -update / max(1e-12, lr * reach(steps, self.momentum))
-        return Table(known.clients, {**known.columns, "gradient": gradient})
+        return ClientTable(known.clients, {**known.columns, "gradient": gradient})
 
 
 def reach(steps: int, momentum: float) -> float:
@@ -77,17 +81,17 @@ class Urns(ServerOnly):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        told = Table.load(state, SIZES)
-        here = np.flatnonzero(told.present(state.roster))
+        told = ClientTable.load(state, SIZES)
+        here = np.flatnonzero(told.is_present(state.roster))
         if not len(here):
             return state
-        seen = Table.load(state, self.name).merged(Table.load(state, TRAIN))
+        seen = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, TRAIN))
         place = {c: i for i, c in enumerate(seen.clients)}
         width = seen["update"].shape[1] if len(seen) else 1
         unknown = torch.zeros(width)
-        clients = told.named(here)
+        clients = told.client_ids(here)
         updates = torch.stack([seen["update"][place[c]] if c in place else unknown for c in clients])
         r = urns.distributions(told["size"].numpy()[here], updates.numpy(), min(state.cohort_size, len(here)))
         rows = urns.draw(r, np.arange(len(here)), seed)
-        memory = {**state.memory, self.name: seen.tree()}
-        return replace(state, cohort=told.named(here[rows]), memory=memory)
+        memory = {**state.memory, self.name: seen.to_tree()}
+        return replace(state, cohort=told.client_ids(here[rows]), memory=memory)

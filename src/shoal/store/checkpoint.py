@@ -78,7 +78,9 @@ class Checkpoints:
         parts = unpack(tensors)[0]
         state = ServerState(
             int(facts["round"]),
-            tree.to(parts.get("models", {}), device),  # what stages remember stays where they made it: on the CPU
+            tree.to_device(
+                parts.get("models", {}), device
+            ),  # what stages remember stays where they made it: on the CPU
             membership=parts.get("membership", {}),
             memory=parts.get("memory", {}),
         )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import UserError, sentence_of
+from shoal.errors import UserError, one_line_message
 from shoal.store.atomic_files import write_json
 
 FAILURE = "failure.json"
@@ -21,8 +21,8 @@ def failure_recorded(path: Path, config: Mapping[str, Any], say: Callable[[str],
         yield
     except Exception as error:  # one job of many may fail in any way
         found = {} if isinstance(error, UserError) else {"traceback": traceback.format_exc()}
-        record_failure(path, config, sentence_of(error), **found)
-        say(sentence_of(error))
+        record_failure(path, config, one_line_message(error), **found)
+        say(one_line_message(error))
 
 
 def record_failure(path: Path, config: Mapping[str, Any], reason: str, **more: str) -> None:

@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 
 from shoal.cost.ledger import Page
-from shoal.engine import Clock, Evaluation, Record
+from shoal.engine import Evaluation, Record, RoundTiming
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store import FORMAT
@@ -44,7 +44,7 @@ class Restored:
     state: ServerState | None
     records: list[Record]
     pages: list[Page]
-    clock: Clock  # of all these rounds
+    clock: RoundTiming  # of all these rounds
 
 
 class RunStore:
@@ -124,7 +124,7 @@ class RunStore:
         config: dict[str, Any] = json.loads((self.path / "config.json").read_text())
         return config
 
-    def append(self, record: Record, pages: Sequence[Page], clock: Clock) -> None:
+    def append(self, record: Record, pages: Sequence[Page], clock: RoundTiming) -> None:
         append_line(self.path / "rounds.jsonl", _finite(record.line()))
         if record.evaluation is not None:
             line = evaluation_line(record.round, record.evaluation, self._clients)
@@ -166,7 +166,7 @@ class RunStore:
             latest.state if latest else None,
             records,
             [Page.read(x) for x in kept["ledger.jsonl"]],
-            Clock(*(sum(x[k] for x in kept["timing.jsonl"]) for k in ("wall_s", "server_s"))),
+            RoundTiming(*(sum(x[k] for x in kept["timing.jsonl"]) for k in ("wall_s", "server_s"))),
         )
 
     def last(self, device: torch.device | str = "cpu") -> ServerState:

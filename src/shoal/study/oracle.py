@@ -56,6 +56,6 @@ def oracle(s: Setting) -> Method:
             name = sorted(state.models)[int(state.membership[client].argmax())]
         lean = taught(state)
         served = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: lean[name]}} if lean else {})
-        return tree.to(served, s.model.device)
+        return tree.to_device(served, s.model.device)
 
     return replace(method, name="oracle", stages=stages, models_for=models_for)

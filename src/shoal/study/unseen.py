@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.engine import Evaluation, evaluate_unseen
 from shoal.experiment.assemble import Bench
 from shoal.metrics import Score
-from shoal.types import LABELS, ClientId, Predict, ServerState
+from shoal.types import LABEL_COUNTS, ClientId, Predict, ServerState
 
 
 def unseen_figures(bench: Bench, state: ServerState, inputs: Sequence[int]) -> dict[str, Any]:
@@ -20,10 +20,10 @@ def unseen_figures(bench: Bench, state: ServerState, inputs: Sequence[int]) -> d
     frequencies, which nobody could know: what an estimate could reach at best."""
     method, held = bench.method, bench.federation.unseen
     found = {"none": evaluate_unseen(method, state, held)}
-    if method.adapt is not None or method.assign is not None:
+    if method.adaptation_program is not None or method.models_for_inputs is not None:
         for n in inputs:
             found[str(n)] = evaluate_unseen(method, state, held, True, n, bench.job.seed)
-    if method.adapt is not None:
+    if method.adaptation_program is not None:
         found["true"] = _with_true_counts(bench, state)
     return {how: _said(evaluation) for how, evaluation in found.items()}
 
@@ -32,14 +32,14 @@ def _with_true_counts(bench: Bench, state: ServerState) -> Evaluation:
     method = bench.method
     scores: dict[ClientId, Score] = {}
     for client, rows in bench.federation.unseen.items():
-        counts = torch.bincount(rows.y, minlength=method.classes).float()
+        counts = torch.bincount(rows.y, minlength=method.num_classes).float()
         told = replace(method, predict=_knowing(method.predict, counts))
         scores |= evaluate_unseen(told, state, {client: rows}).clients
     return Evaluation(scores, None)
 
 
 def _knowing(predict: Predict, counts: Tensor) -> Predict:
-    return lambda models, private, x: predict(models, {LABELS: counts}, x)
+    return lambda models, private, x: predict(models, {LABEL_COUNTS: counts}, x)
 
 
 def _said(evaluation: Evaluation) -> dict[str, Any]:

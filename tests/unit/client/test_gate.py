@@ -13,7 +13,7 @@ from shoal.client.gate import FitGate, Gate, TrainGate, confident, gated_predict
 from shoal.client.model_choice import Choose
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.fleet.vector import VectorFleet
 from shoal.models import load_model
 from shoal.types import Batch, Phase, Plan, Report, Task
@@ -143,7 +143,7 @@ class TestTraining:
         """One epoch on frozen models, against an nn.Module, torch's optimiser and no cache of what models say."""
         data, task = tiny["c3"], Task(experts(2), {}, 5)
         p = program(epochs=1, batch_size=1000, gate=replace(EVERY_MODEL, mix="probabilities"))
-        _, private = run_one(p, task, data, {})
+        _, private = run_program(p, task, data, {})
         first = p.fit.gate.init(6, 3, 5)
         net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
         net.load_state_dict(dict(zip(net.state_dict(), first.values(), strict=True)))
@@ -166,32 +166,32 @@ class TestTraining:
         losses = [float(nn.functional.cross_entropy(MODEL.predict(m, low.x), low.y)) for m in task.models.values()]
         best = min(range(3), key=lambda k: (-hits[k], losses[k]))
         p = program()
-        _, private = run_one(p, task, data, {})
-        alone, _ = run_one(p.own, Task({"m": experts(3)[f"expert-{best}"]}, {}, 5), data, {})
-        assert tree.distance(private["model"], alone.tensors["model"]) < 1e-7
+        _, private = run_program(p, task, data, {})
+        alone, _ = run_program(p.own, Task({"m": experts(3)[f"expert-{best}"]}, {}, 5), data, {})
+        assert tree.max_abs_difference(private["model"], alone.tensors["model"]) < 1e-7
 
     def test_without_a_network_nothing_is_trained(self, tiny):
         p = program(gate=Gate(prior="uniform"))
         assert len(p.phases) == 2
-        _, private = run_one(p, Task(experts(4), {}, 5), tiny["c2"], {})
+        _, private = run_program(p, Task(experts(4), {}, 5), tiny["c2"], {})
         first = p.fit.gate.init(6, 5, 5)
-        assert tree.distance(private["gate"], first) == 0
+        assert tree.max_abs_difference(private["gate"], first) == 0
 
     def test_cold_keeps_the_own_model(self, tiny):
         mine = MODEL.init(77)
-        _, private = run_one(program(start="cold"), Task(experts(2), {}, 5), tiny["c2"], {"model": mine})
-        assert tree.distance(private["model"], mine) == 0
+        _, private = run_program(program(start="cold"), Task(experts(2), {}, 5), tiny["c2"], {"model": mine})
+        assert tree.max_abs_difference(private["model"], mine) == 0
         assert any(x.any() for x in private["gate"].values())
 
     def test_nothing_is_reported(self, tiny):
-        report, _ = run_one(program(), Task(experts(2), {}, 5), tiny["c2"], {})
+        report, _ = run_program(program(), Task(experts(2), {}, 5), tiny["c2"], {})
         assert replace(report, flops=0) == Report()
 
     def test_models_are_run_once_for_a_row(self, tiny):
         """More epochs of the gate cost only the gate's work."""
         rows, work = len(tiny["c3"]["train"].y), {}
         for epochs in (1, 2, 11):
-            report, _ = run_one(program(epochs=epochs, batch_size=1000), Task(experts(2), {}, 5), tiny["c3"], {})
+            report, _ = run_program(program(epochs=epochs, batch_size=1000), Task(experts(2), {}, 5), tiny["c3"], {})
             work[epochs] = report.flops
         forward = 2 * (6 * 64 + 64 * 30 + 30 * 4)  # of a row through one model
         per_epoch = work[2] - work[1]
@@ -203,8 +203,8 @@ class TestTraining:
         plain, vector = PlainFleet(tiny), VectorFleet(tiny)
         for fleet in (plain, vector):
             fleet.execute(Plan(program(), tasks))
-        assert tree.distance(dict(plain.private), dict(vector.private)) < 1e-5
-        assert not vector._refused
+        assert tree.max_abs_difference(dict(plain.private), dict(vector.private)) < 1e-5
+        assert not vector._unstackable_programs
 
     @pytest.mark.parametrize(("key", "value"), [("epochs", -1), ("batch_size", 0), ("lr", 0.0)])
     def test_refuses(self, key, value):
@@ -215,7 +215,7 @@ class TestTraining:
 class TestPrediction:
     def trained(self, tiny, count, **kw):
         models, gate = experts(count, 4.0), Gate(**kw)
-        _, private = run_one(program(gate=gate), Task(models, {}, 5), tiny["c5"], {})
+        _, private = run_program(program(gate=gate), Task(models, {}, 5), tiny["c5"], {})
         return models, private, gate
 
     def test_without_a_gate_confidence_decides(self, tiny):
@@ -249,7 +249,7 @@ def test_inputs_are_computed_once_and_follow_the_rows(tiny):
 
         @property
         def phases(self):
-            return (Phase("train", 2, 4, self.step, inputs=lambda s, x: x.flatten(1) @ s["w"]),)
+            return (Phase("train", 2, 4, self.step, precompute=lambda s, x: x.flatten(1) @ s["w"]),)
 
         def begin(self, task, private):
             return {"w": torch.arange(12.0).reshape(6, 2), "total": torch.zeros(2)}

@@ -148,10 +148,10 @@ def test_releases_compose_as_dp_accounting_has_it(mu, releases):
 
 def test_each_task_may_lead_to_a_release_unless_the_first_one_stands():
     once, anew = LabelHistogram(10, gamma=1.0), LabelHistogram(10, gamma=1.0, anew=0.25)
-    assert once.guarantee([24], tasks=5) == guarantee(1.0, 10, [24])
-    assert anew.guarantee([24], tasks=5) == guarantee(1.0, 10, [24], releases=5)
-    assert anew.guarantee([24], tasks=0) == anew.guarantee([24])
-    assert LabelHistogram(10, anew=0.25).guarantee([24], tasks=5) == {}
+    assert once.privacy_guarantee([24], num_tasks=5) == guarantee(1.0, 10, [24])
+    assert anew.privacy_guarantee([24], num_tasks=5) == guarantee(1.0, 10, [24], releases=5)
+    assert anew.privacy_guarantee([24], num_tasks=0) == anew.privacy_guarantee([24])
+    assert LabelHistogram(10, anew=0.25).privacy_guarantee([24], num_tasks=5) == {}
 
 
 @pytest.mark.parametrize(

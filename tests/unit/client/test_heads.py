@@ -9,7 +9,7 @@ from federations import tiny_federation
 from shoal import engine, tree
 from shoal.client.gate import FitGate, Gate
 from shoal.client.heads import MixHeads, TellHead, mixed_heads_predict, say, stacked
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
@@ -17,11 +17,11 @@ from shoal.stages.heads import GatherHeads, heads_for
 from shoal.types import Report, ServerState, Task
 
 MODEL = load_model("mlp", (6,), 4)
-BASE, FIRST = MODEL.parts(MODEL.init(0))
+BASE, FIRST = MODEL.split_base_and_head(MODEL.init(0))
 
 
 def head(seed):
-    return MODEL.parts(MODEL.init(seed))[1]
+    return MODEL.split_base_and_head(MODEL.init(seed))[1]
 
 
 def knowing(*clients):
@@ -46,7 +46,7 @@ class TestServer:
         found = heads_for(state, "b")["heads"]
         for k in FIRST:
             assert torch.equal(found[k], torch.stack([head(1)[k], head(3)[k]]))
-        assert tree.distance(heads_for(state, "b")["head"], FIRST) == 0
+        assert tree.max_abs_difference(heads_for(state, "b")["head"], FIRST) == 0
 
     def test_who_has_none_is_sent_none(self):
         assert set(heads_for(knowing("a", "b"), "new")) == set(heads_for(knowing("a", "b"), None)) == {"base", "head"}
@@ -63,16 +63,16 @@ class TestClient:
     fit = FitGate(MODEL, Gate(calibrate=False, denoise=True, shortlist=0), epochs=3)
 
     def test_tells_its_head_or_nothing(self, tiny):
-        report, kept = run_one(TellHead(), Task(), tiny["c0"], {"head": head(5)})
-        assert tree.distance(report.tensors["head"], head(5)) == 0
+        report, kept = run_program(TellHead(), Task(), tiny["c0"], {"head": head(5)})
+        assert tree.max_abs_difference(report.tensors["head"], head(5)) == 0
         assert kept is None
-        assert run_one(TellHead(), Task(), tiny["c0"], {})[0].tensors == {}
+        assert run_program(TellHead(), Task(), tiny["c0"], {})[0].tensors == {}
 
     def test_base_and_heads_are_frozen(self, tiny):
         models = {"base": BASE, "head": FIRST, "heads": {k: torch.stack([head(1)[k], head(2)[k]]) for k in FIRST}}
-        report, private = run_one(MixHeads(self.fit), Task(models, {}, 3), tiny["c4"], {"head": head(7)})
+        report, private = run_program(MixHeads(self.fit), Task(models, {}, 3), tiny["c4"], {"head": head(7)})
         assert replace(report, flops=0) == Report()
-        assert tree.distance(private["head"], head(7)) == 0
+        assert tree.max_abs_difference(private["head"], head(7)) == 0
         assert private["gate"]["bias2"].shape == (3,)
         assert private["gate"]["weight2"].any()
 
@@ -109,13 +109,13 @@ def test_pfmoe_mixes_the_global_model_and_a_tuned_head(tiny):
     method = build("pfmoe", Setting(MODEL, rounds=2, cohort=6, batch_size=8))
     fleet = PlainFleet(tiny)
     result = engine.run(method, fleet, rounds=2, seed=0)
-    base, last = MODEL.parts(result.state.models["global"])
+    base, last = MODEL.split_base_and_head(result.state.models["global"])
     for private in fleet.private.values():
-        mine, tuned = MODEL.parts(private["model"])
-        assert tree.distance(mine, base) == 0
-        assert tree.distance(tuned, last) > 0
+        mine, tuned = MODEL.split_base_and_head(private["model"])
+        assert tree.max_abs_difference(mine, base) == 0
+        assert tree.max_abs_difference(tuned, last) > 0
         assert private["gate"]["bias2"].shape == (2,)
     fedavg = engine.run(
         build("fedavg", Setting(MODEL, rounds=2, cohort=6, batch_size=8)), PlainFleet(tiny), rounds=2, seed=0
     )
-    assert tree.distance(fedavg.state.models, result.state.models) == 0
+    assert tree.max_abs_difference(fedavg.state.models, result.state.models) == 0

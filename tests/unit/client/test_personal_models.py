@@ -13,7 +13,7 @@ from shoal.client.personal_models import HeadFirst, KeepHead, TrainBoth
 from shoal.client.train import LocalTraining
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
@@ -36,7 +36,9 @@ def client(x, y):
 def ends(data, name, model=MLP, fleet=PlainFleet, **kw):
     setting = {"rounds": 3, "cohort": 4, "batch_size": 8, "epochs": 2, "lr": 0.1, "momentum": 0.5} | kw
     fleet = fleet(data)
-    return engine.run(build(name, Setting(model, **setting)), fleet, rounds=3, seed=0, central=data.central), fleet
+    return engine.run(
+        build(name, Setting(model, **setting)), fleet, rounds=3, seed=0, central_samples=data.central
+    ), fleet
 
 
 def both(model=MLP, **kw):
@@ -49,25 +51,25 @@ def test_own_model_is_pulled_towards_the_received_one():
     leaves 1 - lr mu = 0.8 of the gap, two steps 0.64: from slope 1 towards 3, 3 - 0.64 * 2 = 1.72."""
     task = Task({"global": line(3.0)}, {"lr": 0.5}, seed=0)
     program = both(LINEAR, mu=2.0, lr=0.1, epochs=2)
-    report, private = run_one(program, task, client([0.0, 0.0], [0, 1]), {"model": line(1.0)})
-    assert tree.distance(private["model"], line(1.72)) < 1e-6
-    assert tree.distance(report.tensors["model"], line(3.0)) < 1e-6
+    report, private = run_program(program, task, client([0.0, 0.0], [0, 1]), {"model": line(1.0)})
+    assert tree.max_abs_difference(private["model"], line(1.72)) < 1e-6
+    assert tree.max_abs_difference(report.tensors["model"], line(3.0)) < 1e-6
 
 
 def test_a_strong_pull_keeps_the_own_model_at_the_received_one():
     """With lr mu = 1 a step ends lr times the gradient away from it, wherever it began."""
     received, far = MLP.init(0), MLP.init(1)
-    _, private = run_one(both(lr=1e-4, mu=1e4), Task({"global": received}), DATA, {"model": far})
-    assert tree.distance(received, far) > 0.1
-    assert tree.distance(private["model"], received) < 1e-3
+    _, private = run_program(both(lr=1e-4, mu=1e4), Task({"global": received}), DATA, {"model": far})
+    assert tree.max_abs_difference(received, far) > 0.1
+    assert tree.max_abs_difference(private["model"], received) < 1e-3
 
 
 def test_without_a_pull_the_own_model_is_trained_alone():
     own = {"model": MLP.init(1)}
-    _, private = run_one(both(epochs=3), Task({"global": MLP.init(0)}), DATA, own)
+    _, private = run_program(both(epochs=3), Task({"global": MLP.init(0)}), DATA, own)
     alone = LocalTraining(MLP, epochs=3, batch_size=1000, start="own", send=False, keep=True)
-    _, expected = run_one(alone, Task({}), DATA, own)
-    assert tree.distance(private, expected) < 1e-6
+    _, expected = run_program(alone, Task({}), DATA, own)
+    assert tree.max_abs_difference(private, expected) < 1e-6
 
 
 @pytest.mark.parametrize("model", ["mlp-dropout", "linear"])
@@ -75,17 +77,17 @@ def test_the_global_model_of_ditto_is_that_of_fedavg(tiny, model):
     model = load_model(model, (6,), 4)
     base, _ = ends(tiny, "fedavg", model)
     found, fleet = ends(tiny, "ditto", model)
-    assert tree.distance(base.state.models, found.state.models) == 0
+    assert tree.max_abs_difference(base.state.models, found.state.models) == 0
     assert base.accuracy["central"] == found.accuracy["central"]
     assert [(r.bytes_down, r.bytes_up) for r in base.records] == [(r.bytes_down, r.bytes_up) for r in found.records]
-    assert tree.distance(fleet.private["c0"]["model"], found.state.models["global"]) > 1e-2
+    assert tree.max_abs_difference(fleet.private["c0"]["model"], found.state.models["global"]) > 1e-2
 
 
 def test_an_own_model_starts_as_the_first_one_received(tiny):
     found, fleet = ends(tiny, "ditto", cohort=6, options={"personal": {"epochs": 0}})
     first = build("ditto", Setting(MLP, rounds=3, cohort=6)).init(0).models["global"]
-    assert tree.distance(fleet.private["c2"]["model"], first) == 0
-    assert tree.distance(found.state.models["global"], first) > 1e-2
+    assert tree.max_abs_difference(fleet.private["c2"]["model"], first) == 0
+    assert tree.max_abs_difference(found.state.models["global"], first) > 1e-2
 
 
 def test_personal_options_are_those_of_training_but_for_the_schedule():
@@ -104,7 +106,7 @@ def stepped(kind, **kw):
     """One row x = 1 of class 0, base a = 2, head (h, -h) with h = 1: logits are (a h, -a h). With q = P(class 1) =
     1 / (1 + exp(2 a h)) the slope of the loss is -2 h q in a and -+a q in the head."""
     program = kind(LocalTraining(TWO), **kw)
-    report, private = run_one(program, Task({"base": BASE}, {"lr": 1.0}), client([1.0], [0]), {"head": HEAD})
+    report, private = run_program(program, Task({"base": BASE}, {"lr": 1.0}), client([1.0], [0]), {"head": HEAD})
     assert set(report.tensors["model"]) == set(BASE)
     assert set(private) == {"head"}
     head = private["head"]["1.weight"].squeeze(1).tolist()
@@ -126,13 +128,13 @@ def test_the_head_is_trained_before_the_base():
 def test_turns_change_only_their_part():
     federation = tiny_federation(2, shape=(1, 6, 6))
     model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
-    base, head = model.parts(model.init(0))
+    base, head = model.split_base_and_head(model.init(0))
     assert set(head) == {"4.weight", "4.bias"}
     assert {"0.weight", "1.weight", "1.running_mean", "1.num_batches_tracked"} <= set(base)
 
     def changed(head_epochs, epochs):
         program = HeadFirst(LocalTraining(model, epochs=epochs, batch_size=4), head_epochs=head_epochs)
-        report, private = run_one(program, Task({"base": base}, {"lr": 0.1}), federation["c1"], {"head": head})
+        report, private = run_program(program, Task({"base": base}, {"lr": 0.1}), federation["c1"], {"head": head})
         now = report.tensors["model"] | private["head"]
         return {k for k, v in (base | head).items() if not torch.equal(v, now[k])} - {"0.bias"}
 
@@ -147,11 +149,11 @@ def test_slopes_are_computed_of_the_trained_part_only():
     """Operations per row of 6-64-30-4, two for each product: forward 2 (384 + 1920 + 120) = 4848. Slopes of the
     head's weights: 240. Slopes of the other weights: 2 (384 + 1920) = 4608, and down to there through head and second
     layer 2 (120 + 1920) = 4080."""
-    base, head = MLP.parts(MLP.init(0))
+    base, head = MLP.split_base_and_head(MLP.init(0))
     rows = len(DATA["train"].y)
 
     def flops(program):
-        return run_one(program, Task({"base": base}), DATA, {"head": head})[0].flops / rows
+        return run_program(program, Task({"base": base}), DATA, {"head": head})[0].flops / rows
 
     assert flops(HeadFirst(LocalTraining(MLP, epochs=0), head_epochs=1)) == 4848 + 240
     assert flops(HeadFirst(LocalTraining(MLP, epochs=1), head_epochs=0)) == 4848 + 4608 + 4080
@@ -159,15 +161,15 @@ def test_slopes_are_computed_of_the_trained_part_only():
 
 
 def test_the_first_head_follows_from_the_seed_and_later_ones_go_on():
-    base, _ = MLP.parts(MLP.init(0))
+    base, _ = MLP.split_base_and_head(MLP.init(0))
     task = Task({"base": base}, {"lr": 0.1, "first": 9.0})
     idle = KeepHead(LocalTraining(MLP, epochs=0))
-    _, first = run_one(idle, task, DATA, {})
-    assert tree.distance(first["head"], MLP.parts(MLP.init(9))[1]) == 0
-    _, later = run_one(KeepHead(LocalTraining(MLP)), task, DATA, first)
-    _, same = run_one(idle, task, DATA, later)
-    assert tree.distance(later, first) > 1e-3
-    assert tree.distance(same, later) == 0
+    _, first = run_program(idle, task, DATA, {})
+    assert tree.max_abs_difference(first["head"], MLP.split_base_and_head(MLP.init(9))[1]) == 0
+    _, later = run_program(KeepHead(LocalTraining(MLP)), task, DATA, first)
+    _, same = run_program(idle, task, DATA, later)
+    assert tree.max_abs_difference(later, first) > 1e-3
+    assert tree.max_abs_difference(same, later) == 0
 
 
 class Bypassed(nn.Module):
@@ -187,7 +189,9 @@ def test_with_everything_in_the_head_clients_are_alone(tiny):
     alone, reference = ends(tiny, "local", model)
     assert set(fleet.private) == set(reference.private)
     for c, private in fleet.private.items():
-        assert tree.distance(private["head"], model.parts(reference.private[c]["model"])[1]) == 0
+        assert (
+            tree.max_abs_difference(private["head"], model.split_base_and_head(reference.private[c]["model"])[1]) == 0
+        )
     assert shared.accuracy["mean"] == alone.accuracy["mean"]
 
 
@@ -240,7 +244,7 @@ def test_who_never_trained_is_served_the_first_head(tiny, name):
     method = build(name, Setting(MLP, rounds=3, cohort=1))
     assert 0 < len(fleet.private) < len(tiny)
     models, x = method.models_for(result.state, None), tiny.central.x
-    first = MLP.parts(method.init(0).models["base"] | method.init(0).memory["train"]["head"])[1]
+    first = MLP.split_base_and_head(method.init(0).models["base"] | method.init(0).memory["train"]["head"])[1]
     assert torch.equal(method.predict(models, {}, x), MLP.predict(result.state.models["base"] | first, x))
     private = next(iter(fleet.private.values()))
     own = MLP.predict(result.state.models["base"] | private["head"], x)
@@ -260,8 +264,8 @@ def test_bases_are_weighted_by_rows_unless_told_otherwise(tiny):
 
     parts = [base((c,), "size") for c in pair]
     sizes = [len(tiny[c]["train"].y) for c in pair]
-    assert tree.distance(base(pair, "size"), tree.weighted_mean(parts, sizes)) < 1e-6
-    assert tree.distance(base(pair, "uniform"), tree.weighted_mean(parts, [1, 1])) < 1e-6
+    assert tree.max_abs_difference(base(pair, "size"), tree.weighted_mean(parts, sizes)) < 1e-6
+    assert tree.max_abs_difference(base(pair, "uniform"), tree.weighted_mean(parts, [1, 1])) < 1e-6
 
 
 @pytest.mark.parametrize(

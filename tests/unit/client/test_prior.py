@@ -9,7 +9,7 @@ from federations import tiny_federation
 
 from shoal import engine
 from shoal.client.prior import (
-    LABELS,
+    LABEL_COUNTS,
     PRIOR,
     AdjustedTraining,
     CountLabels,
@@ -26,7 +26,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import UNLABELLED, Batch, Examples, Plan, Task
+from shoal.types import UNLABELLED_SPLIT, Batch, Examples, Plan, Task
 
 MODEL = load_model("linear", (2,), 2)
 
@@ -40,7 +40,7 @@ def test_mixed_and_smoothed():
 
 
 def test_correction():
-    private = {LABELS: torch.tensor([3.0, 1.0])}
+    private = {LABEL_COUNTS: torch.tensor([3.0, 1.0])}
     assert correction({}, {}, 0.5) is None
     torch.testing.assert_close(correction({}, private, 0.5), torch.tensor([0.7, 0.3]).log())
     lean = {PRIOR: {"global": torch.tensor([0.7, 0.3])}}
@@ -54,7 +54,9 @@ class TestCounting:
         private = {"c1": {"released": torch.ones(1)}}
         reports = fleet(data, private).execute(Plan(CountLabels(4), {c: Task() for c in data}))
         for client in data:
-            assert private[client][LABELS].tolist() == torch.bincount(data[client]["train"].y, minlength=4).tolist()
+            assert (
+                private[client][LABEL_COUNTS].tolist() == torch.bincount(data[client]["train"].y, minlength=4).tolist()
+            )
             assert not reports[client].tensors and not reports[client].metrics and not reports[client].counts
         assert "released" in private["c1"]
 
@@ -64,7 +66,7 @@ class TestAdjustedLoss:
         """Logits (0, 0) and the prior (0.85, 0.15): the loss of class 1 is -log 0.15, its slope (0.85, -0.85)."""
         program = AdjustedTraining(MODEL, lr=1.0, lam=0.3)
         zero = {k: torch.zeros_like(v) for k, v in MODEL.init(0).items()}
-        s = program.begin(Task({"m": zero}), {LABELS: torch.tensor([5.0, 0.0])})
+        s = program.begin(Task({"m": zero}), {LABEL_COUNTS: torch.tensor([5.0, 0.0])})
         batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), torch.ones(1), torch.tensor(0))
         after = program.step(s, batch)
         assert float(after["loss"][0]) == pytest.approx(-math.log(0.15))
@@ -154,9 +156,11 @@ class TestUnseenClients:
                 return engine.Report(), None
 
         method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3))
-        engine.evaluate_unseen(replace(method, adapt=Spy()), method.init(0), {"u": self.held()}, True, inputs=20)
-        assert seen == {UNLABELLED: 20}
-        inputs = engine.unlabelled(self.held(), "u", 20, 0)
+        engine.evaluate_unseen(
+            replace(method, adaptation_program=Spy()), method.init(0), {"u": self.held()}, True, num_inputs=20
+        )
+        assert seen == {UNLABELLED_SPLIT: 20}
+        inputs = engine.without_labels(self.held(), "u", 20, 0)
         assert inputs.y.tolist() == [0] * 20
 
     def test_whatever_the_labels_are_the_estimate_is_the_same(self):
@@ -164,31 +168,33 @@ class TestUnseenClients:
         state, (x, y) = method.init(0), self.held()
         ends = []
         for labels in (y, torch.zeros_like(y)):
-            fleet = PlainFleet({"u": {UNLABELLED: Examples(x, labels)}})
-            fleet.execute(Plan(replace(method.adapt, guard=-1.0), {"u": Task(method.models_for(state, None))}))
+            fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, labels)}})
+            fleet.execute(
+                Plan(replace(method.adaptation_program, guard=-1.0), {"u": Task(method.models_for(state, None))})
+            )
             ends.append(fleet.private["u"])
-        assert torch.equal(ends[0][LABELS], ends[1][LABELS])
-        assert float(ends[0][LABELS].sum()) == pytest.approx(60, rel=1e-4)
+        assert torch.equal(ends[0][LABEL_COUNTS], ends[1][LABEL_COUNTS])
+        assert float(ends[0][LABEL_COUNTS].sum()) == pytest.approx(60, rel=1e-4)
 
     def test_the_program_is_the_function(self):
         model = load_model("mlp", (6,), 4)
         program, params = EstimatePrior(model, guard=-1.0), model.init(3)
         x = self.held().x
-        fleet = PlainFleet({"u": {UNLABELLED: Examples(x, torch.zeros(60, dtype=torch.long))}})
+        fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, torch.zeros(60, dtype=torch.long))}})
         fleet.execute(Plan(program, {"u": Task({"global": params})}))
         even = torch.full((4,), 0.25)
         told = torch.log_softmax(model.predict(params, x), -1) - even.log()
         expected = estimated(told, even, program.alpha, program.iterations)
-        torch.testing.assert_close(fleet.private["u"][LABELS], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fleet.private["u"][LABEL_COUNTS], expected, rtol=1e-4, atol=1e-4)
 
     def test_the_guard(self):
         """The first model says nothing of these inputs that would make another prior likelier by a nat."""
         model = load_model("mlp", (6,), 4)
-        data = {"u": {UNLABELLED: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
+        data = {"u": {UNLABELLED_SPLIT: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
         for guard, kept in ((-1.0, True), (1.0, False)):
             fleet = PlainFleet(data)
             fleet.execute(Plan(EstimatePrior(model, guard=guard), {"u": Task({"global": model.init(3)})}))
-            assert bool(fleet.private["u"][LABELS].sum()) == kept
+            assert bool(fleet.private["u"][LABEL_COUNTS].sum()) == kept
 
     def test_few_inputs_without_skew_are_no_skew(self):
         """Ten classes, equally frequent, told apart by a model that is right: an estimate fits chance. Twice its gain
@@ -199,15 +205,15 @@ class TestUnseenClients:
             for seed in range(40):
                 g = torch.Generator().manual_seed(seed)
                 x = 0.5 * torch.randn(n, 10, generator=g) + torch.eye(10)[torch.randint(0, 10, (n,), generator=g)]
-                fleet = PlainFleet({"u": {UNLABELLED: Examples(x, torch.zeros(n, dtype=torch.long))}})
+                fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, torch.zeros(n, dtype=torch.long))}})
                 fleet.execute(Plan(EstimatePrior(model), {"u": Task({"global": right})}))
-                kept[n] += bool(fleet.private["u"][LABELS].sum())
+                kept[n] += bool(fleet.private["u"][LABEL_COUNTS].sum())
         assert kept[20] <= 12 and kept[50] <= 4, kept
 
     def test_who_is_no_longer_sure_forgets_what_it_took_for_its_prior(self):
         model = load_model("mlp", (6,), 4)
-        data = {"u": {UNLABELLED: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
-        fleet = PlainFleet(data, {"u": {LABELS: torch.tensor([9.0, 0, 0, 0])}})
+        data = {"u": {UNLABELLED_SPLIT: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
+        fleet = PlainFleet(data, {"u": {LABEL_COUNTS: torch.tensor([9.0, 0, 0, 0])}})
         fleet.execute(Plan(EstimatePrior(model, guard=1.0), {"u": Task({"global": model.init(3)})}))
         assert not correction({}, fleet.private["u"], 0.1).any()
 

@@ -9,8 +9,8 @@ from shoal import tree
 from shoal.client.multi_model import TrainEach
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.fleet.batches import phase_seed, row_order
-from shoal.fleet.plain import run_one
+from shoal.fleet.batches import batch_indices, phase_seed
+from shoal.fleet.plain import run_program
 from shoal.models import load_model
 from shoal.types import Task
 
@@ -20,15 +20,15 @@ TASK = Task({"global": MODEL.init(0)}, {"lr": 0.05}, seed=11)
 
 
 def trained(**kw):
-    return run_one(LocalTraining(MODEL, epochs=2, batch_size=8, **kw), TASK, DATA, {})
+    return run_program(LocalTraining(MODEL, epochs=2, batch_size=8, **kw), TASK, DATA, {})
 
 
 def by_torch(momentum=0.0, weight_decay=0.0, mu=0.0):
-    net = MODEL._fresh(0)
+    net = MODEL._build_network(0)
     first = [p.detach().clone() for p in net.parameters()]
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
     program = LocalTraining(MODEL, epochs=2, batch_size=8)
-    for rows in row_order(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, program.phases, 0)):
+    for rows in batch_indices(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, program.phases, 0)):
         rows = rows[rows >= 0]
         loss = F.cross_entropy(net(DATA["train"].x[rows]), DATA["train"].y[rows])
         loss = loss + mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), first, strict=True))
@@ -42,15 +42,15 @@ def by_torch(momentum=0.0, weight_decay=0.0, mu=0.0):
 def test_agrees_with_a_loop_written_out(kw):
     report, private = trained(**kw)
     assert private is None
-    assert tree.distance(report.tensors["model"], by_torch(**kw)) < 1e-6
+    assert tree.max_abs_difference(report.tensors["model"], by_torch(**kw)) < 1e-6
 
 
 def test_one_step_does_not_feel_the_proximal_pull():
     """Its gradient is zero where training starts."""
     one = {"epochs": 1, "batch_size": 1000}
-    a, _ = run_one(LocalTraining(MODEL, **one), TASK, DATA, {})
-    b, _ = run_one(LocalTraining(MODEL, mu=10.0, **one), TASK, DATA, {})
-    assert tree.distance(a.tensors["model"], b.tensors["model"]) < 1e-7
+    a, _ = run_program(LocalTraining(MODEL, **one), TASK, DATA, {})
+    b, _ = run_program(LocalTraining(MODEL, mu=10.0, **one), TASK, DATA, {})
+    assert tree.max_abs_difference(a.tensors["model"], b.tensors["model"]) < 1e-7
 
 
 def test_a_stronger_pull_stays_closer():
@@ -73,24 +73,26 @@ def test_keep_and_send():
     report, private = trained(send=False, keep=True)
     assert report.tensors == {}
     assert private is not None
-    assert tree.distance(private["model"], by_torch()) < 1e-6
+    assert tree.max_abs_difference(private["model"], by_torch()) < 1e-6
 
 
 def test_own_model_goes_on_from_where_it_was():
     program = LocalTraining(MODEL, start="own", send=False, keep=True)
     task = Task({}, {"lr": 0.05, "first": 5.0}, seed=1)
-    _, first = run_one(program, task, DATA, {})
-    _, second = run_one(program, task, DATA, first)
-    _, alone = run_one(LocalTraining(MODEL, start="received"), Task({"m": first["model"]}, {"lr": 0.05}, 1), DATA, {})
+    _, first = run_program(program, task, DATA, {})
+    _, second = run_program(program, task, DATA, first)
+    _, alone = run_program(
+        LocalTraining(MODEL, start="received"), Task({"m": first["model"]}, {"lr": 0.05}, 1), DATA, {}
+    )
     assert alone is None
-    again, _ = run_one(LocalTraining(MODEL), Task({"m": first["model"]}, {"lr": 0.05}, seed=1), DATA, {})
-    assert tree.distance(second["model"], again.tensors["model"]) == 0
+    again, _ = run_program(LocalTraining(MODEL), Task({"m": first["model"]}, {"lr": 0.05}, seed=1), DATA, {})
+    assert tree.max_abs_difference(second["model"], again.tensors["model"]) == 0
 
 
 def test_batch_norm_trains_and_sends_its_buffers():
     federation = tiny_federation(2, shape=(1, 8, 8))
     model = load_model("networks:SmallBatchNorm", (1, 8, 8), 4)
-    report, _ = run_one(
+    report, _ = run_program(
         LocalTraining(model, batch_size=4), Task({"g": model.init(0)}, {"lr": 0.01}), federation["c1"], {}
     )
     sent = report.tensors["model"]
@@ -117,8 +119,8 @@ def test_of_several_models_the_global_one_is_the_model_in_whatever_order_they_co
     model, data = load_model("mlp", (6,), 4), tiny_federation(3)["c2"]
     first = {"global": model.init(1), "expert": model.init(2)}
     training = LocalTraining(model, batch_size=8)
-    report, _ = run_one(TrainEach(training), Task({k: first[k] for k in names}, {}, 3), data, {})
+    report, _ = run_program(TrainEach(training), Task({k: first[k] for k in names}, {}, 3), data, {})
     for name, told in (("global", "model"), ("expert", "expert")):
-        alone, _ = run_one(training, Task({name: first[name]}, {}, 3), data, {})
+        alone, _ = run_program(training, Task({name: first[name]}, {}, 3), data, {})
         assert all(torch.equal(report.tensors[told][k], x) for k, x in alone.tensors["model"].items())
     assert report.tensors.keys() == {"model", "expert"}

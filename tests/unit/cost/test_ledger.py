@@ -61,17 +61,17 @@ def test_a_probe_costs_a_forward_pass_only(tiny):
 
 def test_convolutions_without_padding():
     from shoal.client.train import LocalTraining
-    from shoal.fleet.flops import work_of
+    from shoal.fleet.flops import count_flops
     from shoal.types import Task
 
     model = load_model("cnn-cifar", (3, 32, 32), 10)
     program = LocalTraining(model)
     s = program.begin(Task({"global": model.init(0)}), {})
-    work = work_of(program.phases[0], s, torch.zeros(1, 3, 32, 32))
+    work = count_flops(program.phases[0], s, torch.zeros(1, 3, 32, 32))
     # Multiply-adds of the convolutions on 30 x 30, 13 x 13, 4 x 4 outputs, then two dense layers.
     layers = [900 * 32 * 27, 169 * 64 * 288, 16 * 64 * 576, 256 * 64, 64 * 10]
     assert sum(layers) == 4_499_456
-    assert work.per_row == 2 * (3 * sum(layers) - layers[0])
+    assert work.per_sample == 2 * (3 * sum(layers) - layers[0])
     assert (work.per_step, work.at_end) == (0, 0)
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_resumed_knows_what_was_spent(tiny):
         rounds=6,
         seed=0,
         state=first.state,
-        records=first.records,
+        earlier_rounds=first.records,
         ledger=Ledger(costs, first.ledger.pages),
     )
     assert len(rest.records) == 3

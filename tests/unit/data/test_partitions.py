@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.data import SPLITS, Dataset, Federation, load, partition
 from shoal.data.shifts import _turned
 from shoal.errors import UserError
-from shoal.types import POOL, Examples
+from shoal.types import CENTRALISED_CLIENT, Examples
 
 BASES = [
     "iid",
@@ -62,7 +62,7 @@ def test_every_row_is_used_once(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", BASES)
 def test_the_seed_decides(spec: str) -> None:
-    pools = [partition(numbered(), spec, clients=20, seed=seed)[POOL]["train"].x for seed in (1, 1, 2)]
+    pools = [partition(numbered(), spec, clients=20, seed=seed)[CENTRALISED_CLIENT]["train"].x for seed in (1, 1, 2)]
     assert torch.equal(pools[0], pools[1])
     assert pools[0].shape != pools[2].shape or not torch.equal(pools[0], pools[2])
 
@@ -154,7 +154,7 @@ def test_natural_keeps_the_owners() -> None:
     assert all({row % 7 for row in rows_of(f[f"o{k}"])} == {k} for k in range(7))
     some = partition(d, "natural", clients=3, seed=0)
     assert len(some) == 3 and set(some) < set(f)
-    assert sorted(rows_of(some[POOL])) == [i for i in range(1000) if f"o{i % 7}" in some]
+    assert sorted(rows_of(some[CENTRALISED_CLIENT])) == [i for i in range(1000) if f"o{i % 7}" in some]
     with pytest.raises(UserError, match="clients is 8, but only 7 can take part"):
         partition(d, "natural", clients=8, seed=0)
 
@@ -167,7 +167,7 @@ def test_small_owners_are_left_out_only_when_told() -> None:
     f = partition(d, "natural:drop", clients=None, seed=0)
     assert list(f) == ["big", "mid"]
     assert f.note == "1 of 3 clients left out: fewer than 10 rows"
-    assert sorted(rows_of(f[POOL])) == list(range(95))
+    assert sorted(rows_of(f[CENTRALISED_CLIENT])) == list(range(95))
     with pytest.raises(UserError, match="3 of 3 clients have fewer than 60"):
         partition(d, "natural:drop", clients=None, seed=0, min_size=60)
 
@@ -185,7 +185,10 @@ def test_splits_have_their_shares() -> None:
 def test_every_split_is_a_view_of_one_tensor() -> None:
     f = partition(numbered(), "dirichlet:1", clients=20, seed=0)
     storages = {
-        part.untyped_storage().data_ptr() for client in (*f, POOL) for split in SPLITS for part in (f[client][split].x,)
+        part.untyped_storage().data_ptr()
+        for client in (*f, CENTRALISED_CLIENT)
+        for split in SPLITS
+        for part in (f[client][split].x,)
     }
     assert len(storages) == 1
 
@@ -193,8 +196,8 @@ def test_every_split_is_a_view_of_one_tensor() -> None:
 def test_the_pool_is_the_union_and_is_not_counted() -> None:
     f = partition(numbered(), "dirichlet:1", clients=20, seed=0)
     for split in SPLITS:
-        assert torch.equal(f[POOL][split].x, torch.cat([f[client][split].x for client in f]))
-    assert POOL not in f and POOL not in list(f)
+        assert torch.equal(f[CENTRALISED_CLIENT][split].x, torch.cat([f[client][split].x for client in f]))
+    assert CENTRALISED_CLIENT not in f and CENTRALISED_CLIENT not in list(f)
     assert len(f) == 20
     with pytest.raises(KeyError):
         f["c99"]
@@ -276,7 +279,7 @@ def test_mislabelling_spares_the_test_rows() -> None:
         assert 0 <= rate <= 0.8
         assert wrong == pytest.approx(rate, abs=0.08)
         assert torch.equal(f[client]["test"].y, plain[client]["test"].y)
-    assert (f[POOL]["val"].y != plain[POOL]["val"].y).any()
+    assert (f[CENTRALISED_CLIENT]["val"].y != plain[CENTRALISED_CLIENT]["val"].y).any()
     assert f.groups is None
 
 
@@ -371,7 +374,7 @@ def test_a_federation_of_ones_own_tensors() -> None:
     assert f["north"]["train"].x.squeeze(1).tolist() == [1, 2]
     assert f["north"]["val"].x.shape == (0, 1)
     assert f["south"]["val"].y.tolist() == [1]
-    assert f[POOL]["train"].x.squeeze(1).tolist() == [1, 2, 4]
+    assert f[CENTRALISED_CLIENT]["train"].x.squeeze(1).tolist() == [1, 2, 4]
     assert f.sizes("test").tolist() == [1, 0]
     assert f.counts().tolist() == [[1, 2], [1, 1]]
 
@@ -396,7 +399,7 @@ def test_tensors_that_will_not_do(splits, message: str) -> None:
 def test_a_client_cannot_be_named_like_the_pool() -> None:
     rows = Examples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(UserError, match="client names must differ"):
-        Federation.from_clients({POOL: {"train": rows}}, rows, ("x", "y"))
+        Federation.from_clients({CENTRALISED_CLIENT: {"train": rows}}, rows, ("x", "y"))
 
 
 def test_a_hundred_thousand_clients() -> None:

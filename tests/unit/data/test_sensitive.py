@@ -8,7 +8,7 @@ from shoal.data import load, partition
 from shoal.data.federation import Federation, sensitive_rows
 from shoal.errors import UserError
 from shoal.experiment.job import make_job
-from shoal.types import POOL, Examples
+from shoal.types import CENTRALISED_CLIENT, Examples
 
 
 def test_numbers_by_hand():
@@ -38,7 +38,7 @@ def test_a_share_leaves_rows_where_they_are():
 
 
 def test_the_pool_has_no_parts():
-    assert set(partition(load("digits"), "iid", clients=4, seed=1)[POOL]) == {"train", "val", "test"}
+    assert set(partition(load("digits"), "iid", clients=4, seed=1)[CENTRALISED_CLIENT]) == {"train", "val", "test"}
 
 
 def test_tensors_of_ones_own():

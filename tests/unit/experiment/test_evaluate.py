@@ -21,7 +21,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
 from shoal.stages.cluster import Adaptive
-from shoal.types import POOL
+from shoal.types import CENTRALISED_CLIENT
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -36,10 +36,10 @@ def test_every_method_answers_a_client_that_it_never_saw(method, rounds):
     logits = built.predict(models, {}, federation.central.x)
     assert logits.shape == (40, 4)
     assert bool(logits.isfinite().all())
-    if built.route is not None:
-        answer = built.route(models, {}, federation.central.x)
+    if built.predict_routed is not None:
+        answer = built.predict_routed(models, {}, federation.central.x)
         assert torch.equal(answer.logits, logits)
-        assert answer.expert.shape == answer.score.shape == (40,)
+        assert answer.model_index.shape == answer.confidence.shape == (40,)
 
 
 class TestHoldingOut:
@@ -58,7 +58,7 @@ class TestHoldingOut:
         assert list(self.kept.unseen) == ["c1", "c4"]
         parts = self.whole["c4"]
         assert torch.equal(self.kept.unseen["c4"].y, torch.cat([parts[s].y for s in ("train", "val", "test")]))
-        assert len(self.kept[POOL]["train"].y) == sum(len(self.whole[c]["train"].y) for c in self.kept)
+        assert len(self.kept[CENTRALISED_CLIENT]["train"].y) == sum(len(self.whole[c]["train"].y) for c in self.kept)
         assert self.kept.counts().sum() == self.whole.counts()[[0, 2, 3]].sum()
 
     def test_what_is_said_of_it(self):

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import torch
 
-from shoal.fleet.batches import row_order, step_keys, taker
-from shoal.fleet.flops import Work
-from shoal.fleet.plain import true_batches
-from shoal.fleet.vector import batches, joined
+from shoal.fleet.batches import batch_indices, index_reader, step_keys
+from shoal.fleet.flops import FlopCounts
+from shoal.fleet.plain import unpadded_batches
+from shoal.fleet.vector import concatenate_samples, stacked_batches
 from shoal.types import Examples, Phase
 
 
@@ -14,7 +14,7 @@ def phase(epochs=1, batch_size=4, shuffle=True):
 
 
 def test_every_row_once_an_epoch():
-    order = row_order(10, phase(epochs=3), seed=1)
+    order = batch_indices(10, phase(epochs=3), seed=1)
     assert order.shape == (9, 4)
     for epoch in order.view(3, -1):
         assert sorted(epoch[epoch >= 0].tolist()) == list(range(10))
@@ -23,34 +23,36 @@ def test_every_row_once_an_epoch():
 
 
 def test_order_follows_from_the_seed():
-    assert torch.equal(row_order(50, phase(), 1), row_order(50, phase(), 1))
-    assert not torch.equal(row_order(50, phase(), 1), row_order(50, phase(), 2))
-    assert row_order(5, phase(shuffle=False), 1).tolist() == [[0, 1, 2, 3], [4, -1, -1, -1]]
+    assert torch.equal(batch_indices(50, phase(), 1), batch_indices(50, phase(), 1))
+    assert not torch.equal(batch_indices(50, phase(), 1), batch_indices(50, phase(), 2))
+    assert batch_indices(5, phase(shuffle=False), 1).tolist() == [[0, 1, 2, 3], [4, -1, -1, -1]]
 
 
 def test_a_share_of_the_rows_is_drawn_once_for_all_epochs():
     half = replace(phase(epochs=3), share=0.5)
-    order = row_order(10, half, seed=1)
+    order = batch_indices(10, half, seed=1)
     assert order.shape == (6, 4)  # five rows an epoch: a batch of four and one of one
     first, second, third = (sorted(epoch[epoch >= 0].tolist()) for epoch in order.view(3, -1))
     assert len(set(first)) == 5
     assert first == second == third
-    others = row_order(10, half, seed=2).view(3, -1)[0]
+    others = batch_indices(10, half, seed=2).view(3, -1)[0]
     assert sorted(others[others >= 0].tolist()) != first
-    still = row_order(10, replace(half, shuffle=False), seed=1)[:2].flatten()
+    still = batch_indices(10, replace(half, shuffle=False), seed=1)[:2].flatten()
     assert still[still >= 0].tolist() == first
     held = Examples(torch.zeros(10, 1), torch.arange(10))
-    plain = [b.y.tolist() for b in true_batches(held, half, 1, single_rows=True)]
+    plain = [b.y.tolist() for b in unpadded_batches(held, half, 1, allows_single_samples=True)]
     assert plain == [rows[rows >= 0].tolist() for rows in order]
-    stacked = [b.y[0][b.w[0] > 0].tolist() for b, _ in batches([held], half, [1])]
+    stacked = [b.y[0][b.w[0] > 0].tolist() for b, _ in stacked_batches([held], half, [1])]
     assert stacked == plain
-    assert [replace(half, share=0.1).taken(n) for n in (0, 1, 4, 10, 100)] == [0, 1, 1, 1, 10]
-    assert Work(per_step=1, per_row=10, at_end=0, inputs=0).flops(10, half) == 3 * (2 * 1 + 5 * 10)
+    assert [replace(half, share=0.1).num_samples(n) for n in (0, 1, 4, 10, 100)] == [0, 1, 1, 1, 10]
+    assert FlopCounts(per_step=1, per_sample=10, at_end=0, precompute_per_sample=0).total(10, half) == 3 * (
+        2 * 1 + 5 * 10
+    )
 
 
 def test_no_rows_no_steps():
-    assert row_order(0, phase(epochs=2), 1).shape == (0, 4)
-    assert row_order(3, phase(epochs=0), 1).shape == (0, 4)
+    assert batch_indices(0, phase(epochs=2), 1).shape == (0, 4)
+    assert batch_indices(3, phase(epochs=0), 1).shape == (0, 4)
 
 
 def test_keys_differ_by_step_and_seed():
@@ -61,7 +63,7 @@ def test_stacked_batches_hold_each_clients_own_rows():
     held = [Examples(torch.full((n, 2), float(i)), torch.full((n,), i)) for i, n in enumerate((3, 9, 0))]
     seen = torch.zeros(3)
     lives = []
-    for batch, live in batches(held, phase(), [1, 2, 3]):
+    for batch, live in stacked_batches(held, phase(), [1, 2, 3]):
         lives.append(live)
         for i in range(3):
             real = batch.w[i] > 0
@@ -74,7 +76,7 @@ def test_stacked_batches_hold_each_clients_own_rows():
 
 def test_nobody_holding_a_row_is_no_batch():
     none = Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-    assert list(batches([none, none], phase(), [1, 2])) == []
+    assert list(stacked_batches([none, none], phase(), [1, 2])) == []
 
 
 def test_rows_are_taken_as_by_indexing():
@@ -86,25 +88,25 @@ def test_rows_are_taken_as_by_indexing():
         torch.randn(3, 2, 4, 4),
         torch.randn(3, 1, 4, 4),
     ):
-        assert torch.equal(taker(x)(rows), x[rows])
-        assert torch.equal(taker(x)(rows[0]), x[rows[0]])
+        assert torch.equal(index_reader(x)(rows), x[rows])
+        assert torch.equal(index_reader(x)(rows[0]), x[rows[0]])
     images = torch.randn(3, 2, 4, 5).contiguous(memory_format=torch.channels_last)
-    taken = taker(images)(rows[0])
+    taken = index_reader(images)(rows[0])
     assert torch.equal(taken, images[rows[0]])
     assert taken.is_contiguous(memory_format=torch.channels_last)
-    assert taker(torch.zeros(0, 4))(rows[:0]).shape == (0, 2, 4)
+    assert index_reader(torch.zeros(0, 4))(rows[:0]).shape == (0, 2, 4)
 
 
 def test_views_of_one_tensor_are_joined_without_a_copy():
     x, y = torch.randn(9, 3), torch.arange(9)
     held = [Examples(x[5:9], y[5:9]), Examples(x[1:3], y[1:3])]
-    whole, labels, starts = joined(held)
+    whole, labels, starts = concatenate_samples(held)
     assert whole.data_ptr() == x.data_ptr()
     assert starts.tolist() == [5, 1]
     assert torch.equal(whole, x)
     assert torch.equal(labels, y)
     apart = [Examples(x[5:9].clone(), y[5:9]), Examples(x[1:3], y[1:3])]
-    whole, labels, starts = joined(apart)
+    whole, labels, starts = concatenate_samples(apart)
     assert labels.tolist() == [5, 6, 7, 8, 1, 2]
     assert starts.tolist() == [0, 4]
     assert torch.equal(whole, torch.cat([e.x for e in apart]))
@@ -113,7 +115,7 @@ def test_views_of_one_tensor_are_joined_without_a_copy():
 def test_batch_norm_takes_no_single_rows():
     def rows(n, single_rows, epochs=1):
         held = Examples(torch.zeros(n, 1), torch.arange(n))
-        return [b.y.tolist() for b in true_batches(held, phase(epochs), 1, single_rows)]
+        return [b.y.tolist() for b in unpadded_batches(held, phase(epochs), 1, single_rows)]
 
     assert [len(r) for r in rows(9, True)] == [4, 4, 1]
     joined = rows(9, False)

@@ -30,16 +30,16 @@ def plan_for(model, clients, **kw):
 
 
 def gap(a, b):
-    return max(tree.distance(a[c].tensors["model"], b[c].tensors["model"]) for c in a)
+    return max(tree.max_abs_difference(a[c].tensors["model"], b[c].tensors["model"]) for c in a)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 128])
 def test_grouping_never_changes_a_result(tiny, width):
     plan = plan_for(load_model("mlp-dropout", (6,), 4), tiny, momentum=0.5, clip=1.0)
-    plain, vector = PlainFleet(tiny), VectorFleet(tiny, stack_clients=width)
+    plain, vector = PlainFleet(tiny), VectorFleet(tiny, max_stack_clients=width)
     expected, found = plain.execute(plan), vector.execute(plan)
     assert gap(expected, found) < 1e-6
-    assert tree.distance(plain.private, vector.private) < 1e-6
+    assert tree.max_abs_difference(plain.private, vector.private) < 1e-6
     for c in expected:
         assert found[c].metrics["loss"] == pytest.approx(expected[c].metrics["loss"], rel=1e-5)
 

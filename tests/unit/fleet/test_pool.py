@@ -51,13 +51,13 @@ def test_a_pool_agrees_with_one_process(tiny, pool, inside, pieces):
     alone = inside(tiny)
     together = pool(inside, pieces=pieces)
     expected, found = run(alone), run(together)
-    assert tree.distance(expected.state.models, found.state.models) < 1e-6
-    assert tree.distance(alone.private, together.private) < 1e-6
+    assert tree.max_abs_difference(expected.state.models, found.state.models) < 1e-6
+    assert tree.max_abs_difference(alone.private, together.private) < 1e-6
     assert expected.ledger == found.ledger
 
 
 def test_plain_workers_give_the_very_same_bits(tiny, pool):
-    assert tree.distance(run(PlainFleet(tiny)).state.models, run(pool()).state.models) == 0
+    assert tree.max_abs_difference(run(PlainFleet(tiny)).state.models, run(pool()).state.models) == 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def test_kill_9_of_a_worker_in_mid_round_changes_nothing(tiny, pool, tmp_path):
     assert len(set(os.listdir(tmp_path))) == 3  # two workers, and one that took over
     assert int(killed) not in [w.process.pid for w in fleet._workers]
     for c in tiny:
-        assert tree.distance(expected[c].tensors["model"], found[c].tensors["model"]) == 0
+        assert tree.max_abs_difference(expected[c].tensors["model"], found[c].tensors["model"]) == 0
 
 
 KILLER = """
@@ -208,8 +208,8 @@ def test_a_large_round_goes_out_in_pieces(tiny, pool, inside, monkeypatch):
         expected, found = plain.execute(plan), fleet.execute(plan)
         assert list(found) == list(plan.tasks)
         for c in tiny:
-            assert tree.distance(expected[c].tensors, found[c].tensors) < 1e-5
-            assert tree.distance(plain.private[c], fleet.private[c]) < 1e-5
+            assert tree.max_abs_difference(expected[c].tensors, found[c].tensors) < 1e-5
+            assert tree.max_abs_difference(plain.private[c], fleet.private[c]) < 1e-5
 
 
 def test_a_program_that_changed_is_not_run_as_it_was(tiny, pool):
@@ -219,7 +219,7 @@ def test_a_program_that_changed_is_not_run_as_it_was(tiny, pool):
         program = LocalTraining(model, epochs=epochs)
         plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}) for c in tiny})
         expected, found = PlainFleet(tiny).execute(plan), fleet.execute(plan)
-        assert tree.distance(expected["c3"].tensors["model"], found["c3"].tensors["model"]) == 0
+        assert tree.max_abs_difference(expected["c3"].tensors["model"], found["c3"].tensors["model"]) == 0
 
 
 def test_an_interrupted_round_leaves_no_stale_reply(tiny, pool, monkeypatch):
@@ -237,4 +237,4 @@ def test_an_interrupted_round_leaves_no_stale_reply(tiny, pool, monkeypatch):
         fleet.execute(plans[0])
     monkeypatch.undo()
     expected, found = PlainFleet(tiny).execute(plans[1]), fleet.execute(plans[1])
-    assert tree.distance(expected["c3"].tensors["model"], found["c3"].tensors["model"]) == 0
+    assert tree.max_abs_difference(expected["c3"].tensors["model"], found["c3"].tensors["model"]) == 0

@@ -42,7 +42,7 @@ def results(tiny, fleet_type, model, after):
     plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
     first = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
     again = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
-    assert tree.distance(first, again) == 0
+    assert tree.max_abs_difference(first, again) == 0
     return first, fleet.recorder
 
 
@@ -55,7 +55,7 @@ def test_the_moment_of_recording_does_not_matter(tiny, fleet, name, after):
     found, some = results(tiny, fleet, model, after)
     assert not num_recordings(none)
     assert num_recordings(some)
-    assert tree.distance(expected, found) == 0
+    assert tree.max_abs_difference(expected, found) == 0
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(tiny):
@@ -63,7 +63,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(tiny):
     expected, _ = results(tiny, PlainFleet, model, 10**9)
     found, recorder = results(tiny, PlainFleet, model, 1)
     assert not num_recordings(recorder)
-    assert tree.distance(expected, found) == 0
+    assert tree.max_abs_difference(expected, found) == 0
 
 
 def test_batch_norm_and_convolutions_are_recorded_too():
@@ -75,7 +75,7 @@ def test_batch_norm_and_convolutions_are_recorded_too():
         expected, _ = results(federation, PlainFleet, model, 10**9)
         found, recorder = results(federation, PlainFleet, model, 2)
         assert num_recordings(recorder)
-        assert tree.distance(expected, found) == 0
+        assert tree.max_abs_difference(expected, found) == 0
 
 
 def test_models_of_other_names_are_not_confused(tiny):
@@ -108,12 +108,12 @@ def test_what_a_fleet_did_before_does_not_matter(fleet_type):
     plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(federation)})
     fleet = fleet_type(federation)
     fleet.recorder = Recorder(5)
-    begin = tree.map(torch.clone, plan.tasks["c0"].models)
+    begin = tree.map_leaves(torch.clone, plan.tasks["c0"].models)
     first = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
     later = [{c: r.tensors["model"] for c, r in fleet.execute(plan).items()} for _ in range(4)]
     assert num_recordings(fleet.recorder)
-    assert all(tree.distance(first, found) == 0 for found in later)
-    assert tree.distance(begin, plan.tasks["c0"].models) == 0  # working in place never reaches what was sent
+    assert all(tree.max_abs_difference(first, found) == 0 for found in later)
+    assert tree.max_abs_difference(begin, plan.tasks["c0"].models) == 0  # working in place never reaches what was sent
 
 
 def test_nothing_is_written_over_that_is_still_read(tiny):
@@ -145,4 +145,4 @@ def test_nothing_is_written_over_that_is_still_read(tiny):
         reports = fleet.execute(Plan(Aliasing(), {c: Task() for c in tiny}))
         found.append({c: r.tensors["m"] for c, r in reports.items()})
         assert bool(num_recordings(fleet.recorder)) == (after < 10)
-    assert tree.distance(found[0], found[1]) == tree.distance(found[0], found[2]) == 0
+    assert tree.max_abs_difference(found[0], found[1]) == tree.max_abs_difference(found[0], found[2]) == 0

@@ -11,10 +11,10 @@ from shoal import engine, tree
 from shoal.client.conditional_update import ConditionalUpdate
 from shoal.client.train import LocalTraining
 from shoal.client.training_metrics import Measure, MeasuredTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
@@ -48,7 +48,7 @@ def played(tiny, rounds=6, fleet=PlainFleet, public=True, **options):
     given = Examples(tiny.central.x[:20], tiny.central.y[:20]) if public else None
     method = build("apcsma", setting(given, rounds=rounds, options=options))
     clients, ledger = fleet(tiny), Ledger()
-    result = engine.run(method, clients, rounds=rounds, seed=0, central=tiny.central, ledger=ledger)
+    result = engine.run(method, clients, rounds=rounds, seed=0, central_samples=tiny.central, ledger=ledger)
     return result, clients, method
 
 
@@ -61,39 +61,39 @@ class TestConditionalUpdate:
     def update(self, received, own, kappa=0.2, judge="val"):
         private = {} if own is None else {"model": own}
         program = ConditionalUpdate(LINEAR, judge)
-        return run_one(program, Task({"global": received}, {"kappa": kappa}), self.DATA, private)
+        return run_program(program, Task({"global": received}, {"kappa": kappa}), self.DATA, private)
 
     def test_a_tie_gives_exactly_the_global_model(self):
         report, private = self.update(line(1.0), line(3.0))
-        assert tree.distance(private["model"], line(1.0)) == 0
+        assert tree.max_abs_difference(private["model"], line(1.0)) == 0
         assert report.metrics["kept"] == (0.0, 1.0)
 
     def test_a_better_own_model_is_mixed_in(self):
         """0.8 * (-1) + 0.2 * 1 = -0.6"""
         report, private = self.update(line(-1.0, 2.0), line(1.0))
-        assert tree.distance(private["model"], line(-0.6, 1.6)) < 1e-6
+        assert tree.max_abs_difference(private["model"], line(-0.6, 1.6)) < 1e-6
         assert report.metrics["kept"] == (1.0, 1.0)
 
     def test_a_worse_one_is_not(self):
         _, private = self.update(line(1.0), line(-1.0))
-        assert tree.distance(private["model"], line(1.0)) == 0
+        assert tree.max_abs_difference(private["model"], line(1.0)) == 0
 
     def test_who_has_none_takes_the_global_one(self):
         report, private = self.update(line(-1.0), None)
-        assert tree.distance(private["model"], line(-1.0)) == 0
+        assert tree.max_abs_difference(private["model"], line(-1.0)) == 0
         assert not report.tensors  # nothing of the model is told
 
     def test_without_kappa_it_is_the_global_one(self):
         _, private = self.update(line(-1.0), line(1.0), kappa=0.0)
-        assert tree.distance(private["model"], line(-1.0)) == 0
+        assert tree.max_abs_difference(private["model"], line(-1.0)) == 0
 
     def test_rows_to_judge_by(self):
         """On validation rows the own model is better, on training rows it is not."""
         data = {"train": rows([1.0, -1.0], [1, 0]), "val": rows([1.0, -1.0], [0, 1]), "test": rows([1.0], [0])}
         for judge, slope in (("val", -0.6), ("train", -1.0)):
             task = Task({"global": line(-1.0)}, {"kappa": 0.2})
-            _, private = run_one(ConditionalUpdate(LINEAR, judge), task, data, {"model": line(1.0)})
-            assert tree.distance(private["model"], line(slope)) < 1e-6
+            _, private = run_program(ConditionalUpdate(LINEAR, judge), task, data, {"model": line(1.0)})
+            assert tree.max_abs_difference(private["model"], line(slope)) < 1e-6
 
     def test_kappa_follows_its_schedule(self):
         stage = Update(
@@ -103,7 +103,7 @@ class TestConditionalUpdate:
         assert [t.config["kappa"] for t in stage.plan(state, 0).tasks.values()] == [0.4, 0.4]
         half = stage.plan(replace(state, round=5), 0)
         assert half.tasks["a"].config["kappa"] == pytest.approx(0.4 * 0.75)  # half way from 1 to decay
-        assert half.reuse
+        assert half.cache_models
 
     @pytest.mark.parametrize("wrong", [{"kappa": 1.5}, {"kappa": -0.1}, {"schedule": "square"}])
     def test_wrong_values_are_refused(self, wrong):
@@ -114,9 +114,9 @@ class TestConditionalUpdate:
 class TestMeasured:
     def test_training_is_that_of_fedavg_and_tells_how_good_it_became(self, tiny):
         task = Task({"global": MLP.init(0)}, {"lr": 0.1}, seed=5)
-        plain, _ = run_one(LocalTraining(MLP), task, tiny["c3"], {})
-        found, _ = run_one(MeasuredTraining(MLP), task, tiny["c3"], {})
-        assert tree.distance(plain.tensors, found.tensors) == 0
+        plain, _ = run_program(LocalTraining(MLP), task, tiny["c3"], {})
+        found, _ = run_program(MeasuredTraining(MLP), task, tiny["c3"], {})
+        assert tree.max_abs_difference(plain.tensors, found.tensors) == 0
         x, y = tiny["c3"]["train"]
         logits = MLP.predict(found.tensors["model"], x)
         assert found.metrics["accuracy"] == (float((logits.argmax(-1) == y).sum()), len(y))
@@ -124,8 +124,8 @@ class TestMeasured:
 
     def test_a_client_with_a_model_of_its_own_is_asked_about_that(self):
         data = held([1.0, -1.0], [0, 1])
-        of_received, _ = run_one(Measure(LINEAR), Task({"global": line(-1.0)}), data, {})
-        of_own, _ = run_one(Measure(LINEAR), Task({"global": line(-1.0)}), data, {"model": line(1.0)})
+        of_received, _ = run_program(Measure(LINEAR), Task({"global": line(-1.0)}), data, {})
+        of_own, _ = run_program(Measure(LINEAR), Task({"global": line(-1.0)}), data, {"model": line(1.0)})
         assert of_received.metrics["accuracy"] == (0.0, 2.0)
         assert of_own.metrics["accuracy"] == (2.0, 2.0)
 
@@ -228,7 +228,7 @@ class TestAggregation:
         after = federate("contribution").fold(self.STATE, told, 0)
         assert float(after.models["global"]["head.weight"][0]) == pytest.approx(0.4805, abs=1e-4)
         assert after.figures["train.coefficient_num"] == 0.25
-        assert Table.load(after, "train")["count"].tolist() == [1, 1]
+        assert ClientTable.load(after, "train")["count"].tolist() == [1, 1]
 
     def test_directions_count_too(self):
         """The linear network is all head and has no base: five columns. The head's cosines with the slope of 1 are 1
@@ -246,19 +246,19 @@ class TestAggregation:
         told = reports([line(0.0), line(1.0)], [10, 30], [0.5, 0.5], [1.0, 3.0])
         after = federate("size").fold(self.STATE, told, 0)
         assert float(after.models["global"]["head.weight"][0]) == pytest.approx(0.75)
-        assert len(Table.load(after, "train")) == 2  # kept for the selection all the same
+        assert len(ClientTable.load(after, "train")) == 2  # kept for the selection all the same
 
     @pytest.mark.parametrize("by", ["contribution", "cosine"])
     def test_equal_models_give_the_model_and_a_single_one_is_taken_as_it_is(self, by):
         alike = reports([line(2.0)] * 3, [1, 2, 3], [0.1, 0.9, 0.0], [1.0, 3.0, 0.0])
-        assert tree.distance(federate(by).fold(self.STATE, alike, 0).models["global"], line(2.0)) < 1e-6
+        assert tree.max_abs_difference(federate(by).fold(self.STATE, alike, 0).models["global"], line(2.0)) < 1e-6
         alone = reports([line(5.0)], [7], [0.0], [0.0])
-        assert tree.distance(federate(by).fold(self.STATE, alone, 0).models["global"], line(5.0)) == 0
+        assert tree.max_abs_difference(federate(by).fold(self.STATE, alone, 0).models["global"], line(5.0)) == 0
 
     def test_without_reports_or_rows_nothing_changes(self):
         for told in ({}, reports([line(9.0)], [0], [0.0], [0.0])):
             after = federate("cosine").fold(self.STATE, told, 0)
-            assert tree.distance(after.models["global"], line(1.0)) == 0
+            assert tree.max_abs_difference(after.models["global"], line(1.0)) == 0
 
     def test_each_model_is_weighed_among_its_members(self):
         """Two groups of one: each takes its member's model."""
@@ -266,13 +266,13 @@ class TestAggregation:
         state = replace(self.STATE, models={"a": line(0.0), "b": line(0.0)}, membership=member)
         told = reports([line(3.0), line(4.0)], [10, 30], [0.5, 0.5], [1.0, 3.0])
         after = federate("contribution").fold(state, told, 0)
-        assert tree.distance(after.models, {"a": line(3.0), "b": line(4.0)}) == 0
+        assert tree.max_abs_difference(after.models, {"a": line(3.0), "b": line(4.0)}) == 0
         assert "train b.coefficient_num" in after.figures
 
 
 class TestSelection:
     def state(self, sizes=(10, 30, 20), counts=(1, 1, 1), roster=("c0", "c1", "c2")):
-        table = Table.of(
+        table = ClientTable.from_rows(
             {
                 f"c{i}": {
                     "size": torch.tensor(n),
@@ -284,7 +284,7 @@ class TestSelection:
                 for i, (n, k) in enumerate(zip(sizes, counts, strict=True))
             }
         )
-        return ServerState(1, {"global": line(0.0)}, roster=roster, memory={"train": table.tree()})
+        return ServerState(1, {"global": line(0.0)}, roster=roster, memory={"train": table.to_tree()})
 
     def chosen(self, state, size=2, **kw):
         return ByContribution(Coefficients(LINEAR, steps=0), **kw).fold(replace(state, cohort_size=size), {}, 0).cohort
@@ -320,13 +320,13 @@ class TestSelection:
 def test_exactly_as_many_as_are_asked_for_and_counts_add_up(tiny):
     result, _, _ = played(tiny, rounds=6, select={"start": "cold"})
     assert [r.cohort for r in result.records] == [2] * 6
-    assert float(Table.load(result.state, "train")["count"].sum()) == 12
+    assert float(ClientTable.load(result.state, "train")["count"].sum()) == 12
 
 
 def test_a_warm_start_hears_everybody_once(tiny):
     result, _, _ = played(tiny, rounds=3)
     assert [r.cohort for r in result.records] == [6, 2, 2]
-    assert float(Table.load(result.state, "train")["count"].sum()) == 10
+    assert float(ClientTable.load(result.state, "train")["count"].sum()) == 10
 
 
 def test_cold_clients_are_represented_by_the_first_model(tiny):
@@ -358,10 +358,14 @@ def test_clients_go_on_from_their_own_models(tiny):
     class Watched(PlainFleet):
         def execute_one(self, program, client, task):
             if program.name == "train":
-                seen[client] = tree.distance(program.begin(task, self.private[client])["params"], before[client])
+                seen[client] = tree.max_abs_difference(
+                    program.begin(task, self.private[client])["params"], before[client]
+                )
             return super().execute_one(program, client, task)
 
-    engine.run(method, Watched(tiny, dict(fleet.private)), rounds=2, seed=0, state=result.state, records=result.records)
+    engine.run(
+        method, Watched(tiny, dict(fleet.private)), rounds=2, seed=0, state=result.state, earlier_rounds=result.records
+    )
     assert len(seen) == 2
     assert all(gap == 0 for gap in seen.values())
 
@@ -369,15 +373,15 @@ def test_clients_go_on_from_their_own_models(tiny):
 def test_without_kappa_it_is_the_method_without_the_update(tiny):
     whole, _, _ = played(tiny, update={"kappa": 0.0})
     cosine, _, _ = played(tiny, components={"conditional_update": False})
-    assert tree.distance(whole.state.models, cosine.state.models) == 0
+    assert tree.max_abs_difference(whole.state.models, cosine.state.models) == 0
     assert whole.accuracy == cosine.accuracy
 
 
 def test_by_chance_and_by_rows_it_is_fedavg(tiny):
     options = {"selection": "random", "aggregation": "size", "conditional_update": False}
     ours, _, _ = played(tiny, components=options)
-    fedavg = engine.run(build("fedavg", setting()), PlainFleet(tiny), rounds=6, seed=0, central=tiny.central)
-    assert tree.distance(ours.state.models, fedavg.state.models) == 0
+    fedavg = engine.run(build("fedavg", setting()), PlainFleet(tiny), rounds=6, seed=0, central_samples=tiny.central)
+    assert tree.max_abs_difference(ours.state.models, fedavg.state.models) == 0
 
 
 def test_the_model_that_everybody_was_sent_is_not_sent_again_to_train(tiny):
@@ -430,7 +434,9 @@ class TestWhoSaysNothing:
             for i, (loss, n) in enumerate(zip(losses, sizes, strict=True))
         }
         roster = roster or tuple(of)
-        return ServerState(1, {"global": line(0.0)}, roster=roster, memory={"train": Table.of(of).tree()})
+        return ServerState(
+            1, {"global": line(0.0)}, roster=roster, memory={"train": ClientTable.from_rows(of).to_tree()}
+        )
 
     def selected(self, state, size=2):
         share = rows([1.0, -1.0, 0.5], [0, 1, 0])
@@ -448,7 +454,7 @@ class TestWhoSaysNothing:
         state = ServerState(0, {"global": line(1.0)}, roster=("c0", "c1"), cohort=("c0", "c1"))
         told = reports([line(float("nan")), line(5.0)], [10, 30], [0.5, 0.5], [float("nan"), 3.0])
         after = federate("contribution").fold(state, told, 0)
-        assert tree.distance(after.models["global"], line(5.0)) == 0
+        assert tree.max_abs_difference(after.models["global"], line(5.0)) == 0
 
     def test_where_all_diverge_the_error_is_that_of_any_method(self, tiny):
         for method in ("apcsma", "fedavg"):
@@ -468,7 +474,7 @@ class TestWhoSaysNothing:
 
     def test_several_silent_ones_take_turns(self):
         state = self.state([0.3, 0.5, 0.4], [10, 30, 20], roster=("c0", "c1", "c2", "x", "y"))
-        once = Table.of({c: {"asked": torch.tensor(True)} for c in ("c0", "c1", "c2", "x", "y")}).tree()
+        once = ClientTable.from_rows({c: {"asked": torch.tensor(True)} for c in ("c0", "c1", "c2", "x", "y")}).to_tree()
         state = replace(state, memory={**state.memory, "select": once})
         found = [set(self.selected(replace(state, round=r)).cohort) & {"x", "y"} for r in (1, 2, 3)]
         assert found == [{"y"}, {"x"}, {"y"}]
@@ -477,17 +483,17 @@ class TestWhoSaysNothing:
         """Its largest logit would be that of class 0, which all rows here are of."""
         data = held([1.0, 2.0, 3.0], [0, 0, 0])
         task = Task({"global": line(-1.0)}, {"kappa": 0.2})
-        report, private = run_one(ConditionalUpdate(LINEAR), task, data, {"model": line(float("nan"))})
-        assert tree.distance(private["model"], line(-1.0)) == 0
+        report, private = run_program(ConditionalUpdate(LINEAR), task, data, {"model": line(float("nan"))})
+        assert tree.max_abs_difference(private["model"], line(-1.0)) == 0
         assert report.metrics["kept"] == (0.0, 1.0)
 
     def test_without_rows_to_judge_by_nothing_is_said_of_it(self):
         data = {**held([1.0], [0]), "val": rows([], [])}
-        report, private = run_one(
+        report, private = run_program(
             ConditionalUpdate(LINEAR), Task({"global": line(-1.0)}, {"kappa": 0.2}), data, {"model": line(1.0)}
         )
         assert report.metrics["kept"] == (0.0, 0.0)
-        assert tree.distance(private["model"], line(-1.0)) == 0
+        assert tree.max_abs_difference(private["model"], line(-1.0)) == 0
 
 
 def test_coefficients_of_networks_with_batch_norm():
@@ -514,12 +520,12 @@ def test_what_is_sensitive_stays_out_of_everything(tiny):
     result, _, method = played(tiny, rounds=3, public=False, **options)
     used = {phase.split for program in method.programs.values() for phase in program.phases}
     assert used == {"train/low", "val/low"}
-    given = Table.load(result.state, "share")
+    given = ClientTable.load(result.state, "share")
     for client, row in zip(given.clients, given["rows"], strict=True):
         sent = row[4:].view(4, 6)[row[:4] > 0]
         low = tiny[client]["train/low"].x
         assert all(bool((low == x).all(1).any()) for x in sent)
-    measured, trained = (Table.load(result.state, slot) for slot in ("measure", "train"))
+    measured, trained = (ClientTable.load(result.state, slot) for slot in ("measure", "train"))
     sizes = dict(zip(measured.clients, measured["size"].tolist(), strict=True))
     assert all(sizes[c] == n for c, n in zip(trained.clients, trained["size"].tolist(), strict=True))
 
@@ -531,12 +537,12 @@ def test_a_newcomer_is_represented_by_the_model_that_it_was_measured_with():
     def at(round, model, clients):
         rows = {c: told[c] | {"told": torch.tensor(0 if c == "a" else 6)} for c in clients}
         state = ServerState(round, {"global": model}, roster=tuple(clients))
-        return replace(state, memory={"measure": Table.of(rows).tree()})
+        return replace(state, memory={"measure": ClientTable.from_rows(rows).to_tree()})
 
     first = stage.fold(at(0, line(1.0), "a"), {}, 0)
     later = at(6, line(2.0), "ab")
     state = stage.fold(replace(later, memory={**first.memory, **later.memory}), {}, 0)
-    assert Table.load(state, "select")["model"].tolist() == [vector(line(x)).tolist() for x in (1.0, 2.0)]
+    assert ClientTable.load(state, "select")["model"].tolist() == [vector(line(x)).tolist() for x in (1.0, 2.0)]
 
 
 def test_a_survey_counts_only_while_it_is_newer_than_the_training():
@@ -550,7 +556,7 @@ def test_a_survey_counts_only_while_it_is_newer_than_the_training():
         c: {"accuracy": torch.tensor(0.5), "loss_after": torch.tensor(1.0), "told": torch.tensor(t)}
         for c, t in (("a", 2), ("b", 3))
     }
-    memory = {"train": Table.of(trained).tree(), "measure": Table.of(survey).tree()}
+    memory = {"train": ClientTable.from_rows(trained).to_tree(), "measure": ClientTable.from_rows(survey).to_tree()}
     state = ServerState(3, {"global": line(0.0)}, roster=("a", "b"), memory=memory)
     known = ByContribution(Coefficients(LINEAR, steps=0), metrics="fresh")._known(state)
     assert known["accuracy"].tolist() == pytest.approx([0.9, 0.5])

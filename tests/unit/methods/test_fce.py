@@ -84,15 +84,15 @@ class TestRules:
     )
     def test_the_surest_model_answers(self, rule, experts, classes):
         found = Confidence(rule).answer(self.logits)
-        assert found.expert.tolist() == experts
+        assert found.model_index.tolist() == experts
         assert found.logits.argmax(-1).tolist() == classes
         for row, k in enumerate(experts):
             assert torch.equal(found.logits[row], self.logits[k, row])
 
     def test_scores_by_hand(self):
-        assert Confidence("logit").answer(self.logits).score.tolist() == [5.0, 9.0]
-        assert Confidence("energy").answer(self.logits).score[0] == pytest.approx(np.log(np.exp(5) + np.exp(4)))
-        assert Confidence("probability").answer(self.logits).score[0] == pytest.approx(1 / (1 + np.exp(-6)))
+        assert Confidence("logit").answer(self.logits).confidence.tolist() == [5.0, 9.0]
+        assert Confidence("energy").answer(self.logits).confidence[0] == pytest.approx(np.log(np.exp(5) + np.exp(4)))
+        assert Confidence("probability").answer(self.logits).confidence[0] == pytest.approx(1 / (1 + np.exp(-6)))
 
     def test_the_largest_logit_is_that_of_the_flat_table(self):
         """Algorithm 3 is the argmax over models and classes, modulo classes."""
@@ -100,7 +100,7 @@ class TestRules:
         flat = logits.transpose(0, 1).flatten(1).argmax(-1)
         found = Confidence().answer(logits)
         assert torch.equal(found.logits.argmax(-1), flat % 10)
-        assert torch.equal(found.expert, flat // 10)
+        assert torch.equal(found.model_index, flat // 10)
 
     def test_all_answer(self):
         # votes for the first row: 0, 0, 1; probabilities of class 0: .731, .731, .002, mean .488
@@ -108,7 +108,7 @@ class TestRules:
         found = Confidence("average").answer(self.logits)
         assert found.logits[0].exp()[0] == pytest.approx((2 / (1 + np.exp(-1)) + 1 / (1 + np.exp(6))) / 3)
         assert found.logits.argmax(-1).tolist() == [1, 1]
-        assert found.expert.tolist() == [2, 1]  # the surest of the class that was chosen
+        assert found.model_index.tolist() == [2, 1]  # the surest of the class that was chosen
 
     def test_of_equal_votes_the_larger_mean(self):
         logits = torch.tensor([[[2.0, 0.0]], [[0.0, 3.0]]])
@@ -119,7 +119,7 @@ class TestRules:
         logits = torch.randn(1, 30, 10, generator=torch.Generator().manual_seed(2))
         found = Confidence(rule).answer(logits)
         assert torch.equal(found.logits.argmax(-1), logits[0].argmax(-1))
-        assert not found.expert.any()
+        assert not found.model_index.any()
 
     def test_masked_classes_are_never_chosen(self):
         held = torch.tensor([[True, False], [False, True], [True, True]])
@@ -130,9 +130,9 @@ class TestRules:
 
     def test_densities_decide_and_logits_count_beside_them(self):
         densities = torch.tensor([[0.0, 0.0], [-3.0, 0.0], [-9.0, -9.0]])
-        assert Confidence("density", trust=0.5).answer(self.logits, densities).expert.tolist() == [0, 0]
-        assert Confidence("density", trust=1.0).answer(self.logits, densities).expert.tolist() == [1, 0]
-        score = Confidence("density", trust=0.0).answer(self.logits, densities).score
+        assert Confidence("density", trust=0.5).answer(self.logits, densities).model_index.tolist() == [0, 0]
+        assert Confidence("density", trust=1.0).answer(self.logits, densities).model_index.tolist() == [1, 0]
+        score = Confidence("density", trust=0.0).answer(self.logits, densities).confidence
         assert score[1] == pytest.approx(1 / (2 + np.exp(-9)))
 
     @pytest.mark.parametrize("model", ["mlp", "networks:SmallConvolution"])
@@ -212,7 +212,7 @@ class TestDensities:
         for c in ("c2", "c0", "c3", "c1"):
             one_by_one = stage.fold(one_by_one, {c: reports[c]}, 0)
         a, b = (s.memory["describe"]["moments"] for s in (at_once, one_by_one))
-        assert tree.distance(a, b) < 1e-5
+        assert tree.max_abs_difference(a, b) < 1e-5
         x = torch.cat([federation[c]["train"].x for c in ("c1", "c3")])
         h = MLP.features(MLP.init(3), x, 256)
         torch.testing.assert_close(a["square"][1], h.T @ h / len(h))
@@ -252,7 +252,7 @@ class TestMethod:
         reports = PlainFleet(federation).execute(plan)
         rows = [len(federation[c]["train"].y) for c in federation]
         expected = tree.weighted_mean([reports[c].tensors["model"] for c in federation], rows)
-        assert tree.distance(result.state.models["expert-000"], expected) < 1e-6
+        assert tree.max_abs_difference(result.state.models["expert-000"], expected) < 1e-6
 
     def test_one_client_of_each_in_turn_and_its_model_is_the_clusters(self):
         federation = grouped_federation()
@@ -287,13 +287,13 @@ class TestMethod:
         fleet = Recording(federation)
         after = play(method, fleet, 2, state)
         assert {"c4", "c5"} < set(fleet.sent)
-        assert tree.distance(fleet.asked["c4"].models["expert"], first) == 0
+        assert tree.max_abs_difference(fleet.asked["c4"].models["expert"], first) == 0
         assert after.groups["c4"] == ["expert-000"]
         assert after.groups["c5"] == ["expert-001"]
         # a model that sets out from the first weights is averaged into none
         others = [c for c in fleet.sent if c in ("c0", "c2")]
         expected = tree.weighted_mean([fleet.sent[c].tensors["model"] for c in others], [1.0] * len(others))
-        assert tree.distance(after.state.models["expert-000"], expected) < 1e-6
+        assert tree.max_abs_difference(after.state.models["expert-000"], expected) < 1e-6
 
     def test_newcomers_stand_behind_all(self):
         federation = grouped_federation(8)
@@ -340,9 +340,9 @@ class TestMethod:
         assert list(method.models_for(state, "c3")) == ["expert-001"]
         assert list(method.models_for(state, None)) == ["expert-000", "expert-001"]
         x = federation.central.x
-        known, unseen = (method.route(method.models_for(state, c), {}, x) for c in ("c3", None))
-        assert not known.expert.any()
-        assert set(unseen.expert.tolist()) == {0, 1}
+        known, unseen = (method.predict_routed(method.models_for(state, c), {}, x) for c in ("c3", None))
+        assert not known.model_index.any()
+        assert set(unseen.model_index.tolist()) == {0, 1}
         assert torch.equal(method.predict(method.models_for(state, None), {}, x), unseen.logits)
 
     def test_the_router_knows_whose_rows_they_are(self):
@@ -351,16 +351,16 @@ class TestMethod:
         result = play(method, PlainFleet(federation), 3)
         models = method.models_for(result.state, None)
         assert set(models) == {"expert-000", "expert-001", EXTRACTOR, ROUTER}
-        answer = method.route(models, {}, federation.central.x)
-        assert (answer.expert == (federation.central.y > 1)).float().mean() > 0.97
+        answer = method.predict_routed(models, {}, federation.central.x)
+        assert (answer.model_index == (federation.central.y > 1)).float().mean() > 0.97
         assert sum(r.metrics["train.updates"] for r in result.records) == 14  # what is told beside is no update
         again = play(method, VectorFleet(federation), 3)
-        assert tree.distance(result.state.memory["describe"], again.state.memory["describe"]) < 1e-4
+        assert tree.max_abs_difference(result.state.memory["describe"], again.state.memory["describe"]) < 1e-4
         # the mean of the first round, weighed by rows: all have as many
         fleet = Recording(federation)
         play(method, fleet, 1)
         mean = tree.weighted_mean([fleet.trained[c].tensors["model"] for c in federation], [1.0] * 6)
-        assert tree.distance(models[EXTRACTOR], mean) < 1e-6
+        assert tree.max_abs_difference(models[EXTRACTOR], mean) < 1e-6
 
     def test_without_statistics_of_every_cluster_logits_decide(self):
         federation = grouped_federation()
@@ -378,8 +378,8 @@ class TestMethod:
         state = play(method, PlainFleet(federation), 2).state
         models = method.models_for(state, None)
         assert models[ROUTER]["mask"].tolist() == [[True, True, False, False], [False, False, True, True]]
-        answer = method.route(models, {}, federation.central.x)
-        assert torch.equal(answer.expert, (answer.logits.argmax(-1) > 1).long())
+        answer = method.predict_routed(models, {}, federation.central.x)
+        assert torch.equal(answer.model_index, (answer.logits.argmax(-1) > 1).long())
 
     def test_diverged_models_are_left_to_the_loop(self):
         method = build("fce", setting(lr=1e30))

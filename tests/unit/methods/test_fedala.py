@@ -11,7 +11,7 @@ from shoal import engine, tree
 from shoal.client.local_aggregation import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
@@ -49,19 +49,19 @@ def test_weights_go_down_the_slope_and_stay_within_0_and_1(label, lr, weight):
     the slope of the loss in the model's numbers is -+1/(1+e), times the gaps of 1 and -1: -1/(1+e) in both weights; of
     class 1 it is e/(1+e). Biases are equal in both models: their weights have no slope."""
     program = LearnWeights(LocalAggregation(LINEAR, lr=lr))
-    report, private = run_one(program, Task({"global": line(1.0)}), row(label), kept(0.0, 0.5))
+    report, private = run_program(program, Task({"global": line(1.0)}), row(label), kept(0.0, 0.5))
     assert private["weights"]["head.weight"].flatten().tolist() == pytest.approx([weight, weight], abs=1e-6)
     assert private["weights"]["head.bias"].tolist() == [0.5, 0.5]
-    assert tree.distance(private["model"], line(0.0)) == 0
+    assert tree.max_abs_difference(private["model"], line(0.0)) == 0
     assert (report.tensors, report.metrics) == ({}, {"done": (1.0, 1.0)})
 
 
 def test_training_starts_between_the_models():
     """Without epochs of either kind: slope 1 + (5 - 1) / 4 = 2 is sent and kept."""
     program = AggregateAndTrain(LocalAggregation(LINEAR, epochs=0), LocalTraining(LINEAR, epochs=0))
-    report, private = run_one(program, Task({"global": line(5.0)}), row(0), kept(1.0, 0.25))
-    assert tree.distance(report.tensors["model"], line(2.0)) < 1e-6
-    assert tree.distance(private, kept(2.0, 0.25)) < 1e-6
+    report, private = run_program(program, Task({"global": line(5.0)}), row(0), kept(1.0, 0.25))
+    assert tree.max_abs_difference(report.tensors["model"], line(2.0)) < 1e-6
+    assert tree.max_abs_difference(private, kept(2.0, 0.25)) < 1e-6
 
 
 @pytest.mark.parametrize(("layers", "below"), [(1, {"fc1", "fc2"}), (2, {"fc1"}), (3, set())])
@@ -78,12 +78,12 @@ def test_lower_layers_are_as_received(layers, below):
 def test_who_has_no_model_yet_trains_the_received_one():
     task = Task({"global": MLP.init(0)}, {"lr": 0.1}, seed=3)
     training = LocalTraining(MLP, batch_size=1000)
-    report, private = run_one(AggregateAndTrain(LocalAggregation(MLP), training), task, DATA, {})
-    expected, _ = run_one(training, task, DATA, {})
-    assert tree.distance(report.tensors["model"], expected.tensors["model"]) < 1e-6
-    assert tree.distance(private["model"], report.tensors["model"]) == 0
+    report, private = run_program(AggregateAndTrain(LocalAggregation(MLP), training), task, DATA, {})
+    expected, _ = run_program(training, task, DATA, {})
+    assert tree.max_abs_difference(report.tensors["model"], expected.tensors["model"]) < 1e-6
+    assert tree.max_abs_difference(private["model"], report.tensors["model"]) == 0
     assert all(bool((w == 1).all()) for w in private["weights"].values())
-    nothing, none = run_one(LearnWeights(LocalAggregation(MLP)), task, DATA, {})
+    nothing, none = run_program(LearnWeights(LocalAggregation(MLP)), task, DATA, {})
     assert (nothing.metrics, none) == ({"done": (0.0, 1.0)}, None)
 
 
@@ -92,14 +92,14 @@ def test_a_pull_is_towards_the_received_model():
     starts, slope 2, to the received one, 5."""
     rows = dict.fromkeys(("train", "val", "test"), Examples(torch.zeros(2, 1), torch.tensor([0, 1])))
     program = AggregateAndTrain(LocalAggregation(LINEAR, epochs=0), LocalTraining(LINEAR, mu=5.0, lr=0.1))
-    report, _ = run_one(program, Task({"global": line(5.0)}), rows, kept(1.0, 0.25))
-    assert tree.distance(report.tensors["model"], line(3.5)) < 1e-6
+    report, _ = run_program(program, Task({"global": line(5.0)}), rows, kept(1.0, 0.25))
+    assert tree.max_abs_difference(report.tensors["model"], line(3.5)) < 1e-6
 
 
 def test_learned_weights_fit_the_client_better():
     own, received = MLP.init(1), MLP.init(0)
     ala = LocalAggregation(MLP, layers=3, epochs=10, batch_size=1000, share=1.0)
-    _, private = run_one(LearnWeights(ala), Task({"global": received}), DATA, {"model": own})
+    _, private = run_program(LearnWeights(ala), Task({"global": received}), DATA, {"model": own})
 
     def loss(private):
         logits = aggregated_predict(ala)({"global": received}, private, DATA["train"].x)
@@ -136,7 +136,7 @@ def test_who_is_back_is_asked_until_done():
 def run(data, name, **options):
     setting = Setting(MLP, rounds=3, cohort=6, batch_size=1000, epochs=2, lr=0.1, options=options)
     fleet = PlainFleet(data)
-    return engine.run(build(name, setting), fleet, rounds=3, seed=0, central=data.central), fleet
+    return engine.run(build(name, setting), fleet, rounds=3, seed=0, central_samples=data.central), fleet
 
 
 def test_without_learning_it_is_fedavg(tiny):
@@ -144,9 +144,9 @@ def test_without_learning_it_is_fedavg(tiny):
     base, _ = run(tiny, "fedavg")
     found, _ = run(tiny, "fedala", ala={"epochs": 0, "first_epochs": 0})
     learned, _ = run(tiny, "fedala")
-    assert tree.distance(base.state.models, found.state.models) < 1e-5
+    assert tree.max_abs_difference(base.state.models, found.state.models) < 1e-5
     assert base.accuracy == pytest.approx(found.accuracy, abs=1e-6)
-    assert tree.distance(base.state.models, learned.state.models) > 1e-3
+    assert tree.max_abs_difference(base.state.models, learned.state.models) > 1e-3
 
 
 def test_first_passes_are_made_once_and_charged(tiny):

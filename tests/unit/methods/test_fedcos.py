@@ -8,7 +8,7 @@ import torch
 from shoal import engine, tree
 from shoal.client.align import AlignedTraining, cosine
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.types import Examples, Task
@@ -37,41 +37,41 @@ def test_clients_are_drawn_along_the_direction(epochs, slope):
     and lr 0.5 the first step is 0.01 * 100 * 0.1 = 0.1. Now a = w - w_received = d, |a|^2 = |d|^2 = <a, d> = 0.02, so
     with r = 0.02 * 0.02 + 0.0001 = 0.0005 the slope is d / r^0.5 - <a, d> |d|^2 a / r^1.5 = 4.472136 - 3.577709."""
     task = Task({"direction": line(0.1), "global": line(3.0)}, {"lr": 0.5})
-    report, private = run_one(AlignedTraining(LINEAR, epochs=epochs, cosine=0.02), task, FLAT, {})
-    assert tree.distance(report.tensors["model"], line(slope)) < 1e-6
+    report, private = run_program(AlignedTraining(LINEAR, epochs=epochs, cosine=0.02), task, FLAT, {})
+    assert tree.max_abs_difference(report.tensors["model"], line(slope)) < 1e-6
     assert private is None
 
 
 def test_along_with_a_pull():
     """After the first step, to 3.1, a pull of mu = 1 adds a slope of 0.1: 0.05 less."""
     task = Task({"global": line(3.0), "direction": line(0.1)}, {"lr": 0.5})
-    report, _ = run_one(AlignedTraining(LINEAR, epochs=2, cosine=0.02, mu=1.0), task, FLAT, {})
-    assert tree.distance(report.tensors["model"], line(3.1 + 0.01 * 0.894427 - 0.05)) < 1e-6
+    report, _ = run_program(AlignedTraining(LINEAR, epochs=2, cosine=0.02, mu=1.0), task, FLAT, {})
+    assert tree.max_abs_difference(report.tensors["model"], line(3.1 + 0.01 * 0.894427 - 0.05)) < 1e-6
 
 
 @pytest.mark.parametrize("extra", [{}, {"direction": line(0.0)}])
 def test_without_a_direction_nothing_is_asked(extra):
-    report, _ = run_one(AlignedTraining(LINEAR), Task({"global": line(3.0)} | extra, {"lr": 0.5}), FLAT, {})
-    assert tree.distance(report.tensors["model"], line(3.0)) == 0
+    report, _ = run_program(AlignedTraining(LINEAR), Task({"global": line(3.0)} | extra, {"lr": 0.5}), FLAT, {})
+    assert tree.max_abs_difference(report.tensors["model"], line(3.0)) == 0
 
 
 def ends(data, name, rounds=3, **options):
     setting = Setting(MLP, rounds=rounds, cohort=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
     method = build(name, setting)
-    return engine.run(method, PlainFleet(data), rounds=rounds, seed=0, central=data.central)
+    return engine.run(method, PlainFleet(data), rounds=rounds, seed=0, central_samples=data.central)
 
 
 def test_the_first_round_and_a_weight_of_0_are_fedavg(tiny):
-    assert tree.distance(ends(tiny, "fedavg", 1).state.models, ends(tiny, "fedcos", 1).state.models) == 0
+    assert tree.max_abs_difference(ends(tiny, "fedavg", 1).state.models, ends(tiny, "fedcos", 1).state.models) == 0
     base = ends(tiny, "fedavg").state.models
-    assert tree.distance(base, ends(tiny, "fedcos", train={"cosine": 0.0}).state.models) == 0
-    assert tree.distance(base, ends(tiny, "fedcos").state.models) > 1e-3
+    assert tree.max_abs_difference(base, ends(tiny, "fedcos", train={"cosine": 0.0}).state.models) == 0
+    assert tree.max_abs_difference(base, ends(tiny, "fedcos").state.models) > 1e-3
 
 
 def test_the_direction_is_what_the_last_round_changed(tiny):
     two, three = ends(tiny, "fedcos", 2), ends(tiny, "fedcos", 3)
     change = {k: three.state.models["global"][k] - v for k, v in two.state.models["global"].items()}
-    assert tree.distance(three.state.memory["train"]["direction"], change) == 0
+    assert tree.max_abs_difference(three.state.memory["train"]["direction"], change) == 0
     stage = build("fedcos", Setting(MLP, rounds=3, cohort=1)).stages[-1]
     silent = stage.fold(three.state, {}, 0)
     assert all(not x.any() for x in silent.memory["train"]["direction"].values())
@@ -94,7 +94,7 @@ def test_a_stronger_cosine_turns_updates_more():
     rows = Examples(torch.randn(32, 6, generator=g), torch.randint(0, 4, (32,), generator=g))
 
     def angle(weight):
-        report, _ = run_one(AlignedTraining(MLP, epochs=3, cosine=weight), task, {"train": rows}, {})
+        report, _ = run_program(AlignedTraining(MLP, epochs=3, cosine=weight), task, {"train": rows}, {})
         gone = {k: v - task.models["global"][k] for k, v in report.tensors["model"].items()}
         return float(cosine(gone, task.models["direction"]))
 

@@ -8,7 +8,7 @@ import torch
 from shoal import engine, tree
 from shoal.client.inherit import InheritedTraining, mixed
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.types import Examples, ServerState, Task
@@ -28,15 +28,15 @@ def test_the_more_often_a_client_took_part_the_more_is_inherited(times, slope):
     slope 3; the private one has 1: mu + 3 (1 - mu)."""
     private = {"model": line(1.0), "times": torch.tensor(float(times))}
     task = Task({"global": line(3.0)}, {"lr": 0.1, "planned": 3.0})
-    report, found = run_one(InheritedTraining(LINEAR, epochs=0), task, ROW, private)
-    assert tree.distance(found["model"], line(slope)) < 1e-6
+    report, found = run_program(InheritedTraining(LINEAR, epochs=0), task, ROW, private)
+    assert tree.max_abs_difference(found["model"], line(slope)) < 1e-6
     assert float(found["times"]) == times + 1
-    assert tree.distance(report.tensors["model"], line(3.0)) == 0  # what is private is not sent
+    assert tree.max_abs_difference(report.tensors["model"], line(3.0)) == 0  # what is private is not sent
 
 
 def test_the_first_private_model_is_what_was_trained():
-    report, found = run_one(InheritedTraining(LINEAR), Task({"global": line(0.0)}, {"planned": 3.0}), ROW, {})
-    assert tree.distance(found["model"], report.tensors["model"]) == 0
+    report, found = run_program(InheritedTraining(LINEAR), Task({"global": line(0.0)}, {"planned": 3.0}), ROW, {})
+    assert tree.max_abs_difference(found["model"], report.tensors["model"]) == 0
     assert float(found["times"]) == 1
 
 
@@ -46,15 +46,15 @@ def test_what_the_private_model_says_is_imitated():
     -0.4, in the second 0.4: with lr 1 the slope of the line and its bias become 0.4."""
     private = {"model": line(2 * math.log(3)), "times": torch.tensor(0.0)}
     program = InheritedTraining(LINEAR, transfer=0.4, temperature=4.0)
-    report, _ = run_one(program, Task({"global": line(0.0)}, {"lr": 1.0, "planned": 1.0}), ROW, private)
-    assert tree.distance(report.tensors["model"], line(0.4, 0.4)) < 1e-6
+    report, _ = run_program(program, Task({"global": line(0.0)}, {"lr": 1.0, "planned": 1.0}), ROW, private)
+    assert tree.max_abs_difference(report.tensors["model"], line(0.4, 0.4)) < 1e-6
 
 
 def test_whoever_has_no_private_model_imitates_the_received_one():
     """It says (1/2, 1/2) too, so the imitation has no slope: 0.6 (1/2 - 1) = -0.3 is left."""
     program = InheritedTraining(LINEAR, transfer=0.4)
-    report, _ = run_one(program, Task({"global": line(0.0)}, {"lr": 1.0, "planned": 1.0}), ROW, {})
-    assert tree.distance(report.tensors["model"], line(0.3, 0.3)) < 1e-6
+    report, _ = run_program(program, Task({"global": line(0.0)}, {"lr": 1.0, "planned": 1.0}), ROW, {})
+    assert tree.max_abs_difference(report.tensors["model"], line(0.3, 0.3)) < 1e-6
 
 
 def test_whole_numbers_are_the_new_ones():
@@ -75,16 +75,16 @@ def test_clients_are_told_how_often_they_are_expected(cohort, planned):
 def ends(data, name, **options):
     setting = Setting(MLP, rounds=3, cohort=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
     fleet = PlainFleet(data)
-    return engine.run(build(name, setting), fleet, rounds=3, seed=0, central=data.central), fleet
+    return engine.run(build(name, setting), fleet, rounds=3, seed=0, central_samples=data.central), fleet
 
 
 def test_without_imitation_the_global_model_is_that_of_fedavg(tiny):
     base, _ = ends(tiny, "fedavg")
     alone, fleet = ends(tiny, "fedphp", train={"transfer": 0.0})
     taught, _ = ends(tiny, "fedphp")
-    assert tree.distance(base.state.models, alone.state.models) == 0
+    assert tree.max_abs_difference(base.state.models, alone.state.models) == 0
     assert base.accuracy["central"] == alone.accuracy["central"]
-    assert tree.distance(base.state.models, taught.state.models) > 1e-3
+    assert tree.max_abs_difference(base.state.models, taught.state.models) > 1e-3
     assert sum(float(p["times"]) for p in fleet.private.values()) == 3 * 4
 
 

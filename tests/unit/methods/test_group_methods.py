@@ -32,7 +32,7 @@ def test_names_sort_in_the_order_of_groups():
 
 def play(tiny, fleet, name, **options):
     built = build(name, setting(options={"cluster": options}))
-    return engine.run(built, fleet(tiny), rounds=8, seed=0, central=tiny.central, eval_every=8)
+    return engine.run(built, fleet(tiny), rounds=8, seed=0, central_samples=tiny.central, eval_every=8)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_fleets_agree_from_the_first_round_to_groups_that_part(name, options):
     plain, vector = (play(federation, fleet, name, **options) for fleet in (PlainFleet, VectorFleet))
     assert len(plain.state.models) > 1
     assert len(plain.state.membership) == 6
-    assert tree.distance(plain.state.models, vector.state.models) < 1e-5
-    assert tree.distance(plain.state.membership, vector.state.membership) == 0
-    assert tree.distance(plain.state.memory, vector.state.memory) < 1e-5
+    assert tree.max_abs_difference(plain.state.models, vector.state.models) < 1e-5
+    assert tree.max_abs_difference(plain.state.membership, vector.state.membership) == 0
+    assert tree.max_abs_difference(plain.state.memory, vector.state.memory) < 1e-5
     assert plain.ledger == vector.ledger
 
 
 def test_flacc_is_fedavg_until_groups_part(tiny):
     fed = engine.run(build("fedavg", setting(cohort=3)), PlainFleet(tiny), rounds=4, seed=0)
     one = engine.run(build("flacc", setting(cohort=3)), PlainFleet(tiny), rounds=4, seed=0)
-    assert tree.distance(fed.state.models, one.state.models) == 0
+    assert tree.max_abs_difference(fed.state.models, one.state.models) == 0
     assert [r.bytes_up for r in fed.records] == [r.bytes_up for r in one.records]
 
 

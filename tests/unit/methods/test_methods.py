@@ -19,14 +19,14 @@ def setting(**kw):
 def ends(tiny, name, **kw):
     method = build(name, setting(**kw))
     fleet = PlainFleet(tiny)
-    return engine.run(method, fleet, rounds=3, seed=0, central=tiny.central), fleet
+    return engine.run(method, fleet, rounds=3, seed=0, central_samples=tiny.central), fleet
 
 
 def test_one_full_step_of_fedavg_is_one_step_on_the_pool(tiny):
     """With one full-batch step per client and weights by size, averaging is gradient descent on the union."""
     fed, _ = ends(tiny, "fedavg")
     pool, _ = ends(tiny, "centralised")
-    assert tree.distance(fed.state.models, pool.state.models) < 1e-6
+    assert tree.max_abs_difference(fed.state.models, pool.state.models) < 1e-6
 
 
 def test_fedprox_without_pull_is_fedavg(tiny):
@@ -34,17 +34,17 @@ def test_fedprox_without_pull_is_fedavg(tiny):
     plain, _ = ends(tiny, "fedavg", **kw)
     none, _ = ends(tiny, "fedprox", options={"train": {"mu": 0.0}}, **kw)
     some, _ = ends(tiny, "fedprox", **kw)
-    assert tree.distance(plain.state.models, none.state.models) == 0
-    assert tree.distance(plain.state.models, some.state.models) > 1e-4
+    assert tree.max_abs_difference(plain.state.models, none.state.models) == 0
+    assert tree.max_abs_difference(plain.state.models, some.state.models) > 1e-4
 
 
 def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone(tiny):
     base, _ = ends(tiny, "fedavg")
     tuned, fleet = ends(tiny, "fedavg-ft")
-    assert tree.distance(base.state.models, tuned.state.models) == 0
+    assert tree.max_abs_difference(base.state.models, tuned.state.models) == 0
     assert set(fleet.private) == set(tiny)
     none, still = ends(tiny, "fedavg-ft", options={"personalise": {"epochs": 0}})
-    assert tree.distance(still.private["c0"]["model"], dict(none.state.models["global"])) == 0
+    assert tree.max_abs_difference(still.private["c0"]["model"], dict(none.state.models["global"])) == 0
     assert none.accuracy == base.accuracy
     assert tuned.accuracy["mean"] > base.accuracy["mean"]
     assert tuned.accuracy["central"] == base.accuracy["central"]
@@ -53,8 +53,8 @@ def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone(tiny):
 def test_local_clients_start_alike_and_part(tiny):
     result, fleet = ends(tiny, "local")
     first = build("local", setting()).init(0)
-    assert tree.distance(first.models, result.state.models) == 0
-    assert tree.distance(fleet.private["c0"], fleet.private["c1"]) > 1e-3
+    assert tree.max_abs_difference(first.models, result.state.models) == 0
+    assert tree.max_abs_difference(fleet.private["c0"], fleet.private["c1"]) > 1e-3
     assert all(p.bytes_down.max() < 1000 and p.bytes_up.max() < 1000 for p in result.ledger.pages)  # no model travels
 
 
@@ -68,7 +68,7 @@ def test_local_equals_training_alone_for_as_many_epochs(tiny):
         loss = torch.nn.functional.cross_entropy(model.predict(w, x), y)
         slopes = torch.autograd.grad(loss, list(w.values()))
         w = {k: (p - 0.1 * g).detach().requires_grad_() for (k, p), g in zip(w.items(), slopes, strict=True)}
-    assert tree.distance({k: v.detach() for k, v in w.items()}, fleet.private["c4"]["model"]) < 1e-6
+    assert tree.max_abs_difference({k: v.detach() for k, v in w.items()}, fleet.private["c4"]["model"]) < 1e-6
 
 
 @pytest.mark.parametrize("name", METHODS)

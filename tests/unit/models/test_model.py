@@ -25,7 +25,7 @@ KEY = torch.tensor(1)
     ],
 )
 def test_parameter_counts(name, shape, parameters):
-    assert load_model(name, shape, 10).parameters == parameters
+    assert load_model(name, shape, 10).num_parameters == parameters
 
 
 def test_init_follows_from_the_seed_alone():
@@ -113,8 +113,8 @@ class Fixed(nn.Module):
 
 
 def test_own_models():
-    assert load_model(f"{__name__}:TwoLayers", (4,), 3).parameters == 15
-    assert load_model(f"{__name__}:Fixed", (4,), 3).parameters == 15
+    assert load_model(f"{__name__}:TwoLayers", (4,), 3).num_parameters == 15
+    assert load_model(f"{__name__}:Fixed", (4,), 3).num_parameters == 15
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def two_defaults(hidden=16, depth=1):
 
 
 def test_defaults_are_the_users_own_affair():
-    assert load_model(f"{__name__}:two_defaults", (4,), 3).parameters == 15
+    assert load_model(f"{__name__}:two_defaults", (4,), 3).num_parameters == 15
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from group_states import ORIGIN, model, setting
 
 from shoal.client.model_choice import Choose
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods import build
 from shoal.models import load_model
@@ -24,12 +24,12 @@ def preferring(place, rows=1):
 def met(state, stage, **updates):
     """A round in which these clients trained the shared model."""
     rows = {c: {"update": torch.tensor(u)} for c, u in updates.items()}
-    state = replace(state, memory={**state.memory, "train": Table.of(rows).tree()})
+    state = replace(state, memory={**state.memory, "train": ClientTable.from_rows(rows).to_tree()})
     return replace(stage.fold(state, {}, 0), round=state.round + 1)
 
 
 def groups_of(state):
-    table = Table.read(state.memory["cluster"]["met"])
+    table = ClientTable.from_tree(state.memory["cluster"]["met"])
     return dict(zip(table.clients, table["group"].tolist(), strict=True))
 
 
@@ -52,7 +52,7 @@ class TestAgglomerate:
         state = met(ORIGIN, self.stage, **one)
         assert groups_of(state) == {"a": 0, "b": 0}
         assert groups_of(met(state, self.stage, **two)) == {"a": 0, "b": 1}
-        table = Table.read(met(state, self.stage, **two).memory["cluster"]["met"])
+        table = ClientTable.from_tree(met(state, self.stage, **two).memory["cluster"]["met"])
         assert table["cosines"][0, 1].item() == pytest.approx(1 / np.sqrt(2) - 1)
         assert table["meetings"].tolist() == [[2, 2], [2, 2]]
         final = Agglomerate(patience=2, revise=False)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.selectors.balanced import concentration, filled_up, longest_waiting
 from shoal.stages.balanced import Balanced
@@ -117,7 +117,10 @@ def told(counts):
         for i, (p, n) in enumerate(zip(counts, sizes, strict=True))
     }
     return ServerState(
-        3, {"global": {"w": torch.zeros(1)}}, roster=tuple(rows), memory={"represent": Table.of(rows).tree()}
+        3,
+        {"global": {"w": torch.zeros(1)}},
+        roster=tuple(rows),
+        memory={"represent": ClientTable.from_rows(rows).to_tree()},
     )
 
 
@@ -128,8 +131,8 @@ class TestStage:
         after = Balanced().fold(replace(told(list(self.COUNTS)), cohort_size=2), {}, 0)
         held = np.array(self.COUNTS)[[int(c[1]) for c in after.cohort]].sum(0)
         assert held.tolist() == [8, 8]
-        assert after.figures["select.concentration"] == 0.5
-        last = Table.load(after, "select")
+        assert after.round_metrics["select.concentration"] == 0.5
+        last = ClientTable.load(after, "select")
         assert {c for c, t in zip(last.clients, last["last"].tolist(), strict=True) if t == 3} == set(after.cohort)
 
     def test_over_rounds_everybody_takes_part(self):
@@ -173,7 +176,7 @@ class TestStage:
         spread = []
         for t in range(20):
             state = Balanced().fold(replace(state, cohort_size=10, round=t), {}, t)
-            spread.append(state.figures["select.concentration"])
+            spread.append(state.round_metrics["select.concentration"])
         rng = np.random.default_rng(1)
         chance = [concentration(counts[rng.choice(50, 10, replace=False)].sum(0)) for _ in range(200)]
         assert np.mean(spread) - 0.1 < 0.3 * (np.mean(chance) - 0.1)

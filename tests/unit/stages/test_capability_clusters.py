@@ -8,7 +8,7 @@ import torch
 
 from shoal import engine, tree
 from shoal.client.train import LocalTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.clusterers.fuzzy import FuzzyClusters, memberships
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
@@ -139,7 +139,7 @@ def stage(groups=2):
 
 def state(groups=2, shared=True):
     rows = {"rows": torch.tensor([1.0] * 3 + [0.0] * 6), "labels": torch.tensor([0, 1, 2])}
-    memory = {SHARE: Table.of({"z": rows}).tree()} if shared else {}
+    memory = {SHARE: ClientTable.from_rows({"z": rows}).to_tree()} if shared else {}
     return ServerState(0, {f"cluster-{k:03d}": linear(0.0, 0.0, 0.0) for k in range(groups)}, memory=memory)
 
 
@@ -206,9 +206,9 @@ class TestSemantic:
         reports = {"a": report(9.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}
         none = report(0.0, 9.0, 0.0, rows=0)
         one, two = (stage().fold(state(), r, 0) for r in (reports, {**reports, "n": none}))
-        assert tree.distance(one.models, two.models) == 0
+        assert tree.max_abs_difference(one.models, two.models) == 0
         assert set(two.membership) == {"a", "c"}
-        assert tree.distance(stage().fold(one, {"n": none}, 0).models, one.models) == 0
+        assert tree.max_abs_difference(stage().fold(one, {"n": none}, 0).models, one.models) == 0
 
     def test_fewer_clients_than_clusters_are_one(self):
         after = stage(3).fold(state(3), {"a": report(1.0, 0.0, 0.0), "b": report(3.0, 0.0, 0.0)}, 0)
@@ -230,14 +230,14 @@ class TestSemantic:
     def test_silence_changes_nothing(self):
         before = state()
         after = stage().fold(before, {}, 0)
-        assert tree.distance(before.models, after.models) == 0
+        assert tree.max_abs_difference(before.models, after.models) == 0
         assert after.memory == before.memory
 
     def test_names_of_clients_do_not_matter(self):
         reports = {c: report(float(i % 4), 0.0, float(i % 3)) for i, c in enumerate("abcdef")}
         renamed = dict(zip("fbdace", reports.values(), strict=True))
         one, two = (stage().fold(state(), r, 0) for r in (reports, renamed))
-        assert tree.distance(one.models, two.models) < 1e-6
+        assert tree.max_abs_difference(one.models, two.models) < 1e-6
         assert all(
             torch.allclose(one.membership[c], two.membership[d]) for c, d in zip("abcdef", "fbdace", strict=True)
         )
@@ -263,13 +263,13 @@ class TestBlend:
 
 def run(tiny, name, rounds=4, **options):
     setting = Setting(load_model("mlp", (6,), 4), rounds=rounds, cohort=6, batch_size=8, options=options)
-    return engine.run(build(name, setting), PlainFleet(tiny), rounds=rounds, seed=0, central=tiny.central)
+    return engine.run(build(name, setting), PlainFleet(tiny), rounds=rounds, seed=0, central_samples=tiny.central)
 
 
 class TestMethod:
     def test_one_cluster_is_fedavg(self, tiny):
         one, plain = run(tiny, "clsm-fl", cluster={"groups": 1}), run(tiny, "fedavg")
-        assert tree.distance(one.state.models["cluster-000"], plain.state.models["global"]) < 1e-5
+        assert tree.max_abs_difference(one.state.models["cluster-000"], plain.state.models["global"]) < 1e-5
 
     def test_clients_are_served_what_their_classes_need(self, tiny):
         soft, plain = run(tiny, "clsm-fl", cluster={"groups": 4}), run(tiny, "fedavg")

@@ -62,7 +62,7 @@ class TestColdStart:
     def test_who_has_no_rows_joins_no_group_and_is_asked_once(self):
         reports = trained(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)) | {"d": idle(1.0, 1.0)}
         state = self.groups.fold(ORIGIN, reports, 0)
-        assert tree.distance(state.models, self.started().models) == 0
+        assert tree.max_abs_difference(state.models, self.started().models) == 0
         assert state.membership.keys() == {"a", "b", "c"}
         assert expert_for(state, "d")["expert"] is state.models["expert-000"]  # the largest group's
         assert self.groups.fold(ORIGIN, {"d": idle(1.0, 1.0)}, 0) is ORIGIN

@@ -4,8 +4,8 @@ import pytest
 import torch
 from changing import ChangingFleet, Life, World
 
-from shoal.client.prior import LABELS
-from shoal.client_table import Table
+from shoal.client.prior import LABEL_COUNTS
+from shoal.client_table import ClientTable
 from shoal.methods import Setting, build
 from shoal.models import load_model
 
@@ -32,7 +32,7 @@ def told():
             "models": models,
             "private": dict(life.fleet.private),
         }
-        seen[name]["told"] = Table.load(life.state, "represent")
+        seen[name]["told"] = ClientTable.load(life.state, "represent")
 
     life.play(14)
     note("no shift")
@@ -81,7 +81,7 @@ def test_who_comes_later_has_the_global_model_at_once_its_prior_and_an_expert_af
     for client in ("n0", "n1"):
         assert client not in seen["came"]["private"]
         counts = torch.bincount(life.fleet.data[client]["train"].y, minlength=4)
-        assert seen["first report"]["private"][client][LABELS].tolist() == counts.tolist()
+        assert seen["first report"]["private"][client][LABEL_COUNTS].tolist() == counts.tolist()
         assert seen["first report"]["models"][client] == ["expert-000", "expert-001", "global", "prior"]
     assert {c: seen["first report"]["groups"][c] for c in ("n0", "n1")} == {"n0": 0, "n1": 1}
 
@@ -96,8 +96,8 @@ def test_who_drifts_is_moved_and_nobody_else(told):
 def test_whose_labels_change_is_not_moved_but_counts_and_tells_them_again(told):
     seen, life = told
     counts = torch.bincount(life.fleet.data["c04"]["train"].y, minlength=4).float()
-    assert seen["before"]["private"]["c04"][LABELS].tolist() != counts.tolist()
-    assert seen["moved"]["private"]["c04"][LABELS].tolist() == counts.tolist()
+    assert seen["before"]["private"]["c04"][LABEL_COUNTS].tolist() != counts.tolist()
+    assert seen["moved"]["private"]["c04"][LABEL_COUNTS].tolist() == counts.tolist()
     place = seen["moved"]["told"].clients.index("c04")
     torch.testing.assert_close(seen["moved"]["told"]["labels"][place], counts / counts.sum())
     assert seen["moved"]["accuracy"]["c04"] > seen["one drifted"]["accuracy"]["c04"]

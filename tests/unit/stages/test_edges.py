@@ -9,7 +9,7 @@ from federations import tiny_federation
 from quick import quick
 
 from shoal import engine, tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.cost.costs import Costs
 from shoal.cost.ledger import LONG, EdgeClock, Ledger, Page
 from shoal.cost.links import LINKS
@@ -36,7 +36,7 @@ from shoal.stages.edges import (
     views,
 )
 from shoal.store.checkpoint import Checkpoints
-from shoal.types import Plan, Relay, Report, ServerState, Task
+from shoal.types import EdgeExchange, Plan, Report, ServerState, Task
 
 UNDER_EDGES = [m for m in METHODS if m not in ("local", "centralised", "hierfavg")]
 
@@ -49,7 +49,7 @@ def played(method, federation=None, rounds=3, fleet="plain", of=None, **keys):
     bench = arrange(Job(method=method, rounds=of or rounds, **settings | keys), method, federation)
     ledger = Ledger(bench.costs)
     result = engine.run(
-        bench.method, make_fleet(bench), rounds=rounds, seed=4, central=federation.central, ledger=ledger
+        bench.method, make_fleet(bench), rounds=rounds, seed=4, central_samples=federation.central, ledger=ledger
     )
     return result, bench
 
@@ -61,10 +61,10 @@ class TestOneEdgeIsNoEdge:
         flat, _ = played(method)
         edged, bench = played(method, edges="1", cloud_every=1)
         (edge,) = views(edged.state)
-        assert tree.distance(edge.models, flat.state.models) == 0
-        assert tree.distance(edge.membership, flat.state.membership) == 0
+        assert tree.max_abs_difference(edge.models, flat.state.models) == 0
+        assert tree.max_abs_difference(edge.membership, flat.state.membership) == 0
         inside = {k: v for k, v in flat.state.memory.items() if k != "delivery"}
-        assert tree.distance(edge.memory, inside) == 0
+        assert tree.max_abs_difference(edge.memory, inside) == 0
         for ours, theirs in zip(edged.records, flat.records, strict=True):
             assert ours.evaluation.clients == theirs.evaluation.clients
             assert (ours.bytes_up, ours.bytes_down, ours.flops) == (theirs.bytes_up, theirs.bytes_down, theirs.flops)
@@ -79,24 +79,24 @@ class TestTheCloud:
         flat, _ = played("fedavg", **whole)
         edged, _ = played("fedavg", **whole, edges="3", cloud_every=1)
         for edge in views(edged.state):
-            assert tree.distance(edge.models["global"], flat.state.models["global"]) < 1e-6
+            assert tree.max_abs_difference(edge.models["global"], flat.state.models["global"]) < 1e-6
 
     def test_edges_differ_between_meetings_and_agree_after_one(self):
         apart, _ = played("fedavg", rounds=3, of=4, edges="3", cloud_every=2)
         models = [e.models["global"] for e in views(apart.state)]
-        assert tree.distance(models[0], models[1]) > 1e-4
+        assert tree.max_abs_difference(models[0], models[1]) > 1e-4
         met, _ = played("fedavg", rounds=4, edges="3", cloud_every=2)
         models = [e.models["global"] for e in views(met.state)]
-        assert tree.distance(models[0], models[1]) == 0
+        assert tree.max_abs_difference(models[0], models[1]) == 0
 
     def test_an_unseen_client_is_served_what_the_cloud_has(self):
         met, bench = played("fedavg", rounds=2, edges="3", cloud_every=2)
         later, _ = played("fedavg", rounds=3, of=4, edges="3", cloud_every=2)
         both = [bench.method.models_for(r.state, None)["global"] for r in (met, later)]
-        assert tree.distance(*both) == 0
+        assert tree.max_abs_difference(*both) == 0
         first, _ = played("fedavg", rounds=1, of=4, edges="3", cloud_every=2)
         begun = bench.method.init(4).models["global"]
-        assert tree.distance(bench.method.models_for(first.state, None)["global"], begun) == 0
+        assert tree.max_abs_difference(bench.method.models_for(first.state, None)["global"], begun) == 0
 
     def test_an_unseen_client_is_served_what_the_cloud_had_before_edges_formed_clusters(self):
         """Edges form clusters in round 1, of which the second is the larger, and meet for the first time in round 2."""
@@ -105,7 +105,7 @@ class TestTheCloud:
         result, bench = played("represent=labels,cluster=dbscan", federation, rounds=1, of=2, **keys)
         assert len(result.state.models) > 2
         (first,) = result.state.memory[CLOUD]["models"].values()
-        assert tree.distance(bench.method.models_for(result.state, None)["expert"], first) == 0
+        assert tree.max_abs_difference(bench.method.models_for(result.state, None)["expert"], first) == 0
 
     def test_the_mean_is_by_rows(self):
         state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[10, 20])
@@ -113,7 +113,7 @@ class TestTheCloud:
         # (10 * 1 + 20 * 4) / 30 = 3
         assert [float(e.models["global"]["w"]) for e in views(after)] == [3.0, 3.0]
         assert float(after.memory[CLOUD]["models"]["global"]["w"]) == 3.0
-        assert after.relays.keys() == {"edge-000", "edge-001"}
+        assert after.edge_exchanges.keys() == {"edge-000", "edge-001"}
 
     def test_groups_meet_with_those_they_are_closest_to(self):
         """Edge 0 has three models and is the reference; edge 1 has two, of equally many clients."""
@@ -144,9 +144,9 @@ class TestTheCloud:
 def edged_state(models, rows):
     """An edge for each dict of models of one number; one client with so many rows under each."""
     clients = tuple(f"c{k}" for k in range(len(models)))
-    table = Table(clients, {"edge": torch.arange(len(models)), "rows": torch.tensor(rows)})
+    table = ClientTable(clients, {"edge": torch.arange(len(models)), "rows": torch.tensor(rows)})
     named = {f"{edge_name(k)}/{n}": {"w": torch.tensor(w)} for k, of in enumerate(models) for n, w in of.items()}
-    return ServerState(0, named, roster=clients, memory={EDGES: table.tree()})
+    return ServerState(0, named, roster=clients, memory={EDGES: table.to_tree()})
 
 
 class TestViews:
@@ -154,9 +154,9 @@ class TestViews:
         result, _ = played("fedepc", tiny_federation(8), rounds=2, of=9, edges="2", cloud_every=9)
         state = replace(result.state, roster=tuple(f"c{i}" for i in range(8)))
         back = together(state, views(state))
-        assert tree.distance(back.models, state.models) == 0
-        assert tree.distance(back.membership, state.membership) == 0
-        assert tree.distance(back.memory, state.memory) == 0
+        assert tree.max_abs_difference(back.models, state.models) == 0
+        assert tree.max_abs_difference(back.membership, state.membership) == 0
+        assert tree.max_abs_difference(back.memory, state.memory) == 0
         assert set(back.membership) == {c for e in views(state) for c in e.membership}
 
     def test_an_edge_sees_its_own_clients_only(self):
@@ -174,7 +174,7 @@ class TestAssignment:
     def assigned(self, topology, state=None, roster=ROSTER, seed=0):
         state = state or ServerState(0, {"global": {"w": torch.zeros(1)}})
         after = AssignEdges(topology).fold(replace(state, roster=roster), {}, seed)
-        table = Table.load(after, EDGES)
+        table = ClientTable.load(after, EDGES)
         return after, dict(zip(table.clients, table["edge"].tolist(), strict=True)) if len(table) else {}
 
     def test_by_chance_edges_are_as_large_as_each_other(self):
@@ -206,7 +206,9 @@ class TestAssignment:
     def told(self, clients):
         """Half of the clients hold the first class, half the second."""
         rows = {c: {"labels": torch.tensor([1.0, 0.0] if int(c[1:]) % 2 else [0.0, 1.0])} for c in clients}
-        return ServerState(0, {"global": {"w": torch.zeros(1)}}, memory={WHEREABOUTS: Table.of(rows).tree()})
+        return ServerState(
+            0, {"global": {"w": torch.zeros(1)}}, memory={WHEREABOUTS: ClientTable.from_rows(rows).to_tree()}
+        )
 
     def test_alike(self):
         state, of = self.assigned(Topology(2, "alike"), self.told(self.ROSTER[:6]))
@@ -229,7 +231,7 @@ class TestAssignment:
     def test_a_client_without_an_edge_is_served_by_the_cloud(self):
         result, bench = played("fedavg", edges="2", cloud_every=1)
         served = bench.method.models_for(result.state, "a stranger")
-        assert tree.distance(served["global"], result.state.memory[CLOUD]["models"]["global"]) == 0
+        assert tree.max_abs_difference(served["global"], result.state.memory[CLOUD]["models"]["global"]) == 0
 
 
 class TestMethodsUnderEdges:
@@ -265,7 +267,7 @@ class TestMethodsUnderEdges:
     def test_hierfavg_is_fedavg_under_five_edges(self):
         ours, bench = played("hierfavg", tiny_federation(8))
         theirs, _ = played("fedavg", tiny_federation(8), edges="5")
-        assert tree.distance(ours.state.models, theirs.state.models) == 0
+        assert tree.max_abs_difference(ours.state.models, theirs.state.models) == 0
         assert (bench.method.name, bench.job.edges, bench.job.cloud_every) == ("hierfavg", "chance:5", 5)
         two, _ = played("hierfavg", tiny_federation(8), edges="2", cloud_every=1)
         assert len(views(two.state)) == 2
@@ -298,7 +300,7 @@ class TestMethodsUnderEdges:
 
 
 def edges_of(state):
-    table = Table.load(state, EDGES)
+    table = ClientTable.load(state, EDGES)
     of = table["edge"].tolist()
     return [
         {"edge": edge_name(k), "clients": [c for c, e in zip(table.clients, of, strict=True) if e == k]}
@@ -320,7 +322,7 @@ class TestTheBill:
         """P = 159,010, five edges, 60 rounds: 381.6, 76.3 and 19.1 MB with a meeting every 1, 5 and 20 rounds."""
         layer = {"a": torch.zeros(784, 200), "b": torch.zeros(200), "c": torch.zeros(200, 10), "d": torch.zeros(10)}
         ledger = Ledger()
-        relays = {f"edge-{k:03d}": Relay(Report({"global": layer}), Task({"global": layer})) for k in range(5)}
+        relays = {f"edge-{k:03d}": EdgeExchange(Report({"global": layer}), Task({"global": layer})) for k in range(5)}
         ledger.book_relays(1, "cloud", "train", relays)
         (page,) = ledger.pages
         sent = int(page.bytes_up.sum() + page.bytes_down.sum())
@@ -339,7 +341,7 @@ class TestTheBill:
     def test_seconds_of_a_link(self):
         ledger = Ledger(Costs(long_link=LINKS["lte-m"]))
         model = {"w": torch.zeros(1000)}
-        ledger.book_relays(1, "cloud", "train", {"edge-000": Relay(Report({"m": model}), Task({"m": model}))})
+        ledger.book_relays(1, "cloud", "train", {"edge-000": EdgeExchange(Report({"m": model}), Task({"m": model}))})
         (page,) = ledger.pages
         # 300 kb/s down, 375 kb/s up
         expected = 8 * page.bytes_down[0] / 300e3 + 8 * page.bytes_up[0] / 375e3
@@ -395,7 +397,7 @@ class TestTheClock:
         ledger = Ledger(Costs(deadline_s=1.0))
         task = Task({"m": {"w": torch.zeros(8)}})
         reports = {"a": Report(flops=1), "b": Report(flops=10**13)}
-        plan = Plan(None, dict.fromkeys(reports, task), edges={"a": "edge-000", "b": "edge-001"})
+        plan = Plan(None, dict.fromkeys(reports, task), edge_of_client={"a": "edge-000", "b": "edge-001"})
         assert ledger.book(1, "train", "train", plan, reports) == {"b"}
         assert [p.edge for p in ledger.pages] == ["edge-000", "edge-001"]
         assert ledger.lasted_s[1] == 1.0

@@ -11,7 +11,7 @@ from torch import nn
 from shoal import engine
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.cost.costs import Costs
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
@@ -46,18 +46,18 @@ class TestRelus:
     model = Model("named", Named, (3,), 2)
 
     def test_found_by_place_and_by_name(self):
-        assert [self.model.relu(layer) for layer in ("last", "1", "2", "rectifier")] == [1, 0, 1, 0]
+        assert [self.model.relu_index(layer) for layer in ("last", "1", "2", "rectifier")] == [1, 0, 1, 0]
 
     def test_outputs(self):
         params, x = self.model.init(0), torch.randn(4, 3)
         hidden = torch.relu(x @ params["first.weight"].T + params["first.bias"])
-        assert torch.allclose(self.model.rectified(params, x, 0), hidden)
-        assert torch.allclose(self.model.rectified(params, x, 1), torch.relu(hidden - 0.1))
+        assert torch.allclose(self.model.relu_output(params, x, 0), hidden)
+        assert torch.allclose(self.model.relu_output(params, x, 1), torch.relu(hidden - 0.1))
 
     @pytest.mark.parametrize("layer", ["3", "0", "first", ""])
     def test_no_such_relu(self, layer):
         with pytest.raises(UserError, match=r"is no ReLU; it must be last, a number from 1 to 2, or one of rectifier"):
-            self.model.relu(layer)
+            self.model.relu_index(layer)
 
     def test_what_follows_may_work_in_place(self):
         class Skip(Named):
@@ -69,11 +69,11 @@ class TestRelus:
         model = Model("skip", Skip, (3,), 2)
         params, x = model.init(0), torch.randn(40, 3)
         hidden = torch.relu(x @ params["first.weight"].T + params["first.bias"])
-        assert torch.allclose(model.rectified(params, x, 0), hidden)
+        assert torch.allclose(model.relu_output(params, x, 0), hidden)
 
     def test_a_network_without_one(self):
         with pytest.raises(UserError, match="model linear has no ReLU"):
-            load_model("linear", (6,), 4).relu("last")
+            load_model("linear", (6,), 4).relu_index("last")
 
 
 def represented(tiny, fleet, **kw):
@@ -88,7 +88,7 @@ class TestSparsity:
     def test_zeros_are_counted_over_all_rows_and_over_halves(self, tiny, fleet):
         model, found = represented(tiny, fleet)
         for c, s in found.items():
-            zero = (model.rectified(model.init(0), tiny[c]["train"].x, 1) == 0).float()
+            zero = (model.relu_output(model.init(0), tiny[c]["train"].x, 1) == 0).float()
             for row, rows in zip(s, (zero, zero, zero[::2], zero[1::2]), strict=True):
                 assert torch.allclose(row, rows.mean(0))
             assert s.min() >= 0
@@ -125,7 +125,7 @@ class TestSparsity:
         program = Sparsity(LocalTraining(model, epochs=0), layer="1")
         tasks = {c: Task({"m": model.init(0)}) for c in "ab"}
         s = fleet(data).execute(Plan(program, tasks))["a"].tensors["sparsity"]["s"]
-        zero = (model.rectified(model.init(0), data["a"]["train"].x, 0) == 0).float()
+        zero = (model.relu_output(model.init(0), data["a"]["train"].x, 0) == 0).float()
         assert torch.allclose(s[0], zero.mean((0, 2, 3)), atol=1e-6)
 
 
@@ -145,7 +145,7 @@ class ByFirst:
 
 def told(told=0, **values):
     row = {"told": torch.tensor(told), "size": torch.tensor(5)}
-    return Table.of({c: {"x": torch.tensor([v]), **row} for c, v in values.items()})
+    return ClientTable.from_rows({c: {"x": torch.tensor([v]), **row} for c, v in values.items()})
 
 
 def formed(state, table):
@@ -194,7 +194,7 @@ class TestExperts:
 
     def test_who_has_no_rows_is_in_no_group(self):
         table = told(a=0.0, b=5.0, c=9.0)
-        state = formed(self.first, Table(table.clients, {**table.columns, "size": torch.tensor([3, 3, 0])}))
+        state = formed(self.first, ClientTable(table.clients, {**table.columns, "size": torch.tensor([3, 3, 0])}))
         assert sorted(state.membership) == ["a", "b"]
         assert len(state.models) == 2
 
@@ -283,12 +283,12 @@ class TestDrift:
         groups = {c: int(m.argmax()) for c, m in first.state.membership.items()}
         assert len({groups[c] for c in ("c0", "c1", "c2")}) == 1 != len(set(groups.values()))
         moved = PlainFleet(fleet | {"c2": ByLabels(2, 3)})
-        then = engine.run(method, moved, rounds=4, seed=0, state=first.state, records=first.records)
+        then = engine.run(method, moved, rounds=4, seed=0, state=first.state, earlier_rounds=first.records)
         groups = {c: int(m.argmax()) for c, m in then.state.membership.items()}
         assert groups["c2"] == groups["c3"] != groups["c0"] == groups["c1"]
         told = [(r.metrics["cluster.groups"], r.metrics["cluster.moved"]) for r in then.records]
         assert told == [(2, 0), (2, 0), (2, 1), (2, 0)]  # asked again in the third round: c2 has moved
-        assert not then.state.figures
+        assert not then.state.round_metrics
 
 
 def ByLabels(*labels):
@@ -393,7 +393,7 @@ class TestBudgeted:
 
     def learned(self, losses, round=4):
         chosen = {"members": torch.zeros(1, 5), "slowest": torch.tensor(0.25), "round": torch.tensor(3)}
-        history = Table(tuple("abc"[: len(losses)]), {"loss": torch.tensor(losses)})
+        history = ClientTable(tuple("abc"[: len(losses)]), {"loss": torch.tensor(losses)})
         return Budgeted()._learned(chosen, history, np.arange(len(losses)), round)
 
     def test_a_reward_compares_the_same_clients(self):
@@ -425,19 +425,19 @@ class TestBudgeted:
 
     def test_groups_go_on_under_other_numbers(self):
         """Was: a b c in 0, d e in 1. Now d and e are 0, a and b are 1; c is alone."""
-        before = Table(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
-        now = Table(tuple("abcde"), {"expert": torch.tensor([1, 1, 2, 0, 0])})
+        before = ClientTable(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
+        now = ClientTable(tuple("abcde"), {"expert": torch.tensor([1, 1, 2, 0, 0])})
         assert _heirs(now, before) == {0: (1, True), 1: (0, False), 2: (-1, False)}
-        assert _heirs(now, Table()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
+        assert _heirs(now, ClientTable()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
 
     def test_losses_under_another_model_are_forgotten(self):
         """c moves from group 1 to group 0, whose model gave it no loss yet; the others have stayed."""
         stage = Budgeted(history=1)
         columns = {"loss": torch.tensor([[3.0, 2.0]] * 5), "norm": torch.ones(5, 1), "asked": torch.zeros(5)}
-        before = Table(tuple("abcde"), {**columns, "expert": torch.tensor([0, 0, 1, 1, 1])})
-        now = Table(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
+        before = ClientTable(tuple("abcde"), {**columns, "expert": torch.tensor([0, 0, 1, 1, 1])})
+        now = ClientTable(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
         probe = {"told": torch.full((5,), 4), "loss": torch.ones(5)}
-        memory = {"probe": Table(now.clients, probe).tree()}
+        memory = {"probe": ClientTable(now.clients, probe).to_tree()}
         history = stage._history(ServerState(4, {}, memory=memory), now, before, _heirs(now, before))
         assert history["loss"][[0, 1, 3, 4]].tolist() == [[2.0, 1.0]] * 4
         assert history["loss"][2].isnan().tolist() == [True, False]
@@ -450,7 +450,7 @@ class TestBudgeted:
         half = {c: fleet[c] for c in ("c0", "c1", "c2")}
         runs, state, records = [], None, ()
         for rounds, there in ((3, fleet), (6, half), (9, fleet)):
-            result = engine.run(method, PlainFleet(there), rounds=rounds, seed=0, state=state, records=records)
+            result = engine.run(method, PlainFleet(there), rounds=rounds, seed=0, state=state, earlier_rounds=records)
             state, records = result.state, result.records
             runs.append(result)
         away = int(runs[0].state.membership["c3"].argmax())
@@ -466,7 +466,7 @@ class TestBudgeted:
         five = {c: d for c, d in tiny.items() if c != "c5"}
         first = engine.run(method, PlainFleet(five), rounds=6, seed=0)
         assert [p.round for p in first.ledger.pages if p.stage == "train"] == [1, 2]
-        then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, records=first.records)
+        then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, earlier_rounds=first.records)
         assert [p.round for p in then.ledger.pages if p.stage == "train"] == [7, 8]
 
     def test_what_was_learned_is_kept(self, tiny):

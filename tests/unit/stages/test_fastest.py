@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal import engine
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.cost.costs import Costs
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
@@ -72,8 +72,8 @@ def state(**chips):
     """a, b and c have like data, d stands alone; 10, 20, 30 and 40 rows."""
     clients = tuple("abcd")
     memory = {
-        "represent": Table(clients, {"size": torch.tensor([10, 20, 30, 40])}).tree(),
-        "cluster": Table(clients, {"group": torch.tensor([0, 0, 0, 1])}).tree(),
+        "represent": ClientTable(clients, {"size": torch.tensor([10, 20, 30, 40])}).to_tree(),
+        "cluster": ClientTable(clients, {"group": torch.tensor([0, 0, 0, 1])}).to_tree(),
     }
     return ServerState(0, {}, roster=clients, devices={c: Chip(v) for c, v in chips.items()}, memory=memory)
 
@@ -100,7 +100,7 @@ class TestStage:
 
     def test_who_has_no_rows_is_not_fast(self):
         before = state()
-        told = Table(tuple("abcd"), {"size": torch.tensor([0, 20, 30, 40])}).tree()
+        told = ClientTable(tuple("abcd"), {"size": torch.tensor([0, 20, 30, 40])}).to_tree()
         before = replace(before, memory={**before.memory, "represent": told})
         assert Fastest().fold(replace(before, cohort_size=4), {}, 0).cohort == ("b", "c", "d")
 
@@ -108,13 +108,15 @@ class TestStage:
         stage = Fastest(rho=0.0)
 
         def trained(before, **loss):
-            sent = Table.of({c: {"loss": torch.tensor(v), "norm": torch.tensor(1.0)} for c, v in loss.items()})
-            return stage.fold(replace(before, cohort_size=1, memory={**before.memory, "train": sent.tree()}), {}, 0)
+            sent = ClientTable.from_rows(
+                {c: {"loss": torch.tensor(v), "norm": torch.tensor(1.0)} for c, v in loss.items()}
+            )
+            return stage.fold(replace(before, cohort_size=1, memory={**before.memory, "train": sent.to_tree()}), {}, 0)
 
         once = trained(state(), a=1.0)
         twice = trained(once, d=2.0)
         thrice = trained(twice, a=0.5)
-        assert [t.columns["loss"].tolist() for t in (Table.load(s, "select") for s in (once, twice, thrice))] == [
+        assert [t.columns["loss"].tolist() for t in (ClientTable.load(s, "select") for s in (once, twice, thrice))] == [
             [1.0],
             [1.0, 2.0],
             [0.5, 2.0],
@@ -147,14 +149,16 @@ class TestMethod:
         """c0 and c4 hold the same two classes, so do c1 and c5. c0 and c1 have fewer rows and are the slow ones."""
         twins = {c: tiny[c] for c in ("c0", "c1", "c4", "c5")}
         result, cohorts = run(twins, 2, slow=("c0", "c1"), select={"rho": 0.0}, cluster={"reach": 0.5})
-        assert Table.load(result.state, "cluster")["group"].tolist() == [0, 1, 0, 1]
+        assert ClientTable.load(result.state, "cluster")["group"].tolist() == [0, 1, 0, 1]
         assert cohorts[0] == {"c4", "c5"}
         assert all("c4" in cohort for cohort in cohorts if "c0" in cohort)
         assert all("c5" in cohort for cohort in cohorts if "c1" in cohort)
 
     def test_noise_blurs_the_groups(self, tiny):
         clear, noisy = (
-            Table.load(run(tiny, cluster={"reach": 0.5}, represent={"gamma": g})[0].state, "cluster")["group"].tolist()
+            ClientTable.load(run(tiny, cluster={"reach": 0.5}, represent={"gamma": g})[0].state, "cluster")[
+                "group"
+            ].tolist()
             for g in (0.0, 4.0)
         )
         assert clear == [0, 1, 2, 3, 0, 1]

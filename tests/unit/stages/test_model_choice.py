@@ -16,7 +16,7 @@ from shoal.client.model_choice import Choose, ChooseAndTrain
 from shoal.client.train import LocalTraining
 from shoal.codec import task_bytes
 from shoal.errors import UserError
-from shoal.fleet.plain import PlainFleet, run_one
+from shoal.fleet.plain import PlainFleet, run_program
 from shoal.fleet.tracing import Recorder
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
@@ -78,7 +78,7 @@ class TestChoosing:
             assert set(r.tensors) == {"choice"}  # nothing else of the client's leaves
 
     def test_equal_models_are_a_tie(self, fleet):
-        reports = executed(fleet, trainer(), {"a": UP, "b": tree.map(torch.clone, UP), "c": UP})
+        reports = executed(fleet, trainer(), {"a": UP, "b": tree.map_leaves(torch.clone, UP), "c": UP})
         assert set(choices(reports).values()) == {0}
 
     def test_other_names_for_the_models_are_other_names_for_the_choices(self, fleet):
@@ -96,7 +96,7 @@ class TestChoosing:
         slope = 1 + 0.5 / (1 + math.exp(2))
         assert choices(reports) == CHOICES
         for c, sign in (("rising", 1), ("falling", -1)):
-            assert tree.distance(reports[c].tensors["model"], line(sign * slope)) < 1e-6
+            assert tree.max_abs_difference(reports[c].tensors["model"], line(sign * slope)) < 1e-6
             assert reports[c].metrics["loss"] == (pytest.approx(2 * math.log1p(math.exp(-2)), abs=1e-5), 2.0)
         # blind: slopes stay; of p = 1/2 for each class and labels 0, 1, 1 the biases move by lr * (1/3 - 1/2)
         blind = reports["blind"].tensors["model"]
@@ -106,19 +106,19 @@ class TestChoosing:
     def test_the_rate_of_the_task_counts(self, fleet):
         reports = executed(fleet, trainer(), lr=0.25)
         slope = 1 + 0.25 / (1 + math.exp(2))
-        assert tree.distance(reports["rising"].tensors["model"], line(slope)) < 1e-6
+        assert tree.max_abs_difference(reports["rising"].tensors["model"], line(slope)) < 1e-6
 
     def test_the_pull_is_towards_what_was_chosen(self, fleet):
         """Two steps with lr * mu = 1: the second undoes the first and goes from the chosen model again."""
         reports = executed(fleet, trainer(mu=2.0, epochs=2))
         once = executed(fleet, trainer())["falling"].tensors["model"]
         p = 1 / (1 + math.exp(-2 * float(once["head.weight"][0, 0])))
-        assert tree.distance(reports["falling"].tensors["model"], line(-1 - 0.5 * p)) < 1e-6
+        assert tree.max_abs_difference(reports["falling"].tensors["model"], line(-1 - 0.5 * p)) < 1e-6
 
     def test_received_models_are_left_alone(self, fleet):
-        before = {"a": tree.map(torch.clone, UP), "b": tree.map(torch.clone, DOWN)}
+        before = {"a": tree.map_leaves(torch.clone, UP), "b": tree.map_leaves(torch.clone, DOWN)}
         executed(fleet, trainer(momentum=0.5, epochs=3))
-        assert tree.distance(before, {"a": UP, "b": DOWN}) == 0
+        assert tree.max_abs_difference(before, {"a": UP, "b": DOWN}) == 0
 
     def test_one_model_leaves_no_choice(self, fleet):
         tiny, model = tiny_federation(), load_model("mlp", (6,), 4)
@@ -126,7 +126,7 @@ class TestChoosing:
         plain = executed(fleet, training, {"a": model.init(1)}, tiny)
         chosen = executed(fleet, ChooseAndTrain(training), {"a": model.init(1)}, tiny)
         for c in tiny:
-            assert tree.distance(plain[c].tensors["model"], chosen[c].tensors["model"]) < 1e-6
+            assert tree.max_abs_difference(plain[c].tensors["model"], chosen[c].tensors["model"]) < 1e-6
 
 
 @pytest.mark.parametrize("network", ["mlp-dropout", "networks:SmallConvolution"])
@@ -134,11 +134,11 @@ def test_clients_are_stacked_and_steps_recorded(network):
     shape = (6,) if network == "mlp-dropout" else (1, 6, 6)
     tiny, model = tiny_federation(shape=shape), load_model(network, shape, 4)
     fleet = VectorFleet(tiny)
-    fleet.recorder = Recorder(after=1)
+    fleet.recorder = Recorder(record_after_calls=1)
     models = {f"m{k}": model.init(k) for k in range(3)}
     tasks = {c: Task(models, {}, i) for i, c in enumerate(tiny)}
     fleet.execute(Plan(trainer(model, batch_size=8, momentum=0.5), tasks))
-    assert not fleet._refused
+    assert not fleet._unstackable_programs
     assert num_recordings(fleet.recorder) >= 2  # choosing and training
 
 
@@ -261,9 +261,9 @@ class TestStarts:
     def test_models_differ_and_follow_from_the_seed(self):
         one, again, other = (starts(groups=4).init(seed).models for seed in (0, 0, 1))
         assert sorted(one) == [f"expert-00{k}" for k in range(4)]
-        assert tree.distance(one, again) == 0
-        assert tree.distance(one, other) > 0.01
-        assert min(tree.distance(one["expert-000"], one[f"expert-00{k}"]) for k in (1, 2, 3)) > 0.01
+        assert tree.max_abs_difference(one, again) == 0
+        assert tree.max_abs_difference(one, other) > 0.01
+        assert min(tree.max_abs_difference(one["expert-000"], one[f"expert-00{k}"]) for k in (1, 2, 3)) > 0.01
 
     @pytest.mark.parametrize(
         ("rounds", "restarts", "due"),
@@ -276,22 +276,22 @@ class TestStarts:
     def test_the_best_of_three_goes_on(self, tmp_path):
         stage, state = starts(restarts=3, groups=2), ServerState(3, {"expert-000": line(1.0), "expert-001": line(2.0)})
         second = stage.fold(state, told(2.0), 5)
-        assert tree.distance(second.models, stage.init(5).models) == 0
+        assert tree.max_abs_difference(second.models, stage.init(5).models) == 0
         assert second.membership == {}
         third = stage.fold(replace(second, round=6), told(1.0), 6)
         Checkpoints(tmp_path).save(replace(third, round=9), [])
         kept = Checkpoints(tmp_path).load(9).state
         best = stage.fold(kept, told(1.5), 7)
-        assert tree.distance(best.models, second.models) == 0
+        assert tree.max_abs_difference(best.models, second.models) == 0
         assert {c: m.tolist() for c, m in best.membership.items()} == {"a": [1, 0], "b": [0, 1]}
         assert best.memory == {}
 
     def test_silence_is_no_recommendation(self):
         stage, state = starts(restarts=2, groups=2), ServerState(5, {"expert-000": line(1.0), "expert-001": line(2.0)})
         second = stage.fold(state, told(2.0), 0)
-        assert tree.distance(stage.fold(replace(second, round=10), {}, 0).models, state.models) == 0
+        assert tree.max_abs_difference(stage.fold(replace(second, round=10), {}, 0).models, state.models) == 0
         silent = stage.fold(state, {}, 0)
-        assert tree.distance(stage.fold(replace(silent, round=10), {}, 0).models, state.models) == 0
+        assert tree.max_abs_difference(stage.fold(replace(silent, round=10), {}, 0).models, state.models) == 0
 
     @pytest.mark.parametrize("key", ["groups", "restarts"])
     def test_bad_options(self, key):
@@ -313,7 +313,7 @@ class TestMethod:
         start = ServerState(0, {"global": first.models["expert-000"]})
         plain = build("fedavg", setting(options=options))
         expected = engine.run(plain, PlainFleet(tiny), rounds=4, seed=3, state=start)
-        assert tree.distance(found.state.models["expert-000"], expected.state.models["global"]) < 1e-6
+        assert tree.max_abs_difference(found.state.models["expert-000"], expected.state.models["global"]) < 1e-6
         assert found.accuracy == pytest.approx(expected.accuracy)
 
     def test_everybody_is_a_member_when_evaluated(self, tiny):
@@ -362,7 +362,7 @@ def test_a_single_row_is_enough_to_compare_models_with_batch_norm():
     models = {str(k): model.init(k) for k in range(5)}
     losses = [float(torch.nn.functional.cross_entropy(model.predict(m, row.x), row.y)) for m in models.values()]
     training = LocalTraining(model, batch_size=8)
-    report, _ = run_one(ChooseAndTrain(training), Task(models, {}, 0), {"train": row}, {})
+    report, _ = run_program(ChooseAndTrain(training), Task(models, {}, 0), {"train": row}, {})
     best = min(range(5), key=losses.__getitem__)
     assert best > 0
     assert int(report.tensors["choice"]["place"]) == best

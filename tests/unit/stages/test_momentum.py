@@ -68,7 +68,7 @@ class TestMomentum:
     def test_who_is_trained_by_nobody_rests(self):
         state = stage(0.5).fold(start(), reported(2.0), 0)
         after = stage(0.5).fold(state, {}, 0)
-        assert tree.distance(after.models, state.models) == 0
+        assert tree.max_abs_difference(after.models, state.models) == 0
         assert float(after.memory["momentum"]["global"]["w"]) == 1.0
 
     def test_a_model_that_is_gone_leaves_nothing(self):
@@ -113,7 +113,7 @@ def digits():
 def test_without_all_of_its_components_it_is_fedavg_bit_for_bit():
     keys = {"rounds": 4, "cohort": 3, "epochs": 2, "lr": 0.1, "seed": 1}
     plain, ours = shoal.run("fedavg", digits(), **keys), shoal.run("shoal", digits(), **keys, set=PLAIN)
-    assert tree.distance(ours.state.models, plain.state.models) == 0
+    assert tree.max_abs_difference(ours.state.models, plain.state.models) == 0
     assert [r.line() for r in ours.records] == [r.line() for r in plain.records]
     assert ours.ledger == plain.ledger
 

@@ -11,7 +11,7 @@ from federations import tiny_federation
 
 from shoal import engine, tree
 from shoal.client.secure_aggregation import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet
@@ -47,7 +47,7 @@ def play(method, rounds=2, silent=(), data=None, **kw):
     bench = arrange(Job(method=method, fleet="plain", **settings | kw), method, federation)
     private = {}
     fleet = Listening(make_fleet(bench, private), silent)
-    result = engine.run(bench.method, fleet, rounds=rounds, seed=4, central=federation.central)
+    result = engine.run(bench.method, fleet, rounds=rounds, seed=4, central_samples=federation.central)
     return result, fleet, private
 
 
@@ -74,7 +74,7 @@ def test_the_sum_is_the_mean_that_everybody_could_read(weighting):
     options = {"train": {"weighting": weighting}}
     plain, _, _ = play("fedavg", set=options)
     secure, _, _ = play(SECURE, set=options)
-    assert tree.distance(plain.state.models, secure.state.models) < 1e-6
+    assert tree.max_abs_difference(plain.state.models, secure.state.models) < 1e-6
     losses = [[r.metrics["train.loss"] for r in run.records] for run in (plain, secure)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
@@ -102,7 +102,7 @@ def test_somebody_who_does_not_answer_is_taken_out_of_the_sum():
     gone = cohort[1]
     secure, fleet, _ = play(SECURE, rounds=1, silent={"train": [gone]})
     plain, _, _ = play("fedavg", rounds=1, silent={"train": [gone]})
-    assert tree.distance(plain.state.models, secure.state.models) < 1e-6
+    assert tree.max_abs_difference(plain.state.models, secure.state.models) < 1e-6
     asked = next(p for p, _ in fleet.heard if p.program.name == "unmask")
     assert sorted(asked.tasks) == [c for c in cohort if c != gone]
     assert all(list(t.models["silent"]) == [gone] for t in asked.tasks.values())
@@ -131,7 +131,7 @@ def test_who_has_no_rows_is_no_company():
     clients = ("a", "b", "c")
     for sizes, asked in (([1, 1, 1], clients), ([1, 0, 0], ())):
         keys = {c: {"key": torch.zeros(32), "size": torch.tensor(n)} for c, n in zip(clients, sizes, strict=True)}
-        state = replace(method.init(0), cohort=clients, memory={"keys": Table.of(keys).tree()})
+        state = replace(method.init(0), cohort=clients, memory={"keys": ClientTable.from_rows(keys).to_tree()})
         assert tuple(train.plan(state, 0).tasks) == asked
 
 
@@ -141,9 +141,9 @@ def test_a_sum_that_cannot_be_read_changes_nothing():
     run, _, _ = play(SECURE, rounds=1, silent=silent)
     federation = tiny_federation(6, (6,))
     first = build(SECURE, Setting(load_model("mlp", (6,), len(federation.classes)), 1, 4)).init(4)
-    assert tree.distance(run.state.models, first.models) == 0
+    assert tree.max_abs_difference(run.state.models, first.models) == 0
     few, fleet, _ = play(SECURE, rounds=1, silent={"train": cohort[:2]})
-    assert tree.distance(few.state.models, first.models) == 0, "two answers are too few for a sum of three"
+    assert tree.max_abs_difference(few.state.models, first.models) == 0, "two answers are too few for a sum of three"
     assert not any(p.tasks for p, _ in fleet.heard if p.program.name == "unmask")
 
 
@@ -169,4 +169,4 @@ def test_groups_have_sums_of_their_own():
     assert secure.state.membership.keys() == plain.state.membership.keys()
     for place, name in enumerate(sorted(plain.state.models)):
         if sizes[place] >= 2:
-            assert tree.distance(plain.state.models[name], secure.state.models[name]) < 1e-6
+            assert tree.max_abs_difference(plain.state.models[name], secure.state.models[name]) < 1e-6

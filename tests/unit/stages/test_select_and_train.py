@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from shoal.client.train import LocalTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.models import load_model
 from shoal.stages.personalise import Personalise
 from shoal.stages.select import Pooled, Random
 from shoal.stages.train import Federate, Rate
-from shoal.types import POOL, Report, ServerState
+from shoal.types import CENTRALISED_CLIENT, Report, ServerState
 
 ROSTER = tuple(f"c{i}" for i in range(10))
 STATE = ServerState(0, {"a": {"w": torch.tensor([0.0])}, "b": {"w": torch.tensor([0.0])}}, roster=ROSTER)
@@ -67,7 +67,7 @@ def test_relabelling_clients_relabels_the_selection():
 
 
 def test_pooled_chooses_the_pool():
-    assert Pooled().fold(STATE, {}, 0).cohort == (POOL,)
+    assert Pooled().fold(STATE, {}, 0).cohort == (CENTRALISED_CLIENT,)
 
 
 class TestFederate:
@@ -86,7 +86,7 @@ class TestFederate:
         stage = federate(weighting=weighting, remember="model")
         after = stage.fold(STATE, {"c0": report(1.0, 10), "c1": report(4.0, 0)}, 0)
         assert after.models["a"]["w"].item() == 1
-        assert Table.load(after, "train").clients == ("c0",)
+        assert ClientTable.load(after, "train").clients == ("c0",)
         assert stage.fold(STATE, {"c1": report(4.0, 0)}, 0).models["a"] is STATE.models["a"]
 
     def test_membership_divides_the_clients(self):

@@ -9,7 +9,7 @@ import torch
 from shoal import engine
 from shoal.client.histogram import LabelHistogram
 from shoal.client.probe import GradientProbe, LossProbe, ShareRows
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -42,27 +42,27 @@ def told(**columns):
 
 class TestTable:
     def test_rows_survive_in_a_state(self):
-        table = Table.of({"ü b": {"x": torch.tensor([3.0])}, "a": {"x": torch.tensor([1.0])}})
-        found = Table.load(state(slot=table.tree()), "slot")
+        table = ClientTable.from_rows({"ü b": {"x": torch.tensor([3.0])}, "a": {"x": torch.tensor([1.0])}})
+        found = ClientTable.load(state(slot=table.to_tree()), "slot")
         assert found.clients == ("a", "ü b")
         assert found["x"].tolist() == [[1.0], [3.0]]
 
     def test_newer_rows_win(self):
-        old = Table.of({"a": {"x": torch.tensor(1)}, "c": {"x": torch.tensor(3)}})
-        new = Table.of({"b": {"x": torch.tensor(2)}, "c": {"x": torch.tensor(30)}})
-        both = old.merged(new)
+        old = ClientTable.from_rows({"a": {"x": torch.tensor(1)}, "c": {"x": torch.tensor(3)}})
+        new = ClientTable.from_rows({"b": {"x": torch.tensor(2)}, "c": {"x": torch.tensor(30)}})
+        both = old.updated_with(new)
         assert (both.clients, both["x"].tolist()) == (("a", "b", "c"), [1, 2, 30])
         assert old["x"].tolist() == [1, 3]
-        assert Table().merged(old) == old == old.merged(Table())
+        assert ClientTable().updated_with(old) == old == old.updated_with(ClientTable())
 
     def test_nothing_is_kept_of_nobody(self):
-        assert Table.of({}).tree() == {}
-        assert len(Table.load(state(), "slot")) == 0
+        assert ClientTable.from_rows({}).to_tree() == {}
+        assert len(ClientTable.load(state(), "slot")) == 0
 
     def test_a_number_of_everybody(self):
-        table = Table.of({"b": {"n": torch.tensor(3)}, "a": {"n": torch.tensor(1)}})
+        table = ClientTable.from_rows({"b": {"n": torch.tensor(3)}, "a": {"n": torch.tensor(1)}})
         np.testing.assert_array_equal(table.column("n", ("b", "c", "a")), [3, np.nan, 1])
-        np.testing.assert_array_equal(Table().column("n", ("b",)), [np.nan])
+        np.testing.assert_array_equal(ClientTable().column("n", ("b",)), [np.nan])
 
 
 class TestAskOnce:
@@ -194,7 +194,7 @@ class TestPrograms:
 
 
 def grouped(labels):
-    return Table(tuple("abcdefgh"[: len(labels)]), {"group": torch.tensor(labels)}).tree()
+    return ClientTable(tuple("abcdefgh"[: len(labels)]), {"group": torch.tensor(labels)}).to_tree()
 
 
 def test_groups_are_formed_once_and_again_for_newcomers():
@@ -206,14 +206,14 @@ def test_groups_are_formed_once_and_again_for_newcomers():
 
     stage = Group(rule, column="labels")
     rows = {c: {"labels": torch.tensor([1.0, 0.0])} for c in "abc"}
-    first = stage.fold(state(represent=Table.of(rows).tree()), {}, 0)
+    first = stage.fold(state(represent=ClientTable.from_rows(rows).to_tree()), {}, 0)
     again = stage.fold(first, {}, 0)
     assert calls == [3]
     assert again is first
-    more = Table.of(rows | {"d": {"labels": torch.tensor([0.0, 1.0])}})
-    last = stage.fold(replace(first, memory={**first.memory, "represent": more.tree()}), {}, 0)
+    more = ClientTable.from_rows(rows | {"d": {"labels": torch.tensor([0.0, 1.0])}})
+    last = stage.fold(replace(first, memory={**first.memory, "represent": more.to_tree()}), {}, 0)
     assert calls == [3, 4]
-    assert Table.load(last, "cluster")["group"].tolist() == [0, 1, 0, 1]
+    assert ClientTable.load(last, "cluster")["group"].tolist() == [0, 1, 0, 1]
     assert stage.fold(state(), {}, 0) == state()
 
 
@@ -233,7 +233,7 @@ def test_two_groups_make_a_round_unless_told_otherwise():
 
 def test_random_by_size():
     """a holds 98 of 101 rows: alone it is drawn nearly always."""
-    sizes = Table(tuple("abcd"), {"size": torch.tensor([98, 1, 1, 1])}).tree()
+    sizes = ClientTable(tuple("abcd"), {"size": torch.tensor([98, 1, 1, 1])}).to_tree()
     drawn = [Random(by="size").fold(replace(state(sizes=sizes), cohort_size=1), {}, seed).cohort for seed in range(200)]
     assert 185 <= drawn.count(("a",)) < 200
     assert Random(by="size").fold(replace(state(), cohort_size=1), {}, 0).cohort == ()
@@ -243,7 +243,7 @@ class TestLargestLoss:
     stage = LargestLoss(LossProbe(None), lambda s, c: {}, candidates=3)
 
     def test_asks_as_many_as_told(self):
-        sizes = Table(tuple("abcd"), {"size": torch.tensor([1, 1, 1, 1])}).tree()
+        sizes = ClientTable(tuple("abcd"), {"size": torch.tensor([1, 1, 1, 1])}).to_tree()
         assert len(self.stage.plan(state(**{SIZES: sizes}), 0).tasks) == 3
         assert not self.stage.plan(state(), 0).tasks
 
@@ -269,7 +269,7 @@ class TestSurvey:
         s = self.survey.fold(state(0), told(a=(2.0, 5), b=(1.0, 6)), 0)
         s = self.survey.fold(replace(s, round=1), told(a=(1.5, 5), c=(4.0, 7)), 0)
         s = self.survey.fold(replace(s, round=2), told(a=(1.75, 5), b=(0.5, 6), c=(3.0, 7)), 0)
-        table = Table.load(s, SURVEY)
+        table = ClientTable.load(s, SURVEY)
         assert table.clients == ("a", "b", "c")
         nan = float("nan")
         expected = [[-0.5, 0.25], [nan, nan], [nan, -1.0]]  # b was silent in the middle, c came late
@@ -282,7 +282,7 @@ class TestSurvey:
         s = self.survey.fold(replace(s, round=1), told(a=(1.5, 5)), 0)
         s = self.survey.fold(replace(s, round=6), told(a=(1.0, 5)), 0)
         s = self.survey.fold(replace(s, round=7), told(a=(0.75, 5)), 0)
-        table = Table.load(s, SURVEY)
+        table = ClientTable.load(s, SURVEY)
         assert table["changes"][0].tolist() == [-0.5, -0.25]
         assert table["when"][0].tolist() == [0, 6]
 
@@ -304,12 +304,12 @@ class TestSurvey:
             "when": torch.arange(-17, 3).expand(4, 20).clone(),
             "round": torch.full((4,), 3),
         }
-        known = state(3, cohort_size=1, **{SURVEY: Table(tuple("abcd"), columns).tree()})
+        known = state(3, cohort_size=1, **{SURVEY: ClientTable(tuple("abcd"), columns).to_tree()})
         first = stage.fold(known, {}, 0)
         assert first.cohort[0] in "abc"
         second = stage.fold(replace(first, round=4), {}, 0)  # no survey is due: the chosen one counts less now
         assert second.cohort[0] in set("abc") - set(first.cohort)
-        assert Table.load(second, "select")["chosen"].sum() == 2
+        assert ClientTable.load(second, "select")["chosen"].sum() == 2
 
 
 @pytest.mark.parametrize("name", CHOOSING)
@@ -321,7 +321,9 @@ class TestEveryMethod:
         assert all(r.cohort == 3 for r in result.records)
 
     def test_learns(self, tiny, name):
-        result = engine.run(build(name, setting(rounds=13)), PlainFleet(tiny), rounds=13, seed=1, central=tiny.central)
+        result = engine.run(
+            build(name, setting(rounds=13)), PlainFleet(tiny), rounds=13, seed=1, central_samples=tiny.central
+        )
         assert result.accuracy["central"] > 0.6
 
     def test_goes_on_with_one_client(self, tiny, name):
@@ -388,7 +390,7 @@ def test_refreshed_gradients_have_the_length_of_probed_ones(tiny):
     setup = setting(rounds=2, cohort=6, lr=1e-6, momentum=0.5, epochs=2, batch_size=64)
     result = engine.run(build("delta", setup), PlainFleet(tiny), rounds=2, seed=0)
     first = engine.run(build("delta", setup), PlainFleet(tiny), rounds=1, seed=0)
-    probed, refreshed = (Table.load(r.state, "probe")["gradient"] for r in (first, result))
+    probed, refreshed = (ClientTable.load(r.state, "probe")["gradient"] for r in (first, result))
     assert not torch.equal(probed, refreshed)
     assert torch.allclose(refreshed.norm(dim=1), probed.norm(dim=1), rtol=0.05)
 

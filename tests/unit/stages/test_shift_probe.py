@@ -9,7 +9,7 @@ from federations import inverted, tiny_federation
 from shoal import engine, tree
 from shoal.client.shift_probe import ClassFeatures
 from shoal.client.train import LocalTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
@@ -60,7 +60,7 @@ FIRST = {"w": torch.zeros(2)}
 
 def probed(shift, state=None, round=20, told_by=CLIENTS, roster=CLIENTS, **keys):
     stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), **keys)
-    state = replace(state or ServerState(0, {"global": FIRST}), round=round, roster=roster, figures={})
+    state = replace(state or ServerState(0, {"global": FIRST}), round=round, roster=roster, round_metrics={})
     return stage.fold(state, told(told_by, shift, seed=round), 0)
 
 
@@ -96,7 +96,7 @@ class TestProbe:
         stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
         after = replace(probed(()), models={"global": {"w": torch.ones(2)}}, round=40, roster=CLIENTS)
         plan = stage.plan(after, 0)
-        assert plan.reuse and plan.tasks["c0"].models["global"]["w"].tolist() == [0, 0]
+        assert plan.cache_models and plan.tasks["c0"].models["global"]["w"].tolist() == [0, 0]
 
     def test_a_shift_that_comes_later_is_found_later(self):
         assert groups(probed(ODD, probed(()), round=40)) == HALVES
@@ -107,7 +107,7 @@ class TestProbe:
         after = probed(("c0", *ODD), replace(first, models=grown), round=40)
         assert groups(after) == HALVES | {"c0": 1}
         assert after.figures["probe.moved"] == 1
-        assert tree.distance(after.models, grown) == 0
+        assert tree.max_abs_difference(after.models, grown) == 0
         again = probed(("c0", *ODD), after, round=60)
         assert groups(again) == groups(after) and again.figures["probe.moved"] == 0
 
@@ -152,7 +152,7 @@ class TestProbe:
         after = stage.fold(replace(state, models=grown, round=40, roster=even), reports, 0)
         assert groups(after) == HALVES | {"c4": 2, "c6": 2}
         assert [after.models[f"expert-00{g}"]["w"].tolist() for g in range(3)] == [[0, 0], [1, 1], [0, 0]]
-        assert after.figures["probe.groups"] == 3
+        assert after.round_metrics["probe.groups"] == 3
 
     def test_a_number_that_nobody_has_any_more_is_not_given_again(self):
         """All are in group 0, whose number 1 was another's: what is cut off is group 2."""
@@ -170,7 +170,7 @@ class TestProbe:
         stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
         after = stage.fold(replace(state, round=40, roster=CLIENTS), far, 0)
         assert groups(after) == HALVES | {"c5": 2, "c7": 2}
-        assert after.figures["probe.moved"] == 2
+        assert after.round_metrics["probe.moved"] == 2
 
     def test_always_in_two_whatever_is_seen(self):
         """Without a shift halves do not agree: a threshold is not all that stands against a cut."""
@@ -206,7 +206,7 @@ class TestBeside:
             "c1": {"labels": torch.tensor([0.5, 0.5]), "size": torch.tensor(30)},
         }
         member = {"c0": torch.tensor([1.0, 0, 0]), "c1": torch.tensor([0, 1.0, 0])}
-        return ServerState(0, models, member, memory={"represent": Table.of(rows).tree()})
+        return ServerState(0, models, member, memory={"represent": ClientTable.from_rows(rows).to_tree()})
 
     def reports(self):
         def of(model, expert, rows):
@@ -243,7 +243,9 @@ def played(fleet, rounds=4, federation=None, **keys):
     settings = {"rounds": rounds, "cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "fleet": fleet}
     bench = arrange(Job(method="shoal", model="mlp", set=SPLIT, **settings | keys), "shoal", federation)
     private = {}
-    result = engine.run(bench.method, make_fleet(bench, private), rounds=rounds, seed=4, central=federation.central)
+    result = engine.run(
+        bench.method, make_fleet(bench, private), rounds=rounds, seed=4, central_samples=federation.central
+    )
     return result, private, bench.method
 
 
@@ -251,9 +253,9 @@ class TestAfterASplit:
     def test_fleets_agree(self):
         (plain, kept, _), (vector, others, _) = played("plain"), played("vector")
         assert len(plain.state.models) == 3
-        assert tree.distance(plain.state.models, vector.state.models) < 1e-5
-        assert tree.distance(plain.state.membership, vector.state.membership) == 0
-        assert tree.distance(kept, others) < 1e-4
+        assert tree.max_abs_difference(plain.state.models, vector.state.models) < 1e-5
+        assert tree.max_abs_difference(plain.state.membership, vector.state.membership) == 0
+        assert tree.max_abs_difference(kept, others) < 1e-4
 
     def test_members_have_gates_and_answers_follow_them(self):
         result, private, method = played("plain")

@@ -7,9 +7,9 @@ import torch
 
 import shoal
 from shoal.client.expert_mixture import said
-from shoal.client.prior import LABELS, PRIOR
+from shoal.client.prior import LABEL_COUNTS, PRIOR
 from shoal.client.train import LocalTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.methods import Setting, build
 from shoal.methods.shoal import Components
 from shoal.models import load_model
@@ -30,12 +30,14 @@ def state_of(counts, experts=0, groups=()):
     models = {"global": ZERO} | {f"expert-{k:03d}": ZERO for k in range(experts)}
     marks = torch.eye(experts + 1)
     member = {f"c{i}": marks[g] for i, g in enumerate(groups)}
-    return ServerState(3, models, member, roster=tuple(rows), memory={"represent": Table.of(rows).tree()})
+    return ServerState(
+        3, models, member, roster=tuple(rows), memory={"represent": ClientTable.from_rows(rows).to_tree()}
+    )
 
 
 def trained(state, *clients, lam=1.0, **keys):
     federate = FederateBeside(LocalTraining(load_model("linear", (1,), 2)), trained_beside, Rate(0.1, 9), **keys)
-    sizes = dict(zip(state.roster, Table.load(state, "represent")["size"].tolist(), strict=True))
+    sizes = dict(zip(state.roster, ClientTable.load(state, "represent")["size"].tolist(), strict=True))
     one = {"w": torch.ones(1)}
     reports = {c: Report({"model": one, "expert": one}, {}, {"train": sizes[c]}) for c in clients}
     federate = replace(federate, updates=(TrackTrainingPrior(lam),))
@@ -92,7 +94,7 @@ def test_each_model_is_corrected_by_what_it_was_taught():
     lean = {"global": torch.tensor([0.5, 0.5]), "expert-000": torch.tensor([0.9, 0.1])}
     models = {"global": zero, "expert-000": zero, PRIOR: lean}
     program = next(p for p in method.programs.values() if p.name == "personalise")
-    s = program.begin(Task(models), {LABELS: torch.tensor([9.0, 1.0])})
+    s = program.begin(Task(models), {LABEL_COUNTS: torch.tensor([9.0, 1.0])})
     told = said(model, models, torch.zeros(1, 2), s["shifts"])[0].softmax(-1)
     prior = torch.tensor([9.1, 1.1]) / 10.2
     torch.testing.assert_close(told[0], prior)

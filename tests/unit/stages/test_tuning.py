@@ -33,7 +33,7 @@ def test_most_hits_over_all_clients_and_not_what_most_clients_like():
     tune = Tune(TryTuning(TRAINING, (0.1, 0.3), (1, 5)), lambda state, client: {}, rounds=2, every=1)
     told = {"a": [[3.0, 2.0], [0.0, 0.0]], "b": [[3.0, 2.0], [0.0, 0.0]], "c": [[1.0, 5.0], [4.0, 4.0]]}
     state = tune.fold(ServerState(0, {}), {c: hits_of(v) for c, v in told.items()}, 0)
-    assert state.figures == {"tune.epochs": 1.0, "tune.lr": 0.3}  # 9 hits; 7, 4 and 4 of the others
+    assert state.round_metrics == {"tune.epochs": 1.0, "tune.lr": 0.3}  # 9 hits; 7, 4 and 4 of the others
     assert tune.fold(state, {}, 0) is state  # nobody answers: the last choice stands
 
 

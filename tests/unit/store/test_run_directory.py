@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal import tree
-from shoal.engine import Clock, Evaluation, Record
+from shoal.engine import Evaluation, Record, RoundTiming
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store.checkpoint import Checkpoints
@@ -41,7 +41,7 @@ def test_checkpoint_round_trip(tmp_path):
     assert found.state.round == 3
     assert found.private == ["000001", "000002-0003"]
     for part in ("models", "membership", "memory"):
-        assert tree.distance(getattr(found.state, part), getattr(state(3, 1.5), part)) == 0
+        assert tree.max_abs_difference(getattr(found.state, part), getattr(state(3, 1.5), part)) == 0
 
 
 def test_the_last_k_are_kept(tmp_path):
@@ -100,7 +100,7 @@ class TestPrivate:
             run.private["c0"] = {"x": torch.tensor(1.0)}
             for r in range(1, 6):
                 run.private["c1"] = {"x": torch.tensor(float(r))}
-                run.append(record(r), [], Clock(0.1, 0.01))
+                run.append(record(r), [], RoundTiming(0.1, 0.01))
                 run.checkpoint(state(r))
             names = sorted(p.name for p in (run.path / "private").iterdir())
             assert names == [f"round-00000{r}.safetensors" for r in (1, 4, 5)]  # c0 is in the first
@@ -113,7 +113,7 @@ class TestPrivate:
         with new_run(tmp_path / "run") as run:
             for r in (1, 2):
                 run.private["c1"] = {"x": torch.full((50,), float(r))}
-                run.append(record(r), [], Clock(0.1, 0.01))
+                run.append(record(r), [], RoundTiming(0.1, 0.01))
                 run.checkpoint(state(r))
         path = tmp_path / "run/private/round-000002.safetensors"
         path.write_bytes(path.read_bytes()[:-10])
@@ -128,7 +128,7 @@ class TestPrivate:
         with new_run(tmp_path / "run") as run:
             for r in (1, 2, 3):
                 run.private["c1"] = {"x": torch.tensor(float(r))}
-                run.append(record(r), [], Clock(0.1, 0.01))
+                run.append(record(r), [], RoundTiming(0.1, 0.01))
                 run.checkpoint(state(r))
         (tmp_path / "run/checkpoints/round-000001/state.json").write_text("")
         with RunStore.open(tmp_path / "run") as run:
@@ -142,7 +142,7 @@ class TestPrivate:
             both = ("c0", "c1")
             for r in range(1, 8):
                 run.private[both[r % 2]] = {"x": torch.tensor(float(r))}
-                run.append(record(r), [], Clock(0.1, 0.01))
+                run.append(record(r), [], RoundTiming(0.1, 0.01))
                 run.checkpoint(state(r))
             # rounds 6 and 7 are kept; at round 6 the trees were those of 5 and 6
             assert sorted(p.name[-18:-12] for p in run.private.folder.iterdir()) == ["000005", "000006", "000007"]
@@ -205,9 +205,9 @@ class TestPrivate:
 def test_lines_without_a_checkpoint_are_dropped(tmp_path):
     with new_run(tmp_path / "run") as run:
         for r in (1, 2):
-            run.append(record(r, evaluated=r == 1), [], Clock(0.1, 0.01))
+            run.append(record(r, evaluated=r == 1), [], RoundTiming(0.1, 0.01))
             run.checkpoint(state(r))
-        run.append(record(3), [], Clock(0.1, 0.01))
+        run.append(record(3), [], RoundTiming(0.1, 0.01))
         with (run.path / "rounds.jsonl").open("a") as f:
             f.write('{"round": 4, "coh')
     with RunStore.open(tmp_path / "run") as run:
@@ -222,7 +222,7 @@ def test_lines_without_a_checkpoint_are_dropped(tmp_path):
 def test_altered_lines_are_refused(tmp_path):
     with new_run(tmp_path / "run") as run:
         for r in (1, 2):
-            run.append(record(r), [], Clock(0.1, 0.01))
+            run.append(record(r), [], RoundTiming(0.1, 0.01))
             run.checkpoint(state(r))
     lines = (tmp_path / "run/rounds.jsonl").read_text().splitlines()
     (tmp_path / "run/rounds.jsonl").write_text(lines[1] + "\n")

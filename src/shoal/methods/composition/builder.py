@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shoal.client.gate import Gate
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods.composition.capability import Capability
 from shoal.methods.composition.fit import provides, unprovided
@@ -29,18 +29,18 @@ from shoal.stages.experts import expert_for
 from shoal.stages.train import Federate, ServerUpdate
 from shoal.stages.vectors import UNBOUNDED
 from shoal.types import (
-    Assign,
-    AssignsByRepresentation,
     ClientId,
     ClientProgram,
-    Guaranteed,
+    HasPrivacyGuarantee,
     Method,
     ModelsFor,
-    Part,
+    ModelsForInputs,
     Predict,
-    Route,
+    RepresentationAssigner,
+    RoutedPredict,
     ServerState,
     Stage,
+    StepSummary,
 )
 
 AFTER_TRAINING = ("train", "aggregate", "serve", "personalise")
@@ -61,7 +61,7 @@ class ClientColumn:
     follows_data: bool = False  # whether clients report it again, as their data are then
 
     def __call__(self, state: ServerState) -> dict[ClientId, NDArray[np.float64]]:
-        known = Table.load(state, self.stage)
+        known = ClientTable.load(state, self.stage)
         if self.column not in known.columns:
             return {}
         rows = known[self.column].double().numpy()
@@ -92,10 +92,10 @@ class MethodBuilder:
     gate: Gate | None = None  # personalise
     coefficients: Coefficients | None = None  # the first piece that learns them
     predict: Predict | None = None
-    route: Route | None = None
-    assign: Assign | None = None
-    clusters: AssignsByRepresentation | None = None
-    adapt: ClientProgram | None = None
+    predict_routed: RoutedPredict | None = None
+    models_for_inputs: ModelsForInputs | None = None
+    cluster_assigner: RepresentationAssigner | None = None
+    adaptation_program: ClientProgram | None = None
     uses_cohort_size: bool = True
     notes: tuple[str, ...] = ()
 
@@ -154,13 +154,13 @@ class MethodBuilder:
             stages=(*before, training, *after),
             models_for=served,
             predict=self.predict or one_model_predict(model),
-            classes=model.classes,
+            num_classes=model.num_classes,
             uses_cohort_size=self.uses_cohort_size,
-            route=self.route,
-            assign=self.assign,
-            adapt=self.adapt,
-            clusters=self.clusters,
-            parts=tuple(self._parts(training.name)),
+            predict_routed=self.predict_routed,
+            models_for_inputs=self.models_for_inputs,
+            adaptation_program=self.adaptation_program,
+            cluster_assigner=self.cluster_assigner,
+            steps=tuple(self._parts(training.name)),
             notes=self.notes,
         )
 
@@ -170,17 +170,17 @@ class MethodBuilder:
         for program in (p for stage in stages for p in stage.programs):
             if known.setdefault(program.name, program) != program:
                 raise ValueError(f"two programs of the method are called {program.name!r}")
-        noisy = [k for k, p in known.items() if isinstance(p, Guaranteed) and p.guarantee([1], 1)]
+        noisy = [k for k, p in known.items() if isinstance(p, HasPrivacyGuarantee) and p.privacy_guarantee([1], 1)]
         if len(noisy) > 1:
             raise UserError(
                 f"clients add noise to what they send in {' and in '.join(noisy)}, and the privacy guarantee of both "
                 "together is not known: set the noise of all but one of them to 0"
             )
 
-    def _parts(self, training: str) -> Iterator[Part]:
+    def _parts(self, training: str) -> Iterator[StepSummary]:
         """Of several pieces at one step the first one has the stages."""
         for step in STEPS:
             added = tuple(stage.name for stage in self.stages[step])
             first, *others = (piece.name for piece in self.pieces[step])
-            yield Part(step, first, (training, *added) if step == "train" else added)
-            yield from (Part(step, name, ()) for name in others)
+            yield StepSummary(step, first, (training, *added) if step == "train" else added)
+            yield from (StepSummary(step, name, ()) for name in others)

@@ -22,7 +22,7 @@ class ExpertChoice(HasOptions):
     judge: Literal["val", "train"] = option(
         "val",
         "Samples on which a client compares the accuracy of its experts: its validation or training samples.",
-        without_validation="train",
+        value_without_validation="train",
     )
 
 

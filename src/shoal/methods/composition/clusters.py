@@ -40,7 +40,7 @@ def form_clusters(method: MethodBuilder, rule: Rule) -> None:
         vectors = method.vectors
         experts = Experts(VectorClusters(clustering, vectors.parts), vectors.column, vectors.stage, vectors.bounds)
         method.stages["cluster"].append(experts)
-        method.clusters = experts
+        method.cluster_assigner = experts
 
 
 def form_groups(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.client.histogram import LabelHistogram
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods.composition.setting import Setting
 from shoal.stages.edges import CLOUD, EDGES, WHEREABOUTS, AssignEdges, AtEdges, Cloud, Topology, views
@@ -28,7 +28,7 @@ def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
         )
     stages: list[Stage] = [AssignEdges(topology)]
     if topology.asks:
-        stages.insert(0, AskOnce(LabelHistogram(s.model.classes, name=WHEREABOUTS), name=WHEREABOUTS))
+        stages.insert(0, AskOnce(LabelHistogram(s.model.num_classes, name=WHEREABOUTS), name=WHEREABOUTS))
     for stage in method.stages:
         stages.append(AtEdges(stage))
         if stage.name == TRAIN:
@@ -38,8 +38,8 @@ def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
         method,
         stages=tuple(stages),
         models_for=_models_for(method),
-        assign=None,  # the cloud knows no edge's groups
-        clusters=None,
+        models_for_inputs=None,  # the cloud knows no edge's groups
+        cluster_assigner=None,
         notes=(*method.notes, *told),
     )
 
@@ -50,7 +50,7 @@ def _models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapp
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         if not seen or seen[0][0] is not state:
-            known = Table.load(state, EDGES)
+            known = ClientTable.load(state, EDGES)
             of = dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
             seen[:] = [(state, of, views(state))]
         _, of, edges = seen[0]

@@ -35,7 +35,7 @@ def alpha(method: MethodBuilder) -> float:
 def count_labels(method: MethodBuilder) -> None:
     """Every client counts its labels for itself. Nothing of the counts leaves the client."""
     if not any(stage.name == PRIOR for stage in method.stages["represent"]):
-        counting = CountLabels(method.setting.model.classes, method.setting.model.device)
+        counting = CountLabels(method.setting.model.num_classes, method.setting.model.device)
         method.stages["represent"].append(method.setting.make(PRIOR, AskOnce, program=counting, name=PRIOR))
 
 
@@ -61,7 +61,7 @@ def label_distributions(method: MethodBuilder) -> ClientColumn:
 
 def label_query(setting: Setting, name: str, split: str = "train") -> AskOnce:
     """A stage in which clients report their label distributions."""
-    program = setting.make(name, LabelHistogram, classes=setting.model.classes, split=split, name=name)
+    program = setting.make(name, LabelHistogram, classes=setting.model.num_classes, split=split, name=name)
     query = setting.make(name, AskOnce, program=program, name=name)
     if not query.every:  # a client releases its label distribution once
         setting.without_effect(name, "anew", unless=f"{name}.gamma and {name}.every are above 0")

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from shoal.errors import UserError, imported, look_up
+from shoal.errors import UserError, import_callable, look_up
 from shoal.methods.composition.capability import Capability
 from shoal.types import HasOptions
 
@@ -120,7 +120,7 @@ def _load_pieces() -> None:
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
         step, _, name = entry.name.partition(".")
         try:
-            register(step, name)(_checked(entry.name, imported("class", entry.value)))
+            register(step, name)(_checked(entry.name, import_callable("class", entry.value)))
         except UserError as error:
             owner = entry.dist.name if entry.dist else "unknown"
             raise UserError(f"entry point {entry.name!r} of the installed package {owner!r}: {error}") from None
@@ -138,8 +138,8 @@ def pieces() -> Mapping[str, Mapping[str, type[Piece]]]:
 def piece_class(step: str, name: str) -> type[Piece]:
     """A piece by its name, or one of the user's own by `package.module:class`."""
     if ":" not in name:
-        return look_up(step, name, pieces()[step], own="package.module:class")
-    found = _checked(name, imported(step, name))
+        return look_up(step, name, pieces()[step], own_format="package.module:class")
+    found = _checked(name, import_callable(step, name))
     if not found.step:
         raise UserError(f"piece {name!r} does not say for which step it is; write step = {step!r} in its class")
     if found not in pieces()[found.step].values():

@@ -43,7 +43,7 @@ class AvailableOption(NamedTuple):
         """Returns the accepted values in words, such as "whole number, 0 or more" or "size, uniform"."""
         if typing.get_origin(self.hint) is typing.Literal:
             return ", ".join(map(str, typing.get_args(self.hint)))
-        return ", ".join(part for part in (_TYPES[self.hint], self.declared.range) if part)
+        return ", ".join(part for part in (_TYPES[self.hint], self.declared.range_text) if part)
 
     @property
     def meaning(self) -> str:
@@ -82,7 +82,7 @@ class Setting:
                 continue
             if f.name in usual:
                 values[f.name] = usual[f.name]
-            words = declared.only_if.words.format(group=name) if declared.only_if else ""
+            words = declared.only_if.description.format(group=name) if declared.only_if else ""
             known[f.name] = AvailableOption(values.get(f.name, f.default), declared, hints[f.name], words)
             if f.name in wanted:
                 values[f.name] = _typed(f"{name}.{f.name}", hints[f.name], wanted[f.name], declared)
@@ -91,7 +91,7 @@ class Setting:
         made = piece(**values)
         for key, o in known.items():
             self.idle.pop((name, key), None)
-            if o.declared.only_if and not o.declared.only_if.holds(made):
+            if o.declared.only_if and not o.declared.only_if.is_met(made):
                 self.without_effect(name, key, unless=o.only_if)
         return made
 
@@ -181,7 +181,7 @@ def _typed(path: str, hint: Any, value: Any, declared: Option | None) -> Any:
         if isinstance(typed, float) and not math.isfinite(typed):
             raise UserError(f"option {path} is {value!r}: input should be a finite number")
         if declared is not None and not declared.accepts(typed):
-            raise UserError(f"option {path} is {value!r}; it must be {declared.range}")
+            raise UserError(f"option {path} is {value!r}; it must be {declared.range_text}")
         return typed
     except ValidationError as error:
         what = error.errors()[0]["msg"]

@@ -37,7 +37,7 @@ def play(job, federation=None, fleet="plain"):
     job = job.model_copy(update=settings | {"fleet": fleet, "public": 8, "workers": 2})
     bench, private = arrange(job, job.method, federation), {}
     result = engine.run(
-        bench.method, make_fleet(bench, private), rounds=3, seed=4, central=federation.central, eval_every=2
+        bench.method, make_fleet(bench, private), rounds=3, seed=4, central_samples=federation.central, eval_every=2
     )
     return result, private
 
@@ -99,7 +99,7 @@ def test_fine_tuning_goes_on_from_what_is_served():
     """With a running mean: that, not the newest model."""
     result, private = play(Job(method="serve=average,personalise=fine-tune", set={"personalise": {"epochs": 0}}))
     served = built("serve=average").models_for(result.state, None)["global"]
-    assert all(tree.distance(kept["model"], served) == 0 for kept in private.values())
+    assert all(tree.max_abs_difference(kept["model"], served) == 0 for kept in private.values())
 
 
 def test_noise_on_labels_is_not_bypassed():
@@ -175,7 +175,7 @@ def built(method):
 )
 def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
     if reason == "ok":
-        assert built(method).route is not None
+        assert built(method).predict_routed is not None
         return
     with pytest.raises(UserError, match=reason):
         built(method)
@@ -199,7 +199,7 @@ def smallest():
 def test_every_piece_trains(method):
     result, _ = play(Job(method=method))
     first = built(method).init(4).models
-    moved = tree.distance(next(iter(first.values())), next(iter(result.state.models.values())))
+    moved = tree.max_abs_difference(next(iter(first.values())), next(iter(result.state.models.values())))
     assert moved > 0
     assert set(method.split(",")) <= {f"{part.step}={part.piece}" for part in built(method).parts}
 
@@ -215,8 +215,8 @@ def test_running_means_are_what_is_served():
     result, _ = play(Job(method="serve=average"))
     method = built("serve=average")
     served = method.models_for(result.state, None)["global"]
-    assert tree.distance(served, result.state.memory["average"]["global"]) == 0
-    assert tree.distance(served, result.state.models["global"]) > 0
+    assert tree.max_abs_difference(served, result.state.memory["average"]["global"]) == 0
+    assert tree.max_abs_difference(served, result.state.models["global"]) > 0
 
 
 def test_dbscan_on_labels_finds_planted_groups():

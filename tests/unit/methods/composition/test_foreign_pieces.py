@@ -19,7 +19,7 @@ from quick import quick
 
 import shoal
 from shoal import tree
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods import Setting, build, options
 from shoal.methods.composition import (
@@ -79,7 +79,7 @@ def test_a_foreign_piece_builds_a_method_with_every_piece_that_fits(step):
     for steps, chosen in compositions(step):
         if next(misfits(chosen), None) is None:
             method = compose(Setting(NETWORK, rounds=20, cohort=2), "own", steps)
-            assert (step, path(FOREIGN[step])) in {(part.step, part.piece) for part in method.parts}
+            assert (step, path(FOREIGN[step])) in {(part.step, part.piece) for part in method.steps}
             partners |= {(s, name) for s, name in steps.items() if s != step}
     refused = {(s, name) for s in STEPS if s != step for name in pieces()[s]} - partners
     assert refused == MISFITS[step]
@@ -149,7 +149,7 @@ def test_methods_with_foreign_pieces_train(method):
     keys = {"rounds": 2, "cohort": 3, "epochs": 2, "fleet": "plain", "seed": 4}
     result = shoal.run(method, federation, **keys, set=quick(method))
     first = build(method, Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3)).init(4).models
-    moved = [tree.distance(next(iter(first.values())), model) for model in result.state.models.values()]
+    moved = [tree.max_abs_difference(next(iter(first.values())), model) for model in result.state.models.values()]
     assert all(0 < distance < 10 for distance in moved)
     if "cluster=foreign" in method:
         assert set(result.groups) == set(federation)
@@ -299,8 +299,8 @@ def test_of_a_vector_in_parts_only_the_first_part_is_seen():
     clusters.again(rows, np.array([0, 1]), rows, seed=0)
     assert seen == [[[0.0], [1.0]]]
     assert clusters.join(rows, np.array([0, 1]), np.array([[0.1, 6.0]])).tolist() == [0]
-    table = Table(("a", "b"), {"x": torch.from_numpy(rows)})
-    vectors = ClientColumn("x", parts=2)(ServerState(0, {}, memory={"represent": table.tree()}))
+    table = ClientTable(("a", "b"), {"x": torch.from_numpy(rows)})
+    vectors = ClientColumn("x", parts=2)(ServerState(0, {}, memory={"represent": table.to_tree()}))
     assert {c: x.tolist() for c, x in vectors.items()} == {"a": [0.0], "b": [1.0]}
     assert ClientColumn("y")(ServerState(0, {})) == {}
 

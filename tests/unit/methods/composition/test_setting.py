@@ -96,7 +96,7 @@ def test_a_bad_meaning_is_found(name, help, fault):
 
 
 def test_classes_with_ranges_check_them():
-    ranged = [c for c in CLASSES if any(o.range for o in options_of(c).values())]
+    ranged = [c for c in CLASSES if any(o.range_text for o in options_of(c).values())]
     assert [c.__name__ for c in ranged if not issubclass(c, HasOptions)] == []
 
 
@@ -151,7 +151,7 @@ def test_a_value_out_of_range_is_refused_by_name(wrong):
     ],
 )
 def test_ranges_in_words(bounds, words):
-    assert Option("", **bounds).range == words
+    assert Option("", **bounds).range_text == words
 
 
 def test_a_literal_value_that_is_not_known_is_refused_with_the_ones_that_are():

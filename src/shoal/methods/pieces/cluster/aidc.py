@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from shoal.client.sparsity import Sparsity
-from shoal.client_table import Table
+from shoal.client_table import ClientTable
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT, SPARSITY_VECTORS
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.cluster import Adaptive
 from shoal.stages.experts import Experts, expert_for
 from shoal.stages.extract import extractor_for
-from shoal.types import Assign, Params, ServerState
+from shoal.types import ModelsForInputs, Params, ServerState
 
 
 @register("cluster", "aidc")
@@ -37,16 +37,18 @@ class AdaptiveClusters(Piece):
         experts = Experts(rule, vectors.column, representation_bounds=vectors.bounds)
         method.give_clusters_models()
         method.stages["cluster"].append(experts)
-        method.clusters = experts
-        method.assign = _assign_by_received_model(rule, experts, method.required(method.sparsity, "sparsity"))
+        method.cluster_assigner = experts
+        method.models_for_inputs = _assign_by_received_model(
+            rule, experts, method.required(method.sparsity, "sparsity")
+        )
 
 
-def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: Sparsity) -> Assign:
+def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: Sparsity) -> ModelsForInputs:
     """An unseen client has no labels to adapt a model by, so vectors of the received model are compared. They are
     computed on the client, and nothing leaves it."""
 
     def assign(state: ServerState, x: Tensor) -> Mapping[str, Params]:
-        known = Table.load(state, experts.name)
+        known = ClientTable.load(state, experts.name)
         if not len(known):
             return expert_for(state, None)
         with torch.no_grad():

@@ -26,4 +26,4 @@ class OverlappingClusters(Piece):
         method.predict = mean_predict(model)
         clusters = FormOverlappingClusters(method.setting.make("cluster", Overlap))
         method.updates.append(clusters)
-        method.clusters = clusters
+        method.cluster_assigner = clusters

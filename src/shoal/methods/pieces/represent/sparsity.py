@@ -34,7 +34,7 @@ class ActivationSparsity(Piece):
         warmup = (Random(name="warmup"),) if extractor.warmup else ()
 
         def init(seed: int) -> ServerState:
-            model.relu(vectors.layer)  # a layer that is not there is refused before any client is asked
+            model.relu_index(vectors.layer)  # a layer that is not there is refused before any client is asked
             return one_model_init(model)(seed)
 
         method.stages["represent"] += [*warmup, extractor, query]

@@ -52,7 +52,7 @@ class MostConfident(Piece):
         ensemble = ensemble_predict(setting.model, rule)
         personal = method.predict if method.provides(PERSONAL_MODEL) else None
         method.serve_outsiders = lambda served: served_by(setting.model, rule, labels)
-        method.route = ensemble_route(setting.model, rule)
+        method.predict_routed = ensemble_route(setting.model, rule)
         method.predict = ensemble if personal is None else _personal_or(personal, ensemble)
 
 

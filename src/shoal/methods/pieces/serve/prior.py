@@ -43,8 +43,10 @@ class ClassPrior(Piece):
 
         def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
             models, priors = served(state, client), taught(state)
-            return tree.to({**models, **({PRIOR: {k: priors[k] for k in models}} if priors else {})}, model.device)
+            return tree.to_device(
+                {**models, **({PRIOR: {k: priors[k] for k in models}} if priors else {})}, model.device
+            )
 
         method.models_to_serve = models_to_serve
         method.predict = corrected_predict(model, method.gate or Gate(), alpha(method))
-        method.adapt = method.setting.make("estimate", EstimatePrior, model=model)
+        method.adaptation_program = method.setting.make("estimate", EstimatePrior, model=model)
