@@ -23,7 +23,7 @@ from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
 from shoal.clusterers.validation import Floats
 
-PARTITIONS, CLASSES, ROWS, SERVER_W, RANDOM_GROUPINGS = 5, 10, 490, 65, 10
+PARTITIONS, CLASSES, MEAN_SAMPLES, SERVER_W, RANDOM_GROUPINGS = 5, 10, 490, 65, 10
 
 CLUSTERERS: dict[str, Callable[[int], Any]] = {
     "SimClust": lambda clients: SimilarClusters(PARTITIONS),
@@ -38,12 +38,14 @@ def label_distributions(clients: int, seed: int = 0) -> Floats:
     blocks = np.array_split(np.arange(clients), PARTITIONS)
     for inside, labels in zip(blocks, np.array_split(np.arange(CLASSES), PARTITIONS), strict=True):
         for label in labels:
-            counts[inside, label] = rng.multinomial(clients * ROWS // CLASSES, rng.dirichlet(np.ones(len(inside))))
+            counts[inside, label] = rng.multinomial(
+                clients * MEAN_SAMPLES // CLASSES, rng.dirichlet(np.ones(len(inside)))
+            )
     shares: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return shares
 
 
-def measured(name: str, clients: int) -> dict[str, Any]:
+def measure(name: str, clients: int) -> dict[str, Any]:
     rows = label_distributions(clients)
     clusterer = CLUSTERERS[name](clients)
     begun = time.thread_time()  # others on the machine are not billed
@@ -65,7 +67,7 @@ def measured(name: str, clients: int) -> dict[str, Any]:
     }
 
 
-def said(found: list[dict[str, Any]]) -> list[str]:
+def format_table(found: list[dict[str, Any]]) -> list[str]:
     lines = ["| clusterer | clients | groups | s | J at 65 W | within (random) | between (random) |", "|" + "---|" * 7]
     for f in found:
         lines.append(
@@ -82,14 +84,16 @@ def said(found: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = [100, 1000, 10_000]
-    parser.add_argument("--clients", nargs="+", type=harness.positive, default=numbers, help="Numbers of clients.")
+    parser.add_argument(
+        "--clients", nargs="+", type=harness.require_positive, default=numbers, help="Numbers of clients."
+    )
     options, run = harness.begin(parser, "clusters.json", {"clients": [20, 40]})
     with threadpool_limits(1):
         for name in CLUSTERERS:
-            measured(name, min(options.clients))  # libraries are loaded
-        found = [measured(name, clients) for name in CLUSTERERS for clients in options.clients]
+            measure(name, min(options.clients))  # libraries are loaded
+        found = [measure(name, clients) for name in CLUSTERERS for clients in options.clients]
     run.write(server_w=SERVER_W, rows=found)
-    print("\n".join(said(found)))
+    print("\n".join(format_table(found)))
 
 
 if __name__ == "__main__":

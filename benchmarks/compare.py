@@ -31,8 +31,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from work import Work
 
 ADVICE = "pip install -r benchmarks/requirements.txt"
-WARM = 2  # rounds that are not counted: imports, first allocations, recording
-SAME = 1e-4  # largest difference of weights after two rounds; later, sums in other orders drift apart in any training
+NUM_WARMUP_ROUNDS = 2  # rounds that are not counted: imports, first allocations, recording
+MAX_WEIGHT_DIFFERENCE = (
+    1e-4  # largest difference of weights after two rounds; later, sums in other orders drift apart in any training
+)
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,24 @@ class Peer:
 
     title: str
     command: tuple[str, ...]
-    needs: tuple[str, ...] = ()  # modules
+    required_modules: tuple[str, ...] = ()  # modules
     options: tuple[str, ...] = ()
 
 
-def python(script: str) -> tuple[str, ...]:
+def python_command(script: str) -> tuple[str, ...]:
     return sys.executable, str(harness.HERE / "peers" / script)
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", str(harness.cores()), "--standalone")
 PEERS = {
-    "shoal": Peer("shoal", python("with_shoal.py")),
-    "bare": Peer("PyTorch loop", python("with_torch.py")),
-    "pfl": Peer("pfl, 1 process", python("with_pfl.py"), ("pfl",)),
+    "shoal": Peer("shoal", python_command("with_shoal.py")),
+    "bare": Peer("PyTorch loop", python_command("with_torch.py")),
+    "pfl": Peer("pfl, 1 process", python_command("with_pfl.py"), ("pfl",)),
     "pfl-processes": Peer(
-        f"pfl, {harness.cores()} processes", (sys.executable, *TORCHRUN, python("with_pfl.py")[1]), ("pfl",)
+        f"pfl, {harness.cores()} processes", (sys.executable, *TORCHRUN, python_command("with_pfl.py")[1]), ("pfl",)
     ),
-    "flower": Peer("Flower simulation", python("with_flower.py"), ("flwr", "ray")),
-    "flower-tuned": Peer("Flower, 1 CPU/client", python("with_flower.py"), ("flwr", "ray"), ("1",)),
+    "flower": Peer("Flower simulation", python_command("with_flower.py"), ("flwr", "ray")),
+    "flower-tuned": Peer("Flower, 1 CPU/client", python_command("with_flower.py"), ("flwr", "ray"), ("1",)),
 }
 
 
@@ -79,7 +81,9 @@ class Measurement:
     def add(self, began: float, ended: float, round_ends: list[float]) -> None:
         self.whole_s.append(ended - began)
         self.first_round_s.append(round_ends[0] - began)
-        self.round_s += [b - a for a, b in zip(round_ends[WARM - 1 :], round_ends[WARM:], strict=False)]
+        self.round_s += [
+            b - a for a, b in zip(round_ends[NUM_WARMUP_ROUNDS - 1 :], round_ends[NUM_WARMUP_ROUNDS:], strict=False)
+        ]
 
     def row(self) -> dict[str, Any]:
         """The medians, which are None where nothing was measured."""
@@ -104,26 +108,26 @@ class Comparison:
     peers: Mapping[str, Peer]
     folder: Path
     timeout_s: float
-    measured: dict[str, Measurement]
+    measurements: dict[str, Measurement]
 
     def run(self, rounds: int, turns: int) -> None:
         """Checks the weights in a short run, then measures. So short a measurement is its own check."""
-        is_short = rounds <= WARM + 1
+        is_short = rounds <= NUM_WARMUP_ROUNDS + 1
         for name in self.peers:
-            self.turn(name, rounds if is_short else WARM, is_counted=is_short)
+            self.turn(name, rounds if is_short else NUM_WARMUP_ROUNDS, is_counted=is_short)
             self.check_weights(name)
         for turn in range(0 if is_short else turns):
-            for name in [n for n in self.peers if self.measured[n].is_ok]:
+            for name in [n for n in self.peers if self.measurements[n].is_ok]:
                 print(f"{self.peers[name].title}: {rounds} rounds, turn {turn + 1} of {turns}", file=sys.stderr)
                 self.turn(name, rounds, is_counted=True)
 
     def turn(self, name: str, rounds: int, is_counted: bool) -> None:
         """Runs a peer once. A failure is noted, and the peer is not run again."""
-        peer, measurement = self.peers[name], self.measured[name]
+        peer, measurement = self.peers[name], self.measurements[name]
         result = self.folder / f"{name}.json"
         result.unlink(missing_ok=True)
         began = time.time()
-        outcome = harness.missing(peer.needs, ADVICE) or self.start(name, rounds)
+        outcome = harness.missing(peer.required_modules, ADVICE) or self.start(name, rounds)
         ended = time.time()
         if outcome.status == OK:
             try:
@@ -147,17 +151,17 @@ class Comparison:
 
     def check_weights(self, name: str) -> None:
         """A peer whose weights are not those of shoal did other work, and fails without figures."""
-        if not (self.measured[name].is_ok and self.measured["shoal"].is_ok):
+        if not (self.measurements[name].is_ok and self.measurements["shoal"].is_ok):
             return
         try:
             differ_by = difference(self.folder / "shoal.npz", self.folder / f"{name}.npz")
         except Exception as error:  # whatever a peer left behind: the others go on
-            self.measured[name] = Measurement(Outcome(FAILED, f"left no weights to compare: {error}"))
+            self.measurements[name] = Measurement(Outcome(FAILED, f"left no weights to compare: {error}"))
             return
-        self.measured[name].weights_differ_by = differ_by
-        if not differ_by <= SAME:
+        self.measurements[name].weights_differ_by = differ_by
+        if not differ_by <= MAX_WEIGHT_DIFFERENCE:
             reason = f"did other work: its weights differ from shoal's by {differ_by:.2g}"
-            self.measured[name] = Measurement(Outcome(FAILED, reason), differ_by)
+            self.measurements[name] = Measurement(Outcome(FAILED, reason), differ_by)
 
 
 def python_path() -> str:
@@ -179,7 +183,7 @@ def compare(spec: Work, peers: Mapping[str, Peer], rounds: int, turns: int, time
         comparison.run(rounds, turns)
     return [
         {"work": spec.name, "rounds": rounds, "peer": name, "title": peers[name].title, **measurement.row()}
-        for name, measurement in comparison.measured.items()
+        for name, measurement in comparison.measurements.items()
     ]
 
 
@@ -196,7 +200,7 @@ def multiply_rate(size: int) -> float:
 
 def operations(spec: Work) -> int:
     """Returns the floating-point operations of one round, counted in one step."""
-    net = work.network(spec)
+    net = work.make_network(spec)
     x, y = torch.randn(spec.batch_size, *spec.shape), torch.zeros(spec.batch_size, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.cross_entropy(net(x), y).backward()
@@ -264,7 +268,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     print(f"written: {path}", file=sys.stderr)
 
 
-def own_peers(parser: argparse.ArgumentParser, texts: Sequence[str]) -> dict[str, Peer]:
+def parse_own_peers(parser: argparse.ArgumentParser, texts: Sequence[str]) -> dict[str, Peer]:
     """Reads texts such as NAME=COMMAND."""
     peers: dict[str, Peer] = {}
     for text in texts:
@@ -281,7 +285,7 @@ def own_peers(parser: argparse.ArgumentParser, texts: Sequence[str]) -> dict[str
     return peers
 
 
-def arguments() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--works", nargs="+", default=list(work.WORKS), choices=list(work.WORKS), help="Default: all.")
@@ -293,23 +297,30 @@ def arguments() -> argparse.ArgumentParser:
         metavar="NAME=COMMAND",
         help="Measure this program as well. It is called with FOLDER ROUNDS NAME, like those in peers/.",
     )
-    add("--rounds", type=harness.positive, default=20, help="Rounds of the MLP; the CNN makes a third. Default: 20.")
-    add("--turns", type=harness.positive, default=2, help="How often each peer is measured. Default: 2.")
+    add(
+        "--rounds",
+        type=harness.require_positive,
+        default=20,
+        help="Rounds of the MLP; the CNN makes a third. Default: 20.",
+    )
+    add("--turns", type=harness.require_positive, default=2, help="How often each peer is measured. Default: 2.")
     add("--timeout-s", type=harness.seconds, default=1800, help="Seconds after which a peer is ended. Default: 1800.")
     return parser
 
 
 def main() -> int:
-    parser = arguments()
-    options, run = harness.begin(parser, "peers.json", {"works": ["mlp"], "rounds": WARM + 1})
-    if options.rounds <= WARM:
-        parser.error(f"--rounds is {options.rounds}, but {WARM} rounds are not counted: ask for {WARM + 1} or more")
+    parser = make_parser()
+    options, run = harness.begin(parser, "peers.json", {"works": ["mlp"], "rounds": NUM_WARMUP_ROUNDS + 1})
+    if options.rounds <= NUM_WARMUP_ROUNDS:
+        parser.error(
+            f"--rounds is {options.rounds}, but {NUM_WARMUP_ROUNDS} rounds are not counted: ask for {NUM_WARMUP_ROUNDS + 1} or more"
+        )
     names = ["shoal", *(name for name in PEERS if name in options.who and name != "shoal")]
-    peers = {name: PEERS[name] for name in names} | own_peers(parser, options.peer)
+    peers = {name: PEERS[name] for name in names} | parse_own_peers(parser, options.peer)
     works = work.TINY_WORKS if options.tiny else work.WORKS
     rate, rows = multiply_rate(64 if options.tiny else 1024), []
     for name in options.works:
-        rounds = options.rounds if name == "mlp" else max(WARM + 1, options.rounds // 3)
+        rounds = options.rounds if name == "mlp" else max(NUM_WARMUP_ROUNDS + 1, options.rounds // 3)
         of_work = compare(works[name], peers, rounds, options.turns, options.timeout_s)
         add_ratios(of_work, operations(works[name]), rate)
         print(table(of_work), flush=True)

@@ -28,24 +28,26 @@ from shoal.stages.contribution import Coefficients
 from shoal.types import Method
 
 
-class Clocked(Coefficients):
+class TimedCoefficients(Coefficients):
     """The same coefficients, and the seconds that they took."""
 
-    spent: list[float] = []  # noqa: RUF012
+    durations_s: list[float] = []  # noqa: RUF012
 
     def learned(self, *args: object) -> np.ndarray:
         begun = time.perf_counter()
         found = super().learned(*args)  # type: ignore[arg-type]
-        self.spent.append(time.perf_counter() - begun)
+        self.durations_s.append(time.perf_counter() - begun)
         return found
 
 
-def with_clock(method: Method) -> Method:
+def with_timed_coefficients(method: Method) -> Method:
     """Returns the method with coefficients that count their seconds."""
     stages = []
     for stage in method.stages:
         coefficients = getattr(stage, "coefficients", None)
-        stages.append(replace(stage, coefficients=Clocked(**vars(coefficients))) if coefficients is not None else stage)
+        stages.append(
+            replace(stage, coefficients=TimedCoefficients(**vars(coefficients))) if coefficients is not None else stage
+        )
     return replace(method, stages=tuple(stages))
 
 
@@ -54,10 +56,10 @@ def measure(method: Method, federation: Federation, rounds: int) -> list[dict[st
     timer, fleet = Timer(), PlainFleet(federation)
     state, ledger, found = method.init(0), Ledger(), []
     for number in range(rounds + 1):
-        Clocked.spent.clear()
+        TimedCoefficients.durations_s.clear()
         before = timer.seconds["train: clients"]
         state, record, _ = engine.run_round(method, fleet, state, 0, ledger, timer)
-        train_s, learn_s = timer.seconds["train: clients"] - before, sum(Clocked.spent)
+        train_s, learn_s = timer.seconds["train: clients"] - before, sum(TimedCoefficients.durations_s)
         if number:
             found.append({"round": record.round, "learn_s": learn_s, "train_s": train_s, "share": learn_s / train_s})
             print(f"round {record.round}: {learn_s:.2f} s learning, {train_s:.2f} s training, {learn_s / train_s:.2f}")
@@ -69,19 +71,21 @@ def main() -> None:
     parser.add_argument("--data", default="fashion-mnist", help="Name of the data set. Default: fashion-mnist.")
     parser.add_argument("--model", default="cnn-fedavg", help="Name of the network. Default: cnn-fedavg.")
     parser.add_argument("--rows", type=int, default=0, help="Training samples of the data set. Default: 0, all.")
-    parser.add_argument("--rounds", type=harness.positive, default=5, help="Rounds that are counted. Default: 5.")
-    parser.add_argument("--clients", type=harness.positive, default=50, help="Default: 50.")
-    parser.add_argument("--cohort", type=harness.positive, default=7, help="Clients per round. Default: 7.")
+    parser.add_argument(
+        "--rounds", type=harness.require_positive, default=5, help="Rounds that are counted. Default: 5."
+    )
+    parser.add_argument("--clients", type=harness.require_positive, default=50, help="Default: 50.")
+    parser.add_argument("--cohort", type=harness.require_positive, default=7, help="Clients per round. Default: 7.")
     parser.add_argument("--public", type=int, default=50, help="Public samples. Default: 50.")
     tiny = {"data": "digits", "model": "mlp", "rounds": 1, "clients": 4, "cohort": 2, "public": 10}
     options, run = harness.begin(parser, "contribution.json", tiny)
     torch.set_num_threads(1)
-    dataset = load(options.data, seed=0, clients=options.clients, rows=options.rows or None)
-    federation = partition(dataset, "dirichlet:0.1", clients=options.clients, seed=0, public=options.public)
+    dataset = load(options.data, seed=0, clients=options.clients, max_train_samples=options.rows or None)
+    federation = partition(dataset, "dirichlet:0.1", clients=options.clients, seed=0, public_samples=options.public)
     model = load_model(options.model, federation.input_shape, len(federation.classes))
     training = {"rounds": 99, "cohort": options.cohort, "epochs": 1, "batch_size": 64, "lr": 0.005}
-    method = build("apcsma", Setting(model, **training, public=federation.public))
-    rows = measure(with_clock(method), federation, options.rounds)
+    method = build("apcsma", Setting(model, **training, public=federation.public_samples))
+    rows = measure(with_timed_coefficients(method), federation, options.rounds)
     share = median(row["share"] for row in rows)
     run.write(share_of_training=share, rows=rows)
     print(f"{options.model}: {share:.2f} of the training time (median of {options.rounds} rounds)")

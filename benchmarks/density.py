@@ -27,13 +27,13 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from shoal.clusterers.density import AdaptiveDensityClusters
 from shoal.clusterers.validation import Floats, Labels
 
-CHANNELS, CLASSES, EXAMPLES, SERVER_W = 64, 10, (100, 500), 65
+CHANNELS, CLASSES, NUM_SAMPLES_RANGE, SERVER_W = 64, 10, (100, 500), 65
 FLEETS = ("groups", "dirichlet-0.1", "dirichlet-0.5", "dirichlet-1", "dirichlet-10", "iid")
-TIMED = ("groups", "dirichlet-0.1", "dirichlet-10", "iid")
-NEWCOMERS, CHANGED, SMALL = 1000, 100, 100
+TIMED_FLEETS = ("groups", "dirichlet-0.1", "dirichlet-10", "iid")
+NUM_LATE_JOINING, NUM_CHANGED, NUM_GUARD_CLIENTS = 1000, 100, 100
 
 
-def label_laws(fleet: str, clients: int, rng: np.random.Generator) -> tuple[Floats, Labels]:
+def label_distributions(fleet: str, clients: int, rng: np.random.Generator) -> tuple[Floats, Labels]:
     planted = np.arange(clients) % 5
     if fleet == "groups":
         return np.repeat(np.eye(5), CLASSES // 5, axis=1)[planted] * 5 / CLASSES, planted
@@ -42,12 +42,12 @@ def label_laws(fleet: str, clients: int, rng: np.random.Generator) -> tuple[Floa
     return rng.dirichlet(np.full(CLASSES, float(fleet.partition("-")[2])), clients), planted * 0
 
 
-def sparsities(fleet: str, clients: int, seed: int) -> tuple[Floats, tuple[Floats, Floats], Labels]:
+def draw_sparsities(fleet: str, clients: int, seed: int) -> tuple[Floats, tuple[Floats, Floats], Labels]:
     """Vectors of all examples, of both halves of them, and the planted group of each client."""
     rng = np.random.default_rng(seed)
     chances = 1 / (1 + np.exp(-rng.normal(0.3, 1, CHANNELS) - rng.normal(size=(CLASSES, CHANNELS))))
-    laws, planted = label_laws(fleet, clients, rng)
-    examples = rng.integers(EXAMPLES[0] // 2, EXAMPLES[1] // 2 + 1, clients)
+    laws, planted = label_distributions(fleet, clients, rng)
+    examples = rng.integers(NUM_SAMPLES_RANGE[0] // 2, NUM_SAMPLES_RANGE[1] // 2 + 1, clients)
     halves = []
     for _ in range(2):
         counts = rng.multinomial(examples, laws)
@@ -56,9 +56,9 @@ def sparsities(fleet: str, clients: int, seed: int) -> tuple[Floats, tuple[Float
     return (halves[0] + halves[1]) / 2, (halves[0], halves[1]), planted
 
 
-def measured(fleet: str, clients: int, references: int | None) -> dict[str, Any]:
-    rows, _, planted = sparsities(fleet, clients, 0)
-    changed, _, _ = sparsities(fleet, clients, 1)
+def measure_fit(fleet: str, clients: int, references: int | None) -> dict[str, Any]:
+    rows, _, planted = draw_sparsities(fleet, clients, 0)
+    changed, _, _ = draw_sparsities(fleet, clients, 1)
     AdaptiveDensityClusters().fit(rows[:50])  # libraries are loaded
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     clusterer = AdaptiveDensityClusters(n_references=references)
@@ -67,8 +67,8 @@ def measured(fleet: str, clients: int, references: int | None) -> dict[str, Any]
     found["labels"] = clusterer.labels_.tolist()
     found["clusters"], found["planted"] = int(clusterer.labels_.max()) + 1, planted.tolist()
     found["splits"], found["merges"] = clusterer.splits_, clusterer.merges_
-    found["predict_s"] = _seconds(lambda: clusterer.predict(changed[:NEWCOMERS]))
-    found["update_s"] = _seconds(lambda: clusterer.update(changed[:CHANGED], np.arange(min(CHANGED, clients))))
+    found["predict_s"] = _seconds(lambda: clusterer.predict(changed[:NUM_LATE_JOINING]))
+    found["update_s"] = _seconds(lambda: clusterer.update(changed[:NUM_CHANGED], np.arange(min(NUM_CHANGED, clients))))
     found["joules"] = SERVER_W * found["fit_s"]
     found["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found["resident_before_bytes"] = before_bytes
@@ -81,11 +81,11 @@ def _seconds(work: Any) -> float:
     return time.thread_time() - begun
 
 
-def guarded(fleet: str, seeds: int) -> dict[str, Any]:
+def measure_guard(fleet: str, seeds: int) -> dict[str, Any]:
     """Of small fleets: the ratio that the guard looks at, and how many become one cluster by it."""
     fits = []
     for seed in range(seeds):
-        rows, halves, _ = sparsities(fleet, SMALL, seed)
+        rows, halves, _ = draw_sparsities(fleet, NUM_GUARD_CLIENTS, seed)
         fits.append(AdaptiveDensityClusters().fit(rows, halves=halves))
     ratios = [f.noise_ratio_ for f in fits]
     one = sum(f.guarded_ for f in fits)
@@ -98,7 +98,7 @@ def guarded(fleet: str, seeds: int) -> dict[str, Any]:
     }
 
 
-def fit(fleet: str, clients: int, references: int, timeout_s: float) -> dict[str, Any]:
+def run_fit(fleet: str, clients: int, references: int, timeout_s: float) -> dict[str, Any]:
     """Returns the row of a fit in a process of its own."""
     command = [sys.executable, __file__, "--in-this-process", fleet, str(clients), str(references)]
     outcome = harness.run_process(command, timeout_s)
@@ -106,7 +106,7 @@ def fit(fleet: str, clients: int, references: int, timeout_s: float) -> dict[str
     return asked | outcome.row | (json.loads(outcome.output) if outcome.status == OK else {})
 
 
-def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_rand_indices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns rows with Rand indices instead of labels. Without the full matrix there is nothing to agree with."""
     from sklearn.metrics import adjusted_rand_score
 
@@ -118,10 +118,10 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in ("labels", "planted")} for row in rows]
 
 
-def said(found: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]:
+def format_tables(found: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]:
     lines = [
         "| fleet | clients | references | fit s | J at 65 W | MiB (before) | clusters | agree | truth "
-        f"| predict {NEWCOMERS} s | update {CHANGED} s |",
+        f"| predict {NUM_LATE_JOINING} s | update {NUM_CHANGED} s |",
         "|" + "---|" * 11,
     ]
     for f in found:
@@ -134,7 +134,7 @@ def said(found: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]
             f"| {f['resident_bytes'] / 2**20:.0f} ({f['resident_before_bytes'] / 2**20:.0f}) | {f['clusters']:,} "
             f"| {agree} | {truth} | {f['predict_s']:.2f} | {f['update_s']:.2f} |"
         )
-    lines += [f"| fleet of {SMALL} clients | noise ratio | one cluster by the guard |", "|" + "---|" * 3]
+    lines += [f"| fleet of {NUM_GUARD_CLIENTS} clients | noise ratio | one cluster by the guard |", "|" + "---|" * 3]
     for g in guards:
         ratios = f"{g['least_ratio']:.2f} to {g['largest_ratio']:.2f}"
         lines.append(f"| {g['fleet']} | {ratios} | {g['one_cluster']} of {g['seeds']} |")
@@ -146,28 +146,34 @@ def main() -> int:
     if sys.argv[1:2] == ["--in-this-process"]:
         fleet, clients, references = sys.argv[2:]
         with threadpool_limits(1):
-            print(json.dumps(measured(fleet, int(clients), int(references) or None)))
+            print(json.dumps(measure_fit(fleet, int(clients), int(references) or None)))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, positive = parser.add_argument, harness.positive
+    add, positive = parser.add_argument, harness.require_positive
     add("--clients", nargs="+", type=positive, default=[1000, 10_000], help="Numbers of clients.")
     add("--references", nargs="+", type=positive, default=[200, 1000], help="Numbers of references, beside all.")
-    add("--fleets", nargs="+", choices=TIMED, default=list(TIMED), help="Fleets that are timed. Default: all.")
+    add(
+        "--fleets",
+        nargs="+",
+        choices=TIMED_FLEETS,
+        default=list(TIMED_FLEETS),
+        help="Fleets that are timed. Default: all.",
+    )
     add("--guarded", nargs="+", choices=FLEETS, default=list(FLEETS), help="Fleets for the guard. Default: all.")
     add("--seeds", type=positive, default=5, help="Small fleets for the guard, of each kind. Default: 5.")
     add("--timeout-s", type=harness.seconds, default=7200, help="Seconds after which a fit is ended. Default: 7200.")
     tiny = {"clients": [30], "references": [20], "fleets": ["groups"], "guarded": ["groups", "iid"], "seeds": 1}
     options, run = harness.begin(parser, "density.json", tiny)
     with threadpool_limits(1):
-        guards = [guarded(fleet, options.seeds) for fleet in options.guarded]
+        guards = [measure_guard(fleet, options.seeds) for fleet in options.guarded]
     found = []
     for clients in options.clients:
         for fleet in options.fleets:
             for references in [0, *(q for q in options.references if q < clients)]:
-                found.append(fit(fleet, clients, references, options.timeout_s))
-    found = compared(found)
+                found.append(run_fit(fleet, clients, references, options.timeout_s))
+    found = with_rand_indices(found)
     run.write(server_w=SERVER_W, rows=found, guards=guards)
-    print("\n".join(said(found, guards)))
+    print("\n".join(format_tables(found, guards)))
     return int(any(row["status"] != OK for row in found))
 
 

@@ -30,7 +30,7 @@ class Work:
     epochs: int
     fleets: tuple[str, ...]
     clients: int = 10
-    samples: int = 448
+    num_samples: int = 448
 
 
 WORKS = {
@@ -38,8 +38,8 @@ WORKS = {
     "cnn-cifar": Work((3, 32, 32), 2, ("plain", "pool", "flower")),  # stacked convolutions are far too slow here
 }
 TINY_WORKS = {
-    "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=1, clients=2, samples=16),
-    "cnn-cifar": replace(WORKS["cnn-cifar"], shape=(1, 22, 22), epochs=1, clients=2, samples=16),
+    "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=1, clients=2, num_samples=16),
+    "cnn-cifar": replace(WORKS["cnn-cifar"], shape=(1, 22, 22), epochs=1, clients=2, num_samples=16),
 }
 
 
@@ -72,7 +72,7 @@ def federation(work: Work) -> Federation:
     def draw(n: int) -> Examples:
         return Examples(torch.randn(n, *work.shape, generator=g), torch.randint(0, 10, (n,), generator=g))
 
-    data = {f"c{i}": {"train": draw(work.samples), "val": draw(10), "test": draw(10)} for i in range(work.clients)}
+    data = {f"c{i}": {"train": draw(work.num_samples), "val": draw(10), "test": draw(10)} for i in range(work.clients)}
     return Federation.from_clients(data, draw(10), tuple("0123456789"))
 
 
@@ -94,10 +94,10 @@ def measure(model: str, work: Work, rounds: int) -> list[dict[str, Any]]:
         for m in measured.values():
             if m.outcome.status == OK:
                 m.attempt(m.execute, Plan(train.programs[0], tasks))
-    return rows(model, measured)
+    return result_rows(model, measured)
 
 
-def rows(model: str, measured: dict[str, Measurement]) -> list[dict[str, Any]]:
+def result_rows(model: str, measured: dict[str, Measurement]) -> list[dict[str, Any]]:
     # The first round warms up.
     seconds = {name: statistics.median(m.round_s[1:]) if m.round_s[1:] else None for name, m in measured.items()}
     plain_s = seconds["plain"]
@@ -122,7 +122,9 @@ def sentence(row: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=harness.positive, default=3, help="Rounds that are counted. Default: 3.")
+    parser.add_argument(
+        "--rounds", type=harness.require_positive, default=3, help="Rounds that are counted. Default: 3."
+    )
     parser.add_argument("--models", nargs="+", default=list(WORKS), choices=list(WORKS), help="Default: all.")
     options, run = harness.begin(parser, "fleets.json", {"rounds": 1})
     works, found = TINY_WORKS if options.tiny else WORKS, []

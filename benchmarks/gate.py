@@ -20,31 +20,31 @@ from shoal.client.gate import Gate, gated_predict
 from shoal.models import Model, load_model
 
 SHAPES = {"mlp": (1, 28, 28), "cnn-cifar": (3, 32, 32)}
-WARM = 3  # turns that are not counted
+NUM_WARMUP_TURNS = 3  # turns that are not counted
 
 
-def seconds(works: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
+def median_seconds(works: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
     """Returns the median of each, measured in turns, so that a busy moment of the machine meets all."""
     found: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(WARM + turns):
+    for _ in range(NUM_WARMUP_TURNS + turns):
         for name, work in works.items():
             begun = time.perf_counter()
             work()
             found[name].append(time.perf_counter() - begun)
-    return {name: median(spent[WARM:]) for name, spent in found.items()}
+    return {name: median(spent[NUM_WARMUP_TURNS:]) for name, spent in found.items()}
 
 
-def ratios(model: Model, rows: int, count: int, turns: int) -> dict[str, float]:
+def measure_ratios(model: Model, num_samples: int, num_experts: int, turns: int) -> dict[str, float]:
     """Returns the seconds of three models, and how many times as long the gate takes."""
-    gate, x = Gate(), torch.randn(rows, *model.input_shape)
-    experts = {f"expert-{k:03d}": model.init(k) for k in range(count)}
-    weights = gate.init(x[0].numel(), 1 + count, 0)
+    gate, x = Gate(), torch.randn(num_samples, *model.input_shape)
+    experts = {f"expert-{k:03d}": model.init(k) for k in range(num_experts)}
+    weights = gate.init(x[0].numel(), 1 + num_experts, 0)
     trained = {k: v + 0.1 * torch.randn(v.shape) for k, v in weights.items()}
     marks = torch.stack([m[model.trainable[-1]] for m in experts.values()])  # the gate is for just these
     private = {"model": model.init(99), "gate": trained, "experts": {"marks": marks}}
     predict, three = gated_predict(model, gate), [private["model"], *experts.values()][:3]
     with torch.no_grad():
-        took = seconds(
+        took = median_seconds(
             {
                 "three": lambda: [model.predict(m, x) for m in three],
                 "gate": lambda: predict(experts, private, x),
@@ -56,7 +56,7 @@ def ratios(model: Model, rows: int, count: int, turns: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, positive = parser.add_argument, harness.positive
+    add, positive = parser.add_argument, harness.require_positive
     add("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="Default: all.")
     add("--rows", nargs="+", type=positive, default=[32, 256], help="Rows of one prediction. Default: 32 256.")
     add("--experts", nargs="+", type=positive, default=[2, 3, 4, 10], help="Numbers of experts. Default: 2 3 4 10.")
@@ -70,7 +70,7 @@ def main() -> None:
         model = load_model(name, SHAPES[name], 10)
         for rows in options.rows:
             for experts in options.experts:
-                row = ratios(model, rows, experts, options.turns)
+                row = measure_ratios(model, rows, experts, options.turns)
                 ms = 1000 * row["three_models_s"]
                 figures = f"{ms:10.2f} ms {row['gate']:6.2f}"
                 print(f"{name:10} {rows:5} {experts:7} {figures}", flush=True)

@@ -38,9 +38,9 @@ from shoal.rng import derive_seed
 from shoal.stages.cluster import Adaptive
 from shoal.types import ClientData, ClientId, Examples, Params, Plan, Task
 
-CLASSES, GROUPS = 10, 5
+CLASSES, NUM_PLANTED_GROUPS = 10, 5
 ADAPTED, RECEIVED = 0, 1
-SEEN = {"received": [RECEIVED], "adapted": [ADAPTED], "all": [ADAPTED, RECEIVED, 2, 3]}
+VECTORS_BY_ATTACK = {"received": [RECEIVED], "adapted": [ADAPTED], "all": [ADAPTED, RECEIVED, 2, 3]}
 
 Floats = NDArray[np.float64]
 Clients = Mapping[ClientId, ClientData]
@@ -62,35 +62,38 @@ FULL = Sizes("cnn-cifar", 50, 20_000, 200, 80, 5, (0.0, 0.01, 0.05, 0.2), (0.1, 
 TINY = Sizes("mlp", 10, None, 10, 8, 1, (0.0, 0.05), (1.0,))
 
 
-def told(program: Sparsity, first: Params, data: Clients, seed: int) -> dict[ClientId, torch.Tensor]:
-    tasks = {c: Task({"first": first}, {}, derive_seed(seed, c)) for c in data}
+def collect_sparsity(program: Sparsity, sent_model: Params, data: Clients, seed: int) -> dict[ClientId, torch.Tensor]:
+    tasks = {c: Task({"first": sent_model}, {}, derive_seed(seed, c)) for c in data}
     reports = PlainFleet(data).execute(Plan(program, tasks))
     return {c: r.tensors["sparsity"]["s"] for c, r in reports.items()}
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueriedClients:
     """Clients, and what they told without noise."""
 
     program: Sparsity
     data: Clients
-    exact: Mapping[ClientId, torch.Tensor]
+    noiseless_vectors: Mapping[ClientId, torch.Tensor]
 
     @cached_property
-    def labels(self) -> Floats:
+    def label_distributions(self) -> Floats:
         counts = np.stack([np.bincount(self.data[c]["train"].y.numpy(), minlength=CLASSES) for c in self.data])
         found: Floats = counts / counts.sum(axis=1, keepdims=True)
         return found
 
-    def without_adaptation(self) -> Asked:
+    def without_adaptation(self) -> QueriedClients:
         """What they would have told with `represent.epochs=0`: of the received model it is the same."""
         return replace(self, program=replace(self.program, adaptation=replace(self.program.adaptation, epochs=0)))
 
-    def left(self, noise: float, seed: int) -> Floats:
+    def released_vectors(self, noise: float, seed: int) -> Floats:
         """[clients, 4, channels] with noise, which is the last thing that happens to them on the client."""
         program = replace(self.program, noise=noise)
         rows = {c: len(self.data[c]["train"].y) for c in self.data}
-        each = [program.released(s[[0, 2, 3]], rows[c], derive_seed(seed, noise, c)) for c, s in self.exact.items()]
+        each = [
+            program.released(s[[0, 2, 3]], rows[c], derive_seed(seed, noise, c))
+            for c, s in self.noiseless_vectors.items()
+        ]
         found: Floats = torch.stack(each).double().numpy()
         return found
 
@@ -98,44 +101,46 @@ class Asked:
 class Server:
     """The model it sent, and what that gives on public rows."""
 
-    def __init__(self, program: Sparsity, first: Params, public: Examples) -> None:
-        self.program, self.first, self.public = program, first, public
-        zeros, y = self.zeros(public.x), public.y.numpy()
-        self.of_classes: Floats = np.stack([zeros[y == k].mean(axis=0) for k in range(CLASSES)])
-        self.within: Floats = np.cov((zeros - self.of_classes[y]).T) + 1e-3 * np.eye(zeros.shape[1])
+    def __init__(self, program: Sparsity, sent_model: Params, public_samples: Examples) -> None:
+        self.program, self.sent_model, self.public_samples = program, sent_model, public_samples
+        zeros, y = self.zero_activations(public_samples.x), public_samples.y.numpy()
+        self.class_means: Floats = np.stack([zeros[y == k].mean(axis=0) for k in range(CLASSES)])
+        self.class_covariance: Floats = np.cov((zeros - self.class_means[y]).T) + 1e-3 * np.eye(zeros.shape[1])
 
-    def zeros(self, x: torch.Tensor) -> Floats:
-        found = self.program.adaptation.model.relu_output(self.first, x, self.program.place) == 0
+    def zero_activations(self, x: torch.Tensor) -> Floats:
+        found = self.program.adaptation.model.relu_output(self.sent_model, x, self.program.place) == 0
         return found.double().numpy()
 
-    def asks(self, data: Clients, seed: int) -> Asked:
-        return Asked(self.program, data, told(self.program, self.first, data, seed))
+    def query(self, data: Clients, seed: int) -> QueriedClients:
+        return QueriedClients(self.program, data, collect_sparsity(self.program, self.sent_model, data, seed))
 
-    def suspects(self, client: ClientData, labels: Floats) -> Suspects:
-        inside, outside = (self.zeros(client[s].x) - self.of_classes[client[s].y.numpy()] for s in ("train", "test"))
-        return Suspects(inside, outside, labels @ self.of_classes, self.within)
+    def membership_attack(self, client: ClientData, labels: Floats) -> MembershipAttack:
+        inside, outside = (
+            self.zero_activations(client[s].x) - self.class_means[client[s].y.numpy()] for s in ("train", "test")
+        )
+        return MembershipAttack(inside, outside, labels @ self.class_means, self.class_covariance)
 
 
 @dataclass(frozen=True)
-class Suspects:
+class MembershipAttack:
     """A client's training rows and its test rows, as they differ from their classes; and what its labels would give."""
 
-    inside: Floats
-    outside: Floats
+    train_deviations: Floats
+    test_deviations: Floats
     expected: Floats
-    within: Floats
+    class_covariance: Floats
 
-    def found(self, s: Floats, noise: float) -> float:
+    def auc(self, s: Floats, noise: float) -> float:
         """By how much a row points the way in which the client differs from what its labels would give."""
         from sklearn.metrics import roc_auc_score
 
-        spread = self.within / len(self.inside) + noise**2 / 2 * np.eye(len(s))
+        spread = self.class_covariance / len(self.train_deviations) + noise**2 / 2 * np.eye(len(s))
         way = np.linalg.solve(spread, s - self.expected)
-        truth = np.repeat([1, 0], [len(self.inside), len(self.outside)])
-        return float(roc_auc_score(truth, np.concatenate([self.inside, self.outside]) @ way))
+        truth = np.repeat([1, 0], [len(self.train_deviations), len(self.test_deviations)])
+        return float(roc_auc_score(truth, np.concatenate([self.train_deviations, self.test_deviations]) @ way))
 
 
-def public_rows(test: Examples, count: int, seed: int) -> Examples:
+def choose_public_samples(test: Examples, count: int, seed: int) -> Examples:
     """Of rows that no client holds, as many of each class."""
     rng = np.random.default_rng(derive_seed(seed, "public"))
     y = test.y.numpy()
@@ -157,24 +162,26 @@ def shadow_clients(
     return clients
 
 
-def read_mixture(received: Floats, of_classes: Floats) -> Floats:
+def read_mixture(received: Floats, class_means: Floats) -> Floats:
     """E[s] = sum over y of p(y) E[s | y], with p >= 0."""
     from scipy.optimize import nnls
 
-    return shares(np.stack([nnls(of_classes.T, s)[0] for s in received]))
+    return to_distributions(np.stack([nnls(class_means.T, s)[0] for s in received]))
 
 
-def read_by_shadows(vectors: Floats, shadows: Floats, of_shadows: Floats) -> Floats:
+def read_by_shadows(vectors: Floats, shadows: Floats, shadow_distributions: Floats) -> Floats:
     from sklearn.linear_model import RidgeCV
 
-    return shares(RidgeCV(np.logspace(-3, 3, 13)).fit(flat(shadows), of_shadows).predict(flat(vectors)))
+    return to_distributions(
+        RidgeCV(np.logspace(-3, 3, 13)).fit(flat(shadows), shadow_distributions).predict(flat(vectors))
+    )
 
 
 def flat(vectors: Floats) -> Floats:
     return vectors.reshape(len(vectors), -1)
 
 
-def shares(found: Floats) -> Floats:
+def to_distributions(found: Floats) -> Floats:
     positive = np.maximum(found, 1e-12)
     scaled: Floats = positive / positive.sum(axis=1, keepdims=True)
     return scaled
@@ -195,29 +202,40 @@ def mean_of_draws(measure: Callable[[float, int], dict[str, Any]], sizes: Sizes,
     return found
 
 
-def readings(server: Server, fleet: Federation, skew: float, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
-    samples = fleet.sizes("train").tolist()
-    shadows = server.asks(shadow_clients(server.public, sizes.shadows, skew, samples, seed), seed)
-    clients = server.asks(fleet, seed)
-    suspects = [server.suspects(fleet[c], p) for c, p in zip(fleet, clients.labels, strict=True)]
+def measure_readings(
+    server: Server, federation: Federation, skew: float, sizes: Sizes, seed: int
+) -> list[dict[str, Any]]:
+    samples = federation.samples_per_client("train").tolist()
+    shadows = server.query(shadow_clients(server.public_samples, sizes.shadows, skew, samples, seed), seed)
+    clients = server.query(federation, seed)
+    suspects = [
+        server.membership_attack(federation[c], p) for c, p in zip(federation, clients.label_distributions, strict=True)
+    ]
 
     def measure(noise: float, seed: int) -> dict[str, Any]:
-        s, learned = clients.left(noise, seed), shadows.left(noise, seed)
-        read = {"mixture": read_mixture(s[:, RECEIVED], server.of_classes)}
-        read |= {name: read_by_shadows(s[:, seen], learned[:, seen], shadows.labels) for name, seen in SEEN.items()}
+        s, learned = clients.released_vectors(noise, seed), shadows.released_vectors(noise, seed)
+        read = {"mixture": read_mixture(s[:, RECEIVED], server.class_means)}
+        read |= {
+            name: read_by_shadows(s[:, seen], learned[:, seen], shadows.label_distributions)
+            for name, seen in VECTORS_BY_ATTACK.items()
+        }
         both = zip(suspects, s[:, RECEIVED], strict=True)
-        areas = [suspect.found(v, noise) for suspect, v in both if len(suspect.outside)]
-        return {name: agreement(p, clients.labels) for name, p in read.items()} | {"members": np.mean(areas)}
+        areas = [suspect.auc(v, noise) for suspect, v in both if len(suspect.test_deviations)]
+        return {name: agreement(p, clients.label_distributions) for name, p in read.items()} | {
+            "members": np.mean(areas)
+        }
 
     return [{"skew": skew, **row} for row in mean_of_draws(measure, sizes, seed)]
 
 
-def clusters(server: Server, planted: Federation, same: Federation, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
+def measure_clusters(
+    server: Server, planted: Federation, unclustered: Federation, sizes: Sizes, seed: int
+) -> list[dict[str, Any]]:
     from sklearn.metrics import adjusted_rand_score
 
-    assert planted.groups
-    truth = list(planted.groups.values())
-    adapted = [server.asks(fleet, seed) for fleet in (planted, same)]
+    assert planted.planted_groups
+    truth = list(planted.planted_groups.values())
+    adapted = [server.query(fleet, seed) for fleet in (planted, unclustered)]
     ways = {
         "adapted": (Adaptive(), adapted),
         "unguarded": (Adaptive(guard=0.0), adapted),
@@ -227,32 +245,40 @@ def clusters(server: Server, planted: Federation, same: Federation, sizes: Sizes
     def measure(noise: float, seed: int) -> dict[str, Any]:
         found = {}
         for name, (rule, fleets) in ways.items():
-            apart, together = (rule(flat(fleet.left(noise, seed)), 0) for fleet in fleets)
+            apart, together = (rule(flat(fleet.released_vectors(noise, seed)), 0) for fleet in fleets)
             found[name] = (adjusted_rand_score(truth, apart), apart.max() + 1, together.max() + 1)
         return found
 
     return mean_of_draws(measure, sizes, seed)
 
 
-def measured(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
-    source = shoal.load(data, rows=sizes.samples)
+def measure_dataset(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
+    source = shoal.load(data, max_train_samples=sizes.samples)
     model = load_model(sizes.model, source.input_shape, CLASSES)
     program = build("fedepc", Setting(model, rounds=1, cohort=1, lr=0.05)).programs["represent"]
     assert isinstance(program, Sparsity)
-    server = Server(program, model.init(derive_seed(seed, "init")), public_rows(source.test, sizes.public, seed))
+    server = Server(
+        program, model.init(derive_seed(seed, "init")), choose_public_samples(source.test, sizes.public, seed)
+    )
 
     def dealt(partition: str) -> Federation:
         return shoal.partition(source, partition, clients=sizes.clients, seed=seed)
 
-    read = [row for skew in sizes.skews for row in readings(server, dealt(f"dirichlet:{skew}"), skew, sizes, seed)]
+    read = [
+        row for skew in sizes.skews for row in measure_readings(server, dealt(f"dirichlet:{skew}"), skew, sizes, seed)
+    ]
     same = dealt("iid")
-    groups = clusters(server, dealt(f"groups:{GROUPS},100"), same, sizes, seed)
-    proved = [replace(program, noise=n).privacy_guarantee(same.sizes("train").tolist()) for n in sizes.noises if n]
+    groups = measure_clusters(server, dealt(f"groups:{NUM_PLANTED_GROUPS},100"), same, sizes, seed)
+    proved = [
+        replace(program, noise=n).privacy_guarantee(same.samples_per_client("train").tolist())
+        for n in sizes.noises
+        if n
+    ]
     return {"data": data, "seed": seed, "readings": read, "clusters": groups, "guarantees": proved}
 
 
-def said(found: list[dict[str, Any]]) -> list[str]:
-    ways = ("mixture", *SEEN)
+def format_tables(found: list[dict[str, Any]]) -> list[str]:
+    ways = ("mixture", *VECTORS_BY_ATTACK)
     lines = [f"| data | skew | noise | {' | '.join(ways)} | members |", "|" + "---|" * 8]
     for f in found:
         for r in f["readings"]:
@@ -278,9 +304,9 @@ def main() -> None:
     sizes = TINY if options.tiny else FULL
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        found = [measured(data, sizes, options.seed) for data in options.data]
+        found = [measure_dataset(data, sizes, options.seed) for data in options.data]
     run.write(sizes=asdict(sizes), rows=found)
-    print("\n".join(said(found)))
+    print("\n".join(format_tables(found)))
 
 
 if __name__ == "__main__":

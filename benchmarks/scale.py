@@ -26,45 +26,45 @@ import harness
 from harness import FAILED, OK, Outcome
 
 SHAPE = (1, 28, 28)
-WARM = 2  # rounds that are not counted: libraries are loaded, steps are recorded
+NUM_WARMUP_ROUNDS = 2  # rounds that are not counted: libraries are loaded, steps are recorded
 
 
 @dataclass(frozen=True)
 class Sizes:
     clients: int = 100
-    samples: int = 448  # of each client
+    num_samples: int = 448  # of each client
     central: int = 10_000  # samples of the central test set
     rounds: int = 12  # that are counted
     cohort: int = 100
     populations: tuple[int, ...] = (1000, 10_000, 100_000)  # clients of which a cohort is selected
-    private: int = 100_000  # clients that keep a model of their own
+    num_personal_models: int = 100_000  # clients that keep a model of their own
 
 
 FULL = Sizes()
-TINY = Sizes(clients=3, samples=8, central=8, rounds=1, cohort=2, populations=(4, 8), private=4)
+TINY = Sizes(clients=3, num_samples=8, central=8, rounds=1, cohort=2, populations=(4, 8), num_personal_models=4)
 
 
 class Memory:
     """The largest memory of this process and its workers at any time; pages that they share are counted once."""
 
-    most = 0
+    max_bytes = 0
 
     def __enter__(self) -> Memory:
-        self._over = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-        self._watch.start()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._watch.join()
+        self._is_over.set()
+        self._thread.join()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         is_over = False
         while not is_over:
-            is_over = self._over.wait(0.5)
+            is_over = self._is_over.wait(0.5)
             workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            self.most = max(self.most, sum(resident_bytes(pid) for pid in [str(os.getpid()), *workers]))
+            self.max_bytes = max(self.max_bytes, sum(resident_bytes(pid) for pid in [str(os.getpid()), *workers]))
 
 
 def resident_bytes(pid: str) -> int:
@@ -75,7 +75,7 @@ def resident_bytes(pid: str) -> int:
     return int(facts.partition("Pss:")[2].split()[0]) * 1024
 
 
-def federation(clients: int, samples: int, tested: int = 1, central: int = 1) -> Any:
+def federation(clients: int, num_train_samples: int, num_test_samples: int = 1, central: int = 1) -> Any:
     """Random samples, laid out without a step per client: as quick for 100,000 of them as for ten."""
     import numpy as np
     import torch
@@ -84,7 +84,7 @@ def federation(clients: int, samples: int, tested: int = 1, central: int = 1) ->
     from shoal.types import Examples
 
     g = torch.Generator().manual_seed(0)
-    sizes = {"train": samples, "val": 0, "test": tested}
+    sizes = {"train": num_train_samples, "val": 0, "test": num_test_samples}
     starts = np.cumsum([0, *(clients * n for n in sizes.values())])
     bounds = {split: starts[i] + np.arange(clients + 1) * n for i, (split, n) in enumerate(sizes.items())}
 
@@ -113,21 +113,23 @@ def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[floa
 
     def on_round(record: Any) -> None:
         ends.append(time.perf_counter())
-        if record.round == WARM:
+        if record.round == NUM_WARMUP_ROUNDS:
             cold.update(timer.seconds)
 
     bench = arrange(Job(method=method, model="mlp", **keys), method, fed)
     with tempfile.TemporaryDirectory() as folder, new_run(bench, Path(folder) / "run") as store, Memory() as memory:
         run_experiment(bench, store, timer=timer, on_round=on_round)
     spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}
-    return spent, ends[WARM - 1 :], memory.most
+    return spent, ends[NUM_WARMUP_ROUNDS - 1 :], memory.max_bytes
 
 
 def overhead(sizes: Sizes) -> dict[str, Any]:
     """All clients in every round, two epochs: how much of a round is not training."""
     rounds = -(-sizes.rounds // 2)
-    fed = federation(sizes.clients, sizes.samples)
-    spent, _, _ = run("fedavg", fed, rounds=WARM + rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=100)
+    fed = federation(sizes.clients, sizes.num_samples)
+    spent, _, _ = run(
+        "fedavg", fed, rounds=NUM_WARMUP_ROUNDS + rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=100
+    )
     evaluated = sum(s for k, s in spent.items() if k.startswith("evaluate"))
     train_s = spent["train: clients"] / rounds
     other_s = sum(s for k, s in spent.items() if k != "train: clients") - evaluated
@@ -137,9 +139,13 @@ def overhead(sizes: Sizes) -> dict[str, Any]:
 
 def evaluation(sizes: Sizes, epochs: int) -> dict[str, Any]:
     """Evaluated in every round: a tenth of the clients train; all of them and the central test set are evaluated."""
-    fed = federation(sizes.clients, sizes.samples, tested=-(-sizes.samples // 7), central=sizes.central)
+    fed = federation(
+        sizes.clients, sizes.num_samples, num_test_samples=-(-sizes.num_samples // 7), central=sizes.central
+    )
     rounds, cohort = sizes.rounds, -(-sizes.clients // 10)
-    spent, _, _ = run("fedavg", fed, rounds=WARM + rounds, cohort=cohort, epochs=epochs, batch_size=64, eval_every=1)
+    spent, _, _ = run(
+        "fedavg", fed, rounds=NUM_WARMUP_ROUNDS + rounds, cohort=cohort, epochs=epochs, batch_size=64, eval_every=1
+    )
     evaluated = {k: s / rounds for k, s in spent.items() if k.startswith("evaluate")}
     train_s, evaluate_s = spent["train: clients"] / rounds, sum(evaluated.values())
     return {"train_s": train_s, "evaluate_s": evaluate_s, "times_training": evaluate_s / train_s, **evaluated}
@@ -147,7 +153,7 @@ def evaluation(sizes: Sizes, epochs: int) -> dict[str, Any]:
 
 def population(sizes: Sizes, count: int) -> dict[str, Any]:
     """A cohort out of `count` clients of 20 samples."""
-    rounds = max(sizes.rounds, WARM + 2)  # of which one is counted and one, the last, is evaluated
+    rounds = max(sizes.rounds, NUM_WARMUP_ROUNDS + 2)  # of which one is counted and one, the last, is evaluated
     _, ends, memory = run(
         "fedavg", federation(count, 20), rounds=rounds, cohort=sizes.cohort, epochs=5, batch_size=10, eval_every=rounds
     )
@@ -155,11 +161,11 @@ def population(sizes: Sizes, count: int) -> dict[str, Any]:
     return {"clients": count, "per_round_s": statistics.median(gaps), "resident_bytes": memory}
 
 
-def private(sizes: Sizes) -> dict[str, Any]:
+def personal_models(sizes: Sizes) -> dict[str, Any]:
     """Clients that each train and keep an MLP of their own (21 GB of private state on disk for 100,000 of them)."""
     began = time.perf_counter()
-    _, _, memory = run("local", federation(sizes.private, 1), rounds=1, cohort=1.0, epochs=1, batch_size=8)
-    return {"clients": sizes.private, "resident_bytes": memory, "whole_s": time.perf_counter() - began}
+    _, _, memory = run("local", federation(sizes.num_personal_models, 1), rounds=1, cohort=1.0, epochs=1, batch_size=8)
+    return {"clients": sizes.num_personal_models, "resident_bytes": memory, "whole_s": time.perf_counter() - began}
 
 
 def parts(sizes: Sizes) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -168,7 +174,7 @@ def parts(sizes: Sizes) -> dict[str, Callable[[], dict[str, Any]]]:
         "evaluation-10-epochs": partial(evaluation, sizes, 10),
         "evaluation-1-epoch": partial(evaluation, sizes, 1),
         **{f"clients-{count}": partial(population, sizes, count) for count in sizes.populations},
-        "private": partial(private, sizes),
+        "private": partial(personal_models, sizes),
     }
 
 

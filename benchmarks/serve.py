@@ -31,7 +31,7 @@ from shoal.experiment.job import Job
 from shoal.experiment.run import run_job
 from shoal.store.checkpoint import Checkpoints
 
-START_S = 120  # seconds within which a server must listen
+START_TIMEOUT_S = 120  # seconds within which a server must listen
 SERVERS = {
     "gathered": ("--max-batch", "64", "--max-wait-ms", "2"),
     "one by one": ("--max-batch", "1", "--max-wait-ms", "0"),
@@ -62,9 +62,9 @@ class Server:
     outcome: Outcome = field(default_factory=lambda: Outcome(OK))
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    answered: int = 0  # also while it grows warm
+    num_answers: int = 0  # also while it grows warm
     cpu_s: float = 0.0  # of the server, for these
-    errors: int = 0
+    num_errors: int = 0
     rounds: set[int] = field(default_factory=set)
     experts: set[str] = field(default_factory=set)
 
@@ -74,7 +74,7 @@ class Server:
 
     def await_port(self) -> None:
         """Waits until the server says where it listens."""
-        until = time.monotonic() + START_S
+        until = time.monotonic() + START_TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < until:
             for line in self.log.read_text().splitlines(keepends=True):
                 if " on http" in line and line.endswith("\n"):
@@ -99,15 +99,15 @@ class Server:
         is_whole = self.is_ok and self.seconds > 0  # a turn that broke off has answers, but no duration
         if self.is_ok and not len(ms):
             self.fail("answered no request")
-        if self.is_ok and self.errors:
-            self.fail(f"{self.errors} requests failed")
+        if self.is_ok and self.num_errors:
+            self.fail(f"{self.num_errors} requests failed")
         return self.outcome.row | {
             "requests": len(ms),
             "per_s": len(ms) / self.seconds if is_whole else None,
-            "server_cpu_ms": 1000 * self.cpu_s / self.answered if is_whole and self.answered else None,
+            "server_cpu_ms": 1000 * self.cpu_s / self.num_answers if is_whole and self.num_answers else None,
             "p50_ms": float(np.percentile(ms, 50)) if len(ms) else None,
             "p99_ms": float(np.percentile(ms, 99)) if len(ms) else None,
-            "errors": self.errors,
+            "errors": self.num_errors,
             "rounds": sorted(self.rounds),
             "experts": len(self.experts),
         }
@@ -154,28 +154,28 @@ def request(path: str, row: object) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def call(server: Server, sent: bytes, counted: float, until: float) -> None:
+async def call(server: Server, request_bytes: bytes, count_from: float, until: float) -> None:
     """By hand, not with a library for HTTP: the load must cost less than what it measures."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     while (begun := time.perf_counter()) < until:
         try:
-            writer.write(sent)
+            writer.write(request_bytes)
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             body = await reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError):
-            server.errors += 1
+            server.num_errors += 1
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             continue
-        server.answered += 1
+        server.num_answers += 1
         if not head.startswith(b"HTTP/1.1 200"):
-            server.errors += 1
-        elif begun >= counted:
+            server.num_errors += 1
+        elif begun >= count_from:
             server.latencies_s.append(time.perf_counter() - begun)
             if len(server.latencies_s) % 50 == 1:  # a look now and then: to read all would slow the load down
-                said = json.loads(body)
-                server.rounds.add(said["round"])
-                server.experts.add(said["answers"][0]["expert"])
+                answer = json.loads(body)
+                server.rounds.add(answer["round"])
+                server.experts.add(answer["answers"][0]["expert"])
     writer.close()
 
 
@@ -237,10 +237,10 @@ def two_cores(text: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def arguments() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usable = sorted(os.sched_getaffinity(0))
-    add, positive = parser.add_argument, harness.positive
+    add, positive = parser.add_argument, harness.require_positive
     add("--seconds", type=harness.seconds, default=60.0, help="For each server, in all turns together. Default: 60.")
     add("--method", choices=METHODS, default="ifca", help="Method whose run is served. Default: ifca.")
     add("--cores", type=two_cores, default=(usable[0], usable[:2][-1]), help="The server's core, and that of the load.")
@@ -254,7 +254,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     tiny = {"seconds": 0.6, "callers": 2, "turns": 2, "warm_s": 0.1, "clients": 5, "rounds": 1}
-    options, run = harness.begin(arguments(), "serve.json", tiny)
+    options, run = harness.begin(make_parser(), "serve.json", tiny)
     requests = make_requests(options.method, options.callers, options.clients)
     load = Load(requests, options.seconds, options.turns, options.warm_s)
     folder = Path(tempfile.mkdtemp())

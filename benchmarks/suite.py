@@ -13,8 +13,8 @@ from pathlib import Path
 
 from harness import HERE, signal_name
 
-LISTED = ("compare", "fleets", "scale", "clusters", "serve")  # what `make bench` runs
-OTHERS = ("bandit", "contribution", "density", "gate", "leakage", "unseen")
+DEFAULT_BENCHMARKS = ("compare", "fleets", "scale", "clusters", "serve")  # what `make bench` runs
+OTHER_BENCHMARKS = ("bandit", "contribution", "density", "gate", "leakage", "unseen")
 
 
 def run(name: str, tiny_out: Path | None) -> str | None:
@@ -28,17 +28,21 @@ def run(name: str, tiny_out: Path | None) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"Benchmarks to run. Default: {' '.join(LISTED)}.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"Benchmarks to run. Default: {' '.join(DEFAULT_BENCHMARKS)}."
+    )
     parser.add_argument("--tiny", action="store_true", help="Run the tiny forms. Needs --out.")
     parser.add_argument("--out", type=Path, help="Write the results of the tiny forms to this folder.")
     options = parser.parse_args()
     for name in options.names:
-        if name not in LISTED + OTHERS:
-            parser.error(f"{name!r} is no benchmark; it must be one of {', '.join(LISTED + OTHERS)}")
+        if name not in DEFAULT_BENCHMARKS + OTHER_BENCHMARKS:
+            parser.error(
+                f"{name!r} is no benchmark; it must be one of {', '.join(DEFAULT_BENCHMARKS + OTHER_BENCHMARKS)}"
+            )
     if options.tiny != (options.out is not None) or (options.tiny and not options.out.is_dir()):
         parser.error(f"--out is {options.out}; it must be an existing folder, and goes together with --tiny")
     lines, has_failed = [], False
-    for name in options.names or LISTED:
+    for name in options.names or DEFAULT_BENCHMARKS:
         print(f"== {name}", file=sys.stderr, flush=True)
         began = time.monotonic()
         failure = run(name, options.out)

@@ -35,11 +35,11 @@ from shoal.store.run_directory import RunStore
 from shoal.study.unseen import unseen_figures
 from shoal.types import ClientId, Examples
 
-SAMPLES = 256  # of one request
+REQUEST_SAMPLES = 256  # of one request
 
 
 @contextmanager
-def served(run: Path) -> Iterator[str]:
+def running_service(run: Path) -> Iterator[str]:
     """Starts a server of the run, and gives its address."""
     command = [sys.executable, "-m", "shoal", "serve", str(run), "--port", "0", "--rate", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -57,21 +57,21 @@ def served(run: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def accuracy(url: str, samples: Examples, seen: Examples | None, classes: list[str]) -> float:
+def accuracy(url: str, samples: Examples, prior_inputs: Examples | None, classes: list[str]) -> float:
     with Remote(url) as remote:
-        if seen is not None:
-            remote.learn(seen.x.numpy(), prepared=True)
-        parts = torch.split(samples.x, SAMPLES)
+        if prior_inputs is not None:
+            remote.learn(prior_inputs.x.numpy(), prepared=True)
+        parts = torch.split(samples.x, REQUEST_SAMPLES)
         labels = [label for part in parts for label in remote.predict(part.numpy(), prepared=True).labels]
     return fmean(classes[y] == label for y, label in zip(samples.y.tolist(), labels, strict=True))
 
 
-def through_the_service(
+def accuracy_through_service(
     run: Path, unseen: Mapping[ClientId, Examples], inputs: Sequence[int], seed: int
 ) -> dict[str, dict[ClientId, float]]:
     """Returns the accuracy of each client, by how many inputs the service was given before."""
     classes = json.loads((run / "inputs.json").read_text())["classes"]
-    with served(run) as url:
+    with running_service(run) as url:
 
         def with_inputs(count: int | None) -> dict[ClientId, float]:
             seen = {
@@ -88,14 +88,18 @@ def measure(run: Path, inputs: Sequence[int]) -> dict[str, Any]:
         bench = setup(make_job(store.config))
         if not bench.federation.unseen:
             raise UserError(f"{run} has no unseen clients: name a run that was started with --unseen")
-        here = unseen_figures(bench, store.last(), inputs)
-    there = through_the_service(run, bench.federation.unseen, inputs, bench.job.seed)
-    largest = max(abs(here[how]["clients"][c] - a) for how, of_clients in there.items() for c, a in of_clients.items())
+        without_service = unseen_figures(bench, store.load_final_state(), inputs)
+    with_service = accuracy_through_service(run, bench.federation.unseen, inputs, bench.job.seed)
+    largest = max(
+        abs(without_service[how]["clients"][c] - a)
+        for how, of_clients in with_service.items()
+        for c, a in of_clients.items()
+    )
     agreed = Outcome(FAILED, "the service and shoal evaluate do not agree") if largest else Outcome(OK)
     return agreed.row | {
         "clients": len(bench.federation.unseen),
-        "evaluate": {how: figures["mean"] for how, figures in here.items()},
-        "service": {how: fmean(of_clients.values()) for how, of_clients in there.items()},
+        "evaluate": {how: figures["mean"] for how, figures in without_service.items()},
+        "service": {how: fmean(of_clients.values()) for how, of_clients in with_service.items()},
         "largest_difference_of_a_client": largest,
     }
 
@@ -111,7 +115,9 @@ def attempt(run: Path, inputs: Sequence[int]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, help="Finished runs of shoal with unseen clients.")
-    parser.add_argument("--inputs", nargs="+", type=harness.positive, default=[20, 50, 200], help="Default: 20 50 200.")
+    parser.add_argument(
+        "--inputs", nargs="+", type=harness.require_positive, default=[20, 50, 200], help="Default: 20 50 200."
+    )
     options, run = harness.begin(parser, "unseen.json", {"inputs": [5]}, inputs=("runs",))
     if not options.runs and not options.tiny:
         parser.error("no runs: name the folders of finished runs that were started with --unseen")

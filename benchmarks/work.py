@@ -28,13 +28,13 @@ class Work:
     shape: tuple[int, ...]
     epochs: int
     clients: int = 10
-    samples: int = 448  # of each client
+    num_samples: int = 448  # of each client
     batch_size: int = 64
 
     @property
     def num_steps(self) -> int:
         """Steps of all clients in a round."""
-        return self.clients * self.epochs * (self.samples // self.batch_size)
+        return self.clients * self.epochs * (self.num_samples // self.batch_size)
 
 
 WORKS = {
@@ -42,8 +42,8 @@ WORKS = {
     "cnn": Work("cnn", "cnn-cifar", (3, 32, 32), 2),
 }
 TINY_WORKS = {
-    "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=2, clients=2, samples=16, batch_size=8),
-    "cnn": replace(WORKS["cnn"], shape=(1, 22, 22), epochs=1, clients=2, samples=16, batch_size=8),
+    "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=2, clients=2, num_samples=16, batch_size=8),
+    "cnn": replace(WORKS["cnn"], shape=(1, 22, 22), epochs=1, clients=2, num_samples=16, batch_size=8),
 }
 
 
@@ -65,19 +65,19 @@ class Cnn(nn.Module):
         super().__init__()
         self.conv1, self.conv2, self.conv3 = nn.Conv2d(shape[0], 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
         with torch.no_grad():
-            features = self.convolved(torch.zeros(1, *shape)).shape[1]
+            features = self.convolve(torch.zeros(1, *shape)).shape[1]
         self.fc, self.head = nn.Linear(features, 64), nn.Linear(64, CLASSES)
 
-    def convolved(self, x: Tensor) -> Tensor:
+    def convolve(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.max_pool2d(F.relu(conv(x)), 2)
         return x.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.fc(self.convolved(x))))
+        return self.head(F.relu(self.fc(self.convolve(x))))
 
 
-def network(work: Work) -> nn.Module:
+def make_network(work: Work) -> nn.Module:
     """Returns the network with weights of its own: load `first(folder)` into it."""
     return {"mlp": Mlp, "cnn-cifar": Cnn}[work.model](work.shape)
 
@@ -85,8 +85,8 @@ def network(work: Work) -> nn.Module:
 def prepare(work: Work, folder: Path, rounds: int) -> None:
     """Writes the samples, the first weights, and the order of samples: [rounds, clients, steps, batch]."""
     g = torch.Generator().manual_seed(SEED)
-    x = torch.randn(work.clients, work.samples, *work.shape, generator=g)
-    y = torch.randint(0, CLASSES, (work.clients, work.samples), generator=g)
+    x = torch.randn(work.clients, work.num_samples, *work.shape, generator=g)
+    y = torch.randint(0, CLASSES, (work.clients, work.num_samples), generator=g)
     np.savez(folder / "data.npz", x=x.numpy(), y=y.numpy())
     (folder / "work.json").write_text(json.dumps(asdict(work)))
     weights, orders = weights_and_orders(folder, rounds)
@@ -101,8 +101,8 @@ def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Te
     from shoal.fleet.batches import batch_indices, phase_seed
     from shoal.rng import derive_seed
 
-    work = load(folder)
-    bench = arrange(Job(**job_keys(work)), "fedavg", federation(folder))
+    work = load_work(folder)
+    bench = arrange(Job(**job_keys(work)), "fedavg", load_federation(folder))
     state = replace(bench.method.init(SEED), cohort=tuple(bench.federation))
     stage = next(s for s in bench.method.stages if s.name == "train")
     orders = []
@@ -110,7 +110,7 @@ def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Te
         plan = stage.plan(replace(state, round=r), derive_seed(SEED, r, stage.name))
         phases = plan.program.phases
         seeds = [phase_seed(plan.tasks[c].seed, phases, 0) for c in bench.federation]
-        orders.append(torch.stack([batch_indices(work.samples, phases[0], seed) for seed in seeds]))
+        orders.append(torch.stack([batch_indices(work.num_samples, phases[0], seed) for seed in seeds]))
     return state.models["global"], torch.stack(orders)
 
 
@@ -120,42 +120,42 @@ def job_keys(work: Work) -> dict[str, Any]:
     return {"model": work.model, "cohort": 1.0, "seed": SEED} | training
 
 
-def federation(folder: Path) -> Any:
+def load_federation(folder: Path) -> Any:
     """Returns the samples as a federation of shoal."""
     from shoal import Federation
     from shoal.types import Examples
 
-    x, y = data(folder)
+    x, y = load_samples(folder)
     clients = {f"c{i}": {"train": Examples(x[i], y[i])} for i in range(len(x))}
     return Federation.from_clients(clients, Examples(x[0][:1], y[0][:1]), tuple(map(str, range(CLASSES))))
 
 
-def load(folder: Path) -> Work:
+def load_work(folder: Path) -> Work:
     found = json.loads((folder / "work.json").read_text())
     return Work(**found | {"shape": tuple(found["shape"])})
 
 
-def data(folder: Path) -> tuple[Tensor, Tensor]:
+def load_samples(folder: Path) -> tuple[Tensor, Tensor]:
     found = np.load(folder / "data.npz")
     return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
 
 
-def first(folder: Path) -> dict[str, Tensor]:
+def load_first_weights(folder: Path) -> dict[str, Tensor]:
     found = np.load(folder / "first.npz")
     return {k: torch.from_numpy(found[k]) for k in found.files}
 
 
-def orders(folder: Path) -> Tensor:
+def load_orders(folder: Path) -> Tensor:
     return torch.from_numpy(np.load(folder / "order.npy"))
 
 
 @cache
-def cached(folder: Path) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
+def load_cached(folder: Path) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
     """Returns all of the work, which a worker process reads only once."""
-    return *data(folder), orders(folder), network(load(folder))
+    return *load_samples(folder), load_orders(folder), make_network(load_work(folder))
 
 
-def finish(folder: Path, name: str, times: list[float], weights: dict[str, Tensor]) -> None:
+def write_result(folder: Path, name: str, times: list[float], weights: dict[str, Tensor]) -> None:
     """Writes what a peer leaves behind: when each round ended, and the last weights."""
     np.savez(folder / f"{name}.npz", **{k: v.detach().cpu().numpy() for k, v in weights.items()})
     (folder / f"{name}.json").write_text(json.dumps({"round_ends": times}))

@@ -21,7 +21,7 @@ def client_app(folder: Path) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        x, y, order, net = work.cached(folder)
+        x, y, order, net = work.load_cached(folder)
         c, r = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         work.train_client(net, x[c], y[c], order[r, c])
@@ -42,9 +42,9 @@ def server_app(folder: Path, rounds: int, name: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.load(folder).clients)
-        result = strategy.start(grid, ArrayRecord(work.first(folder)), num_rounds=rounds)
-        work.finish(folder, name, ends, result.arrays.to_torch_state_dict())
+        strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.load_work(folder).clients)
+        result = strategy.start(grid, ArrayRecord(work.load_first_weights(folder)), num_rounds=rounds)
+        work.write_result(folder, name, ends, result.arrays.to_torch_state_dict())
 
     return app
 
@@ -55,6 +55,6 @@ if __name__ == "__main__":
     run_simulation(
         server_app(folder, int(rounds), name),
         client_app(folder),
-        num_supernodes=work.load(folder).clients,
+        num_supernodes=work.load_work(folder).clients,
         backend_config={"client_resources": {"num_cpus": int(cpus[0]), "num_gpus": 0.0}} if cpus else None,
     )

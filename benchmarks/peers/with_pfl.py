@@ -21,11 +21,11 @@ from pfl.model.pytorch import PyTorchModel
 state = {"round": 0}
 
 
-class Ordered(PyTorchTensorDataset):
+class OrderedSamples(PyTorchTensorDataset):
     """A client's rows in the order that all measured programs use."""
 
-    def follow(self, batches):
-        self.batches, self.at = batches, 0
+    def with_batches(self, batches):
+        self.batches, self.next_step = batches, 0
         return self
 
     def iter(self, batch_size):
@@ -34,12 +34,12 @@ class Ordered(PyTorchTensorDataset):
             yield x, y
             return
         steps = -(-len(y) // batch_size)
-        for rows in self.batches[self.at : self.at + steps]:
+        for rows in self.batches[self.next_step : self.next_step + steps]:
             yield x[rows], y[rows]
-        self.at += steps
+        self.next_step += steps
 
 
-class Ends(TrainingProcessCallback):
+class RoundEndTimes(TrainingProcessCallback):
     def __init__(self):
         self.times = []
 
@@ -56,10 +56,10 @@ def with_loss(net):
 
 
 def main(folder: Path, rounds: int, name: str) -> None:
-    x, y = work.data(folder)
-    order, spec = work.orders(folder), work.load(folder)
-    net = with_loss(work.network(spec))
-    net.load_state_dict(work.first(folder))
+    x, y = work.load_samples(folder)
+    order, spec = work.load_orders(folder), work.load_work(folder)
+    net = with_loss(work.make_network(spec))
+    net.load_state_dict(work.load_first_weights(folder))
 
     def sgd(parameters, lr):
         return torch.optim.SGD(parameters, lr=lr, momentum=work.MOMENTUM)
@@ -68,10 +68,10 @@ def main(folder: Path, rounds: int, name: str) -> None:
     users = list(range(spec.clients))
 
     def make(user):
-        return Ordered((x[user], y[user]), user_id=str(user)).follow(order[state["round"], user])
+        return OrderedSamples((x[user], y[user]), user_id=str(user)).with_batches(order[state["round"], user])
 
     data = FederatedDataset(make, get_user_sampler("minimize_reuse", users))
-    ends = Ends()
+    ends = RoundEndTimes()
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=rounds,
@@ -85,7 +85,7 @@ def main(folder: Path, rounds: int, name: str) -> None:
         callbacks=[ends],
     )
     if get_framework_module().distributed.global_rank == 0:
-        work.finish(folder, name, ends.times, net.state_dict())
+        work.write_result(folder, name, ends.times, net.state_dict())
     if torch.distributed.is_initialized():  # else a process is aborted at its exit more often, but even so now and then
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -11,9 +11,9 @@ import shoal
 
 def main(folder: Path, rounds: int, name: str) -> None:
     ends: list[float] = []
-    keys = work.job_keys(work.load(folder)) | {"rounds": rounds, "eval_every": rounds}
-    result = shoal.run("fedavg", work.federation(folder), on_round=lambda record: ends.append(time.time()), **keys)
-    work.finish(folder, name, ends, result.state.models["global"])
+    keys = work.job_keys(work.load_work(folder)) | {"rounds": rounds, "eval_every": rounds}
+    result = shoal.run("fedavg", work.load_federation(folder), on_round=lambda record: ends.append(time.time()), **keys)
+    work.write_result(folder, name, ends, result.state.models["global"])
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import work
 
 
 def main(folder: Path, rounds: int, name: str) -> None:
-    x, y = work.data(folder)
-    order, net = work.orders(folder), work.network(work.load(folder))
-    weights, ends = work.first(folder), []
+    x, y = work.load_samples(folder)
+    order, net = work.load_orders(folder), work.make_network(work.load_work(folder))
+    weights, ends = work.load_first_weights(folder), []
     for r in range(rounds):
         trained = []
         for c in range(len(x)):
@@ -20,7 +20,7 @@ def main(folder: Path, rounds: int, name: str) -> None:
             trained.append({k: v.clone() for k, v in net.state_dict().items()})
         weights = {k: torch.stack([t[k] for t in trained]).mean(0) for k in weights}
         ends.append(time.time())
-    work.finish(folder, name, ends, weights)
+    work.write_result(folder, name, ends, weights)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal import metrics, model_cache, tree
 from shoal.client.evaluate import Evaluate
 from shoal.client_table import ClientTable
-from shoal.cost.ledger import LONG, Ledger, Page, totals
+from shoal.cost.ledger import EDGE_CLOUD, Ledger, LedgerEntry, total_joules_by_part
 from shoal.cost.timer import Timer
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
@@ -112,7 +112,7 @@ class RoundTiming:
 class Store(Protocol):
     """Where a run is kept. `append` comes before `checkpoint`: a line too many is easily dropped."""
 
-    def append(self, record: Record, pages: Sequence[Page], clock: RoundTiming) -> None: ...
+    def append(self, record: Record, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None: ...
 
     def checkpoint(self, state: ServerState) -> None: ...
 
@@ -298,7 +298,9 @@ def run(
         if store is not None:
             with timer("checkpoint"):
                 store.append(
-                    record, ledger.of(record.round), RoundTiming(time.perf_counter() - round_start_s, round_server_s)
+                    record,
+                    ledger.of_round(record.round),
+                    RoundTiming(time.perf_counter() - round_start_s, round_server_s),
                 )
                 store.checkpoint(state)
         if on_round is not None:
@@ -343,14 +345,14 @@ def run_round(
             with timer(f"{stage.name}: clients"):
                 reports = {c: report for part in plan.by_program() for c, report in fleet.execute(part).items()}
             with timer("ledger"):
-                too_late = ledger.book(round_number, stage.name, stage.purpose, plan, reports)
+                too_late = ledger.record_stage(round_number, stage.name, stage.purpose, plan, reports)
                 reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
                 round_metrics |= _mean_metrics(stage.name, reports)
             late_clients += [c for c in plan.tasks if c in too_late]
         with timer(f"{stage.name}: server") as folding:
             state = model_cache.remember_sent_models(stage.fold(state, reports, stage_seed), plan, reports)
         if state.edge_exchanges:
-            ledger.book_relays(round_number, stage.name, stage.purpose, state.edge_exchanges)
+            ledger.record_edge_exchanges(round_number, stage.name, stage.purpose, state.edge_exchanges)
             state = replace(state, edge_exchanges={})
         server_s += planning.cpu_s + folding.cpu_s
         _refuse_divergence(state, stage.name)
@@ -371,8 +373,11 @@ def _depleted_clients(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[Clien
 
 
 def _round_costs(round_number: int, ledger: Ledger) -> Record:
-    pages = ledger.of(round_number)
-    client_entries, cloud_entries = [p for p in pages if p.link != LONG], [p for p in pages if p.link == LONG]
+    pages = ledger.of_round(round_number)
+    client_entries, cloud_entries = (
+        [p for p in pages if p.link != EDGE_CLOUD],
+        [p for p in pages if p.link == EDGE_CLOUD],
+    )
     edges = any(p.edge for p in client_entries)
     return Record(
         round_number,
@@ -381,8 +386,8 @@ def _round_costs(round_number: int, ledger: Ledger) -> Record:
         bytes_down=sum(int(p.bytes_down.sum()) for p in client_entries),
         bytes_up=sum(int(p.bytes_up.sum()) for p in client_entries),
         flops=sum(int(p.flops.sum()) for p in pages),
-        joules=totals(pages),
-        sim_time_s=ledger.lasted_s.get(round_number, 0.0),
+        joules=total_joules_by_part(pages),
+        sim_time_s=ledger.round_duration_s.get(round_number, 0.0),
         bytes_long=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in cloud_entries)
         if edges or cloud_entries
         else None,

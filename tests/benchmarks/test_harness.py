@@ -101,7 +101,7 @@ def test_options_that_cannot_work_are_refused_before_anything_runs(harness, argu
 
 def parser(harness):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=harness.positive, default=5)
+    parser.add_argument("--rounds", type=harness.require_positive, default=5)
     parser.add_argument("--limit-s", type=harness.seconds, default=1.0)
     return parser
 

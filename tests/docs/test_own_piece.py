@@ -70,7 +70,7 @@ def test_the_mixed_method_finds_the_planted_groups_and_every_client_has_a_gate()
     private = {}
     bench = arrange(job.model_copy(update={"fleet": "vector"}), job.method, fleet)
     result = engine.run(bench.method, make_fleet(bench, private), rounds=1, seed=0)
-    assert {(fleet.groups[c], *experts) for c, experts in result.groups.items()} == {
+    assert {(fleet.planted_groups[c], *experts) for c, experts in result.groups.items()} == {
         (0, "expert-000"),
         (1, "expert-001"),
     }

@@ -41,7 +41,7 @@ def test_it_runs_and_chooses_flatter_cohorts(balanced, capsys):
 
 
 def test_it_agrees_on_every_fleet(balanced):
-    federation = partition(load("digits", rows=400), "dirichlet:0.3", clients=6, seed=0)
+    federation = partition(load("digits", max_train_samples=400), "dirichlet:0.3", clients=6, seed=0)
     benches = [
         arrange(Job(rounds=2, cohort=3, fleet=name), balanced, federation)
         for name in ("plain", "vector", "pool", "flower")

@@ -14,23 +14,23 @@ from shoal.types import ClientData, ClientId, Examples, Method
 
 
 @dataclass
-class World:
+class SyntheticClients:
     """Four classes in eight features. A client holds some of them, seen as they are or inverted."""
 
     seed: int = 0
     classes: int = 4
-    rows: int = 60
+    num_train_samples: int = 60
 
-    def client(self, name: str, share: Sequence[float], inverted: bool = False) -> ClientData:
+    def make_client(self, name: str, label_distribution: Sequence[float], is_inverted: bool = False) -> ClientData:
         centres = torch.randn(self.classes, 8, generator=torch.Generator().manual_seed(self.seed)) * 1.5
         g = generator(derive_seed(self.seed, name))
 
         def draw(rows: int) -> Examples:
-            y = torch.multinomial(torch.tensor(share), rows, replacement=True, generator=g)
+            y = torch.multinomial(torch.tensor(label_distribution), rows, replacement=True, generator=g)
             x = torch.randn(rows, 8, generator=g) + centres[y]
-            return Examples(-x if inverted else x, y)
+            return Examples(-x if is_inverted else x, y)
 
-        return {"train": draw(self.rows), "val": draw(10), "test": draw(100)}
+        return {"train": draw(self.num_train_samples), "val": draw(10), "test": draw(100)}
 
 
 class ChangingFleet(VectorFleet):
@@ -39,34 +39,34 @@ class ChangingFleet(VectorFleet):
     def roster(self) -> tuple[ClientId, ...]:
         return tuple(sorted(self.data))
 
-    def change(self, **data: ClientData) -> None:
+    def update_clients(self, **data: ClientData) -> None:
         self.data = {**self.data, **data}
 
-    def leave(self, *clients: ClientId) -> dict[ClientId, ClientData]:
+    def remove_clients(self, *clients: ClientId) -> dict[ClientId, ClientData]:
         gone = {c: self.data[c] for c in clients}
         self.data = {c: held for c, held in self.data.items() if c not in gone}
         return gone
 
 
-class Life:
+class MethodRun:
     """A method with such a fleet, some rounds at a time."""
 
     def __init__(self, method: Method, fleet: ChangingFleet) -> None:
         self.method, self.fleet, self.state = method, fleet, method.init(0)
-        self.figures: list[Mapping[str, float]] = []  # of every round
+        self.round_metrics: list[Mapping[str, float]] = []  # of every round
 
-    def play(self, until: int) -> None:
-        result = engine.run(self.method, self.fleet, rounds=until, seed=0, state=self.state, eval_every=until)
+    def run_until(self, last_round: int) -> None:
+        result = engine.run(self.method, self.fleet, rounds=last_round, seed=0, state=self.state, eval_every=last_round)
         self.state = result.state
-        self.figures += [record.metrics for record in result.records]
+        self.round_metrics += [record.metrics for record in result.records]
 
     def accuracy(self, client: ClientId) -> float:
         """Of what it is served now."""
         x, y = self.fleet.data[client]["test"]
         models = self.method.models_for(self.state, client)
-        said = self.method.predict(models, self.fleet.private.get(client, {}), x)
-        return float((said.argmax(-1) == y).float().mean())
+        logits = self.method.predict(models, self.fleet.private.get(client, {}), x)
+        return float((logits.argmax(-1) == y).float().mean())
 
     @property
-    def groups(self) -> dict[ClientId, int]:
+    def clusters(self) -> dict[ClientId, int]:
         return {c: int(weights.argmax()) for c, weights in self.state.membership.items()}

@@ -8,15 +8,15 @@ from shoal.methods.composition.piece import default_names
 
 def smallest_composition(step: str, name: str) -> dict[str, str]:
     """The piece with only those others that it cannot do without. Empty where no known pieces fit it."""
-    return _completed({step: name}) or {}
+    return _add_required_pieces({step: name}) or {}
 
 
-def _completed(steps: dict[str, str]) -> dict[str, str] | None:
+def _add_required_pieces(steps: dict[str, str]) -> dict[str, str] | None:
     chosen = chosen_classes(default_names() | steps)
     misfit = next(misfits(chosen), None)
     if misfit is None:
         return steps
     for other, name in misfit.remedies:
-        if other not in steps and (found := _completed({**steps, other: name})):
+        if other not in steps and (found := _add_required_pieces({**steps, other: name})):
             return found
     return None

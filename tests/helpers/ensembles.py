@@ -9,15 +9,15 @@ from shoal.stages.experts import expert_for
 from shoal.types import RoutedPrediction
 
 
-def ensemble(s):
+def ensemble(setting):
     def route(models, private, x):
-        logits = torch.stack([s.model.predict(models[name], x) for name in sorted(models)])
+        logits = torch.stack([setting.model.predict(models[name], x) for name in sorted(models)])
         sure = logits.softmax(-1).amax(-1)
         chosen = sure.argmax(0)
         return RoutedPrediction(logits[chosen, torch.arange(len(x))], chosen, sure.amax(0))
 
     return replace(
-        ifca(s),
+        ifca(setting),
         name="ensemble",
         models_for=lambda state, client: state.models if client is None else expert_for(state, client),
         predict=lambda models, private, x: route(models, private, x).logits,

@@ -16,9 +16,9 @@ def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: in
     g = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(classes, *shape, generator=g)
 
-    def draw(rows: int, held: torch.Tensor) -> Examples:
-        y = held[torch.randint(0, len(held), (rows,), generator=g)]
-        return Examples(torch.randn(rows, *shape, generator=g) + centres[y], y)
+    def draw(num_samples: int, present_classes: torch.Tensor) -> Examples:
+        y = present_classes[torch.randint(0, len(present_classes), (num_samples,), generator=g)]
+        return Examples(torch.randn(num_samples, *shape, generator=g) + centres[y], y)
 
     data = {}
     for i in range(clients):
@@ -28,7 +28,7 @@ def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: in
     return Federation.from_clients(data, central, tuple(str(k) for k in range(classes)))
 
 
-def inverted(federation: Federation, clients: Collection[ClientId]) -> Federation:
+def invert_clients(federation: Federation, clients: Collection[ClientId]) -> Federation:
     """The same, with the features of these clients negated."""
     data = {
         c: {s: Examples(-x, y) if c in clients else Examples(x, y) for s in SPLITS for x, y in [federation[c][s]]}

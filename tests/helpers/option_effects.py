@@ -41,7 +41,7 @@ from shoal.types import UNLABELLED_SPLIT, Examples, ServerState
 
 Options = Mapping[str, Mapping[str, Any]]
 CLASSES, SHAPE = 4, (6,)
-USUAL = {"rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "eval_every": 9, "devices": "pi:0.5,phone:0.5"}
+DEFAULT_JOB = {"rounds": 3, "cohort": 3, "epochs": 1, "batch_size": 8, "eval_every": 9, "devices": "pi:0.5,phone:0.5"}
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Case:
     values: tuple[Any, ...] = ()  # to try; none: chosen by type and range
     options: Options = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
-    changes: bool = False  # whether clients have other data after the first round
+    changes_data: bool = False  # whether clients have other data after the first round
     clients: int = 6
     seed: int = 4
 
 
 @dataclass(frozen=True)
-class Found:
+class OptionResult:
     """What came of changing one option."""
 
     method: str
@@ -73,8 +73,10 @@ def weights_file() -> str:
     return str(path)
 
 
-SPLIT = {"probe": {"at": 1, "every": 1, "threshold": -10.0, "agreement": -1.0, "smallest": 1}}  # whatever it measures
-WEIGHED = {**SPLIT, "gate": {"calibrate": True}}
+ALWAYS_SPLITTING = {
+    "probe": {"at": 1, "every": 1, "threshold": -10.0, "agreement": -1.0, "smallest": 1}
+}  # whatever it measures
+WEIGHED = {**ALWAYS_SPLITTING, "gate": {"calibrate": True}}
 SURVEYED = {"survey": {"warmup": 1, "every": 2}}
 TIGHT = {"select": {"share": 0.3, "quantile": 0.3, "patience": 0.0}}
 DENSITY = {"cluster": {"smallest": 1}, "serve": {"rule": "density"}}
@@ -83,15 +85,15 @@ LONG, ALL = {"rounds": 6}, {"rounds": 6, "cohort": 6}
 
 CASES: dict[str, Case] = {
     "components.experts": Case(job={"rounds": 21, "eval_every": 30}),
-    "represent.anew": Case((0.1, 0.9), {"represent": {"gamma": 1.0, "every": 1}}, changes=True),
-    "labels.anew": Case((0.1, 0.9), {"labels": {"gamma": 1.0, "every": 1}}, changes=True),
+    "represent.anew": Case((0.1, 0.9), {"represent": {"gamma": 1.0, "every": 1}}, changes_data=True),
+    "labels.anew": Case((0.1, 0.9), {"labels": {"gamma": 1.0, "every": 1}}, changes_data=True),
     "represent.every": Case((1,)),
     "prior.every": Case((1,)),
     "train=adjusted prior.every": Case((1,), {"train": {"adjust": "on"}}),
-    "probe.width": Case((40,), SPLIT),
-    "probe.stay": Case((0.99,), {"probe": {**SPLIT["probe"], "most": 2}}, {"rounds": 4}, changes=True),
-    "probe.most": Case((1,), SPLIT),
-    **{f"probe.{key}": Case(options=SPLIT) for key in ("at", "every", "threshold", "agreement", "smallest")},
+    "probe.width": Case((40,), ALWAYS_SPLITTING),
+    "probe.stay": Case((0.99,), {"probe": {**ALWAYS_SPLITTING["probe"], "most": 2}}, {"rounds": 4}, changes_data=True),
+    "probe.most": Case((1,), ALWAYS_SPLITTING),
+    **{f"probe.{key}": Case(options=ALWAYS_SPLITTING) for key in ("at", "every", "threshold", "agreement", "smallest")},
     "estimate.guard": Case((-100.0, 100.0)),
     "train.lam": Case(options={"train": {"adjust": "on"}}),
     "train.head": Case(options={"train": {"adjust": "on"}}),
@@ -105,11 +107,13 @@ CASES: dict[str, Case] = {
         f"{method} gate.{key}": case
         for method in ("shoal", "cluster=shift")
         for key, case in {
-            **dict.fromkeys(["hidden", "calibrate", "denoise", "prior", "mix", "epochs", "lr"], Case(options=SPLIT)),
-            "batch_size": Case((2,), SPLIT),
+            **dict.fromkeys(
+                ["hidden", "calibrate", "denoise", "prior", "mix", "epochs", "lr"], Case(options=ALWAYS_SPLITTING)
+            ),
+            "batch_size": Case((2,), ALWAYS_SPLITTING),
             "temperature": Case(options=WEIGHED),
             "top": Case((1,), WEIGHED),
-            "shortlist": Case((1,), {**SPLIT, "gate": {"calibrate": True, "top": 1}}),
+            "shortlist": Case((1,), {**ALWAYS_SPLITTING, "gate": {"calibrate": True, "top": 1}}),
         }.items()
     },
     "personalise.rates": Case(("0.5",), {"personalise": {"tune": True, "passes": "1"}}),
@@ -133,7 +137,7 @@ CASES: dict[str, Case] = {
         for method in ("fedepc", "cluster=aidc")
     },
     "cluster.guard": Case((100.0,)),
-    "cluster.drift": Case((0.0, 1000.0), {"represent": {"every": 1}}, changes=True),
+    "cluster.drift": Case((0.0, 1000.0), {"represent": {"every": 1}}, changes_data=True),
     "flacc cluster.smallest": Case((1,), {"cluster": {"patience": 1, "threshold": 0.5}}, ALL),
     "cluster.revise": Case(job=ALL, seed=1),
     "cluster.restarts": Case((1,), {"represent": {"gamma": 1.0}, "cluster": {"groups": 4}}, clients=12, seed=2),
@@ -171,7 +175,7 @@ def federation(clients: int, shifted: bool = False) -> Federation:
             data[c] = {split: Examples(-x, (y + 1) % CLASSES) for split, (x, y) in data[c].items()}
     central = tiny.central
     public = (central.x[:20] + 0.1, central.y[:20])
-    return Federation.from_clients(data, central, tiny.classes, public=public).holding_out((f"c{clients}",))
+    return Federation.from_clients(data, central, tiny.classes, public_samples=public).hold_out((f"c{clients}",))
 
 
 class CaseFleet(PlainFleet):
@@ -182,13 +186,19 @@ class CaseFleet(PlainFleet):
         self.case = case
 
     def after_round(self, record: engine.Record) -> None:
-        if self.case.changes:
+        if self.case.changes_data:
             self.data = federation(self.case.clients, shifted=record.round % 2 == 1)
 
 
 def run(method: str, case: Case, options: Options) -> dict[str, str]:
     """A digest of each thing that a run leaves and serves."""
-    job = Job(method=method, seed=case.seed, fleet="plain", set=merged(case.options, options), **{**USUAL, **case.job})
+    job = Job(
+        method=method,
+        seed=case.seed,
+        fleet="plain",
+        set=merge_options(case.options, options),
+        **{**DEFAULT_JOB, **case.job},
+    )
     bench, fleet = arrange(job, method, federation(case.clients)), CaseFleet(case)
     result = engine.run(
         bench.method,
@@ -202,16 +212,16 @@ def run(method: str, case: Case, options: Options) -> dict[str, str]:
     )
     state = result.state
     left = {
-        "models": of_tree(state.models),
-        "membership": of_tree(state.membership),
-        "memory": of_tree(without_keys(state.memory)),
-        "private": of_tree(without_keys(fleet.private)),
-        "records": of_text([record.line() for record in result.records]),
-        "costs": of_text([page.line() for page in result.ledger.pages]),
-        "privacy": of_text(promised(bench)),
+        "models": tree_digest(state.models),
+        "membership": tree_digest(state.membership),
+        "memory": tree_digest(without_keys(state.memory)),
+        "private": tree_digest(without_keys(fleet.private)),
+        "records": text_digest([record.line() for record in result.records]),
+        "costs": text_digest([page.to_json() for page in result.ledger.entries]),
+        "privacy": text_digest(promised(bench)),
     }
     with torch.no_grad():
-        return left | {"served": of_tree(served(bench, fleet, state))}
+        return left | {"served": tree_digest(served(bench, fleet, state))}
 
 
 def served(bench: Bench, fleet: CaseFleet, state: ServerState) -> dict[str, torch.Tensor]:
@@ -233,7 +243,7 @@ def served(bench: Bench, fleet: CaseFleet, state: ServerState) -> dict[str, torc
     return found
 
 
-def merged(first: Options, second: Options) -> dict[str, dict[str, Any]]:
+def merge_options(first: Options, second: Options) -> dict[str, dict[str, Any]]:
     return {group: {**first.get(group, {}), **second.get(group, {})} for group in {**first, **second}}
 
 
@@ -243,14 +253,14 @@ def without_keys(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in flat.items() if "key" not in name and "mask" not in name}
 
 
-def of_tree(values: Mapping[str, Any]) -> str:
+def tree_digest(values: Mapping[str, Any]) -> str:
     found = hashlib.sha256()
     for name, x in sorted(tree.flatten(values).items()):
         found.update(f"{name} {x.dtype} {tuple(x.shape)}".encode() + x.cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
 
 
-def of_text(facts: Any) -> str:
+def text_digest(facts: Any) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -269,7 +279,7 @@ def baseline(method: str, case: Case) -> dict[str, str]:
     return _baseline(method, key)
 
 
-def values(option: AvailableOption) -> list[Any]:
+def candidate_values(option: AvailableOption) -> list[Any]:
     """Accepted values other than the default, the likeliest to have an effect first."""
     default, hint = option.default, option.hint
     if typing.get_origin(hint) is typing.Literal:
@@ -285,16 +295,16 @@ def values(option: AvailableOption) -> list[Any]:
     return [x for x in dict.fromkeys(tries) if x != default and option.declared.accepts(x)]
 
 
-def case_of(method: str, path: str) -> Case:
+def find_case(method: str, path: str) -> Case:
     """The case of the method, of one of its pieces, or of the option."""
     keys = [f"{method} {path}", *(f"{piece} {path}" for piece in method.split(",")), path]
     return next((CASES[key] for key in keys if key in CASES), Case())
 
 
-def look(method: str, path: str, option: AvailableOption, case: Case | None = None) -> Found:
+def try_option(method: str, path: str, option: AvailableOption, case: Case | None = None) -> OptionResult:
     """Changes one option. Several values are tried until one of them has an effect."""
-    case, (group, key) = case or case_of(method, path), path.split(".")
-    tries, refusals = list(case.values) or values(option)[:3], []
+    case, (group, key) = case or find_case(method, path), path.split(".")
+    tries, refusals = list(case.values) or candidate_values(option)[:3], []
     for value in tries:
         try:
             changed = run(method, case, {group: {key: value}})
@@ -303,10 +313,10 @@ def look(method: str, path: str, option: AvailableOption, case: Case | None = No
             continue
         before = baseline(method, case)
         if differing := [part for part in changed if changed[part] != before[part]]:
-            return Found(method, path, value, "changed", ", ".join(differing))
+            return OptionResult(method, path, value, "changed", ", ".join(differing))
     if tries and len(refusals) == len(tries):
-        return Found(method, path, tries, "refused", refusals[0])
-    return Found(method, path, tries, "NO EFFECT", "; ".join(refusals))
+        return OptionResult(method, path, tries, "refused", refusals[0])
+    return OptionResult(method, path, tries, "NO EFFECT", "; ".join(refusals))
 
 
 def compositions() -> Iterator[str]:
@@ -318,7 +328,7 @@ def compositions() -> Iterator[str]:
                 yield ",".join(f"{s}={n}" for s, n in smallest.items())
 
 
-def every_pair() -> Iterator[tuple[str, str, AvailableOption]]:
+def all_pairs() -> Iterator[tuple[str, str, AvailableOption]]:
     for method in compositions():
         for group, keys in available_options(method).items():
             for key, option in keys.items():
@@ -328,7 +338,7 @@ def every_pair() -> Iterator[tuple[str, str, AvailableOption]]:
 def distinct_pairs() -> list[tuple[str, str, AvailableOption]]:
     """One method for every option. Options of one name that are declared in two places are two."""
     found = {}
-    for method, path, option in sorted(every_pair(), key=lambda pair: pair[0] == "shoal"):  # the slowest comes last
+    for method, path, option in sorted(all_pairs(), key=lambda pair: pair[0] == "shoal"):  # the slowest comes last
         found.setdefault((path, id(option.declared)), (method, path, option))
     return list(found.values())
 
@@ -341,10 +351,10 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for method, path, option in every_pair() if asked.all else distinct_pairs():
+    for method, path, option in all_pairs() if asked.all else distinct_pairs():
         if asked.only and not {method, path} & set(asked.only):
             continue
-        found = look(method, path, option)
+        found = try_option(method, path, option)
         rows.append(vars(found))
         print(f"{found.outcome:9} {method:12} {path:28} {found.value!r:>12}  {found.detail}", flush=True)
     if asked.out:

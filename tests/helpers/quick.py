@@ -7,6 +7,6 @@ from shoal.methods import options
 SHORT = {"gate": {"epochs": 1}, "private": {"epochs": 1}, "personalise": {"epochs": 1}}
 
 
-def quick(method: str) -> dict[str, dict[str, int]]:
+def quick_options(method: str) -> dict[str, dict[str, int]]:
     known = options(method)
     return {piece: keys for piece, keys in SHORT.items() if keys.keys() <= known.get(piece, {}).keys()}

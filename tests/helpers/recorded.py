@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quick import quick
+from quick import quick_options
 
 from shoal.experiment.job import Job
 from shoal.fleet.tracing import Recorder
 
 
-def digest(folder: Path) -> dict[str, bytes]:
+def file_contents(folder: Path) -> dict[str, bytes]:
     """Returns the content of every file of a run, except files that contain clock times."""
     skip = ("timing.jsonl", "result.json", "lock")
     files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
@@ -24,4 +24,4 @@ def num_recordings(recorder: Recorder) -> int:
 
 def digits_job(method: str, **kw: Any) -> Job:
     settings = {"data": "digits", "clients": 6, "rows": 300, "rounds": 3, "cohort": 3, "epochs": 1, "eval_every": 2}
-    return Job(method=method, set=quick(method), **settings | kw)
+    return Job(method=method, set=quick_options(method), **settings | kw)

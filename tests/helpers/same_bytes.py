@@ -71,7 +71,7 @@ def run_all(checkout: Path, folder: Path, only: list[str]) -> None:
     subprocess.run([sys.executable, "-c", RUNNER, *arguments], env=environment, check=True, cwd=folder)
 
 
-def tensors(run: Path) -> dict[str, object]:
+def read_tensors(run: Path) -> dict[str, object]:
     """Everything that follows from the seed: the last checkpoint and private state, by file and name."""
     if not (run / "result.json").exists():
         return {}
@@ -84,20 +84,20 @@ def tensors(run: Path) -> dict[str, object]:
     return found
 
 
-def rounds(run: Path) -> list[dict[str, object]]:
+def read_rounds(run: Path) -> list[dict[str, object]]:
     file = run / "rounds.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def compared(old: Path, new: Path) -> dict[str, object]:
-    a, b = tensors(old), tensors(new)
+def compare_runs(old: Path, new: Path) -> dict[str, object]:
+    a, b = read_tensors(old), read_tensors(new)
     if not a or not b:
         return {"same": False, "why": f"did not run in {'the old' if not a else 'the new'} tree"}
     if a.keys() != b.keys():
         return {"same": False, "why": f"other tensors: {sorted(a.keys() ^ b.keys())[:4]}"}
     differing = [k for k in a if a[k].tobytes() != b[k].tobytes()]
     gap = max((float(abs(a[k].astype("f8") - b[k].astype("f8")).max()) for k in differing), default=0.0)
-    records = rounds(old) == rounds(new)
+    records = read_rounds(old) == read_rounds(new)
     return {"same": not differing, "tensors": len(a), "differing": len(differing), "gap": gap, "same_records": records}
 
 
@@ -115,7 +115,7 @@ def main() -> None:
             folders[-1].mkdir()
             run_all(checkout.resolve(), folders[-1], asked.only)
         names = sorted({run.name for folder in folders for run in folder.iterdir() if run.is_dir()})
-        found = {name: compared(*(folder / name for folder in folders)) for name in names}
+        found = {name: compare_runs(*(folder / name for folder in folders)) for name in names}
     for name, facts in found.items():
         print(name, json.dumps(facts))
     if asked.out:

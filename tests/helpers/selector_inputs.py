@@ -2,10 +2,10 @@
 
 import numpy as np
 
-L = 12
+NUM_CLIENTS = 12
 
 
-def frozen(values, dtype=float):
+def read_only(values, dtype=float):
     """An array that raises if anybody writes to it: inputs are never modified."""
     array = np.array(values, dtype=dtype)
     array.flags.writeable = False
@@ -15,31 +15,31 @@ def frozen(values, dtype=float):
 RNG = np.random.default_rng(5)
 
 
-SIZES = frozen(RNG.integers(1, 50, L))
+SIZES = read_only(RNG.integers(1, 50, NUM_CLIENTS))
 
 
-LABELS = frozen([0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3], int)
+LABELS = read_only([0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3], int)
 
 
-GRADIENTS = frozen(RNG.normal(size=(L, 4)))
+GRADIENTS = read_only(RNG.normal(size=(NUM_CLIENTS, 4)))
 
 
-FACTOR = RNG.normal(size=(L, 3))
+FACTOR = RNG.normal(size=(NUM_CLIENTS, 3))
 
 
-SIGMA = frozen(FACTOR @ FACTOR.T + 0.1 * np.eye(L))
+SIGMA = read_only(FACTOR @ FACTOR.T + 0.1 * np.eye(NUM_CLIENTS))
 
 
-SHARE = frozen(SIZES / SIZES.sum())
+SAMPLE_FRACTIONS = read_only(SIZES / SIZES.sum())
 
 
-ONES = frozen(np.ones(L))
+ONES = read_only(np.ones(NUM_CLIENTS))
 
 
-LOSSES = frozen(np.where(np.arange(L) % 3, RNG.uniform(size=L), np.nan))
+LOSSES = read_only(np.where(np.arange(NUM_CLIENTS) % 3, RNG.uniform(size=NUM_CLIENTS), np.nan))
 
 
-def frequencies(select, runs, clients=L):
+def frequencies(select, runs, clients=NUM_CLIENTS):
     often = np.zeros(clients)
     for seed in range(runs):
         often[select(seed)] += 1

@@ -17,7 +17,7 @@ from shoal.serve.server import Listening, make_server
 
 
 @contextmanager
-def serving(run, *, tls=None, limits=None, tokens=None, **options):
+def running_server(run, *, tls=None, limits=None, tokens=None, **options):
     held = socket.socket()
     held.bind(("127.0.0.1", 0))
     place = {} if tls is None else {"certificate": tls[0], "key": tls[1]}
@@ -39,18 +39,18 @@ def serving(run, *, tls=None, limits=None, tokens=None, **options):
         assert not thread.is_alive(), "the server does not stop"
 
 
-def npy(rows):
+def to_npy(rows):
     stream = io.BytesIO()
     np.save(stream, rows, allow_pickle=False)
     return stream.getvalue()
 
 
-def probabilities(answer):
+def read_probabilities(answer):
     assert answer.status_code == 200, answer.text
     return torch.tensor([list(row["probabilities"].values()) for row in answer.json()["answers"]])
 
 
-def refused(answer, status):
+def problem_detail(answer, status):
     """A problem as RFC 9457 has it; returns its sentence."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from federations import inverted, tiny_federation
-from quick import quick
+from federations import invert_clients, tiny_federation
+from quick import quick_options
 
 from shoal import engine
 from shoal.cost.ledger import Ledger
@@ -36,10 +36,10 @@ class Case:
 
 
 CASES = {
-    **{method: Case(method, quick(method)) for method in METHODS},
+    **{method: Case(method, quick_options(method)) for method in METHODS},
     **{method: Case(method, {"personalise": {"epochs": 1}} if "fine" in method else {}) for method in COMPOSED},
     "edges by labels": Case("fedavg", job={"edges": "alike:2", "cloud_every": 3}),
-    "edges of shoal": Case("shoal", quick("shoal"), {"edges": "2"}),
+    "edges of shoal": Case("shoal", quick_options("shoal"), {"edges": "2"}),
     "labels and warm-up": Case("fedepc", {"represent": {"every": 6, "warmup": 5}}),
     "restarts": Case("ifca", {"cluster": {"restarts": 3}}),
     "surveys without a gap": Case("fedcor", {"survey": {"warmup": 2, "every": 2}}),
@@ -47,7 +47,7 @@ CASES = {
     "measured once": Case("apcsma", {"select": {"start": "cold"}}),
     "described": Case("fce", {"serve": {"rule": "density", "mask": "told"}}),
     "tuned": Case("fedavg-ft", {"personalise": {"tune": True, "passes": "1,2"}}),
-    "a shift": Case("shoal", quick("shoal") | {"probe": {"at": 4, "every": 9}}, inverted=("c0", "c2", "c4")),
+    "a shift": Case("shoal", quick_options("shoal") | {"probe": {"at": 4, "every": 9}}, inverted=("c0", "c2", "c4")),
 }
 
 VARY = {  # case -> stage -> what of its messages follows from what the data show, or from what was trained before
@@ -75,7 +75,7 @@ class Round:
 
 
 def bench_of(case):
-    federation = inverted(tiny_federation(6), case.inverted)
+    federation = invert_clients(tiny_federation(6), case.inverted)
     keys = {"rounds": ROUNDS, "cohort": 3, "epochs": 1, "batch_size": 16, "eval_every": 4, "seed": 3}
     job = Job(method=case.method, model="mlp", fleet="plain", set=case.options, **keys, **case.job)
     return arrange(job, case.method, federation)
@@ -87,7 +87,7 @@ def played(bench):
         fleet.there, before = round + 1 >= JOINS, set(state.membership)
         state, record, _ = engine.run_round(bench.method, fleet, state, 3, ledger, Timer())
         asked: dict[str, dict[str, tuple[int, int]]] = {}
-        for p in ledger.of(round + 1):
+        for p in ledger.of_round(round + 1):
             asked.setdefault(p.stage, {}).update(
                 zip(p.clients, zip(p.bytes_down.tolist(), p.bytes_up.tolist(), strict=True), strict=True)
             )
@@ -169,7 +169,7 @@ def test_a_run_asks_and_sends_what_explain_says(name):
 
 
 def test_the_probe_of_shoal_is_seen_although_it_is_far_away():
-    case = Case("shoal", quick("shoal"))
+    case = Case("shoal", quick_options("shoal"))
     stages, (*_, now) = stages_of(explained(bench_of(case))), played(bench_of(case))[:21]
     for name in ("represent", "prior", "probe"):
         assert set(now.asked[name]) == now.roster, "round 21"
@@ -180,6 +180,6 @@ def test_the_probe_of_shoal_is_seen_although_it_is_far_away():
 
 
 def test_a_client_that_keeps_the_model_is_sent_it_only_the_first_time():
-    case = Case("shoal", quick("shoal") | {"probe": {"at": 4, "every": 4}})
+    case = Case("shoal", quick_options("shoal") | {"probe": {"at": 4, "every": 4}})
     costs = stages_of(explained(bench_of(case)))["probe"]["costs"]
     assert costs["in round 5"]["bytes_down"] > 20 * costs["in a round such as 9"]["bytes_down"] > 0

@@ -6,8 +6,8 @@ import json
 
 import pytest
 from federations import tiny_federation
-from quick import quick
-from recorded import digest, digits_job
+from quick import quick_options
+from recorded import digits_job, file_contents
 
 from shoal import engine, model_cache, tree
 from shoal.experiment.assemble import arrange, make_fleet
@@ -24,7 +24,7 @@ WITHIN = 1e-5
 
 def job_for(method, model, **kw):
     settings = {"rounds": 3, "cohort": 3, "epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "seed": 4}
-    return Job(method=method, model=model, set=quick(method), **settings | kw)
+    return Job(method=method, model=model, set=quick_options(method), **settings | kw)
 
 
 def play(method, model, fleet, federation):
@@ -87,7 +87,7 @@ ALL = [("fedavg-ft", "plain"), ("fedavg-ft", "vector"), ("fedavg-ft", "flower")]
 def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, fleet, tmp_path):
     job = digits_job(method, fleet=fleet)
     run_job(job, tmp_path / "one")
-    straight = digest(tmp_path / "one")
+    straight = file_contents(tmp_path / "one")
     assert any("checkpoints" in name for name in straight)
 
     class Stop(Exception):
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, f
         run_job(job, tmp_path / "two", on_round=stop_after_two)
     assert not (tmp_path / "two/result.json").exists()
     resume_run(tmp_path / "two")
-    assert digest(tmp_path / "two") == straight
+    assert file_contents(tmp_path / "two") == straight
     one, two = (json.loads((tmp_path / x / "result.json").read_text()) for x in ("one", "two"))
     differ = {k for k in one if one[k] != two[k]}
     assert differ <= {
@@ -117,14 +117,14 @@ def test_another_seed_gives_other_bytes(tmp_path):
     run_job(digits_job("fedavg"), tmp_path / "one")
     run_job(digits_job("fedavg", seed=1), tmp_path / "two")
     name = "checkpoints/round-000003/state.safetensors"
-    assert digest(tmp_path / "one")[name] != digest(tmp_path / "two")[name]
+    assert file_contents(tmp_path / "one")[name] != file_contents(tmp_path / "two")[name]
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path):
     run_job(digits_job("fedavg-ft"), tmp_path / "one")
-    before = digest(tmp_path / "one")
+    before = file_contents(tmp_path / "one")
     resume_run(tmp_path / "one")
-    assert digest(tmp_path / "one") == before
+    assert file_contents(tmp_path / "one") == before
 
 
 def test_runs_are_kept_by_one_process(tmp_path):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 from federations import tiny_federation
-from quick import quick
-from recorded import digest, digits_job
+from quick import quick_options
+from recorded import digits_job, file_contents
 
 from shoal import engine
 from shoal.codec import pack
@@ -25,7 +25,7 @@ CONFIG = "config.json"
 def everything(method, federation, **keys):
     """Weights, private state, metrics and ledger of a run, as bytes and lines."""
     settings = {"rounds": 3, "cohort": 6, "epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "seed": 4}
-    bench = arrange(Job(method=method, model="mlp", set=quick(method), **settings | keys), method, federation)
+    bench = arrange(Job(method=method, model="mlp", set=quick_options(method), **settings | keys), method, federation)
     private, ledger = {}, Ledger(bench.costs)
     fleet = make_fleet(bench, private)
     with at_work(bench, fleet):
@@ -37,7 +37,7 @@ def everything(method, federation, **keys):
         "private": pack(private),
         "metrics": [record.line() for record in result.records],
         "clients": [record.evaluation.clients for record in result.records],
-        "ledger": [page.line() for page in ledger.pages],
+        "ledger": [page.to_json() for page in ledger.entries],
     }
 
 
@@ -75,7 +75,7 @@ def config(folder):
 
 
 def without_config(folder):
-    return {name: content for name, content in digest(folder).items() if name != CONFIG}
+    return {name: content for name, content in file_contents(folder).items() if name != CONFIG}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,7 +91,7 @@ def test_a_run_begun_on_two_cores_goes_on_with_three_workers_on_five(method, tmp
     }
     cores(monkeypatch, 5)
     resume_run(tmp_path / "stopped", workers=3)
-    assert digest(tmp_path / "stopped") == digest(tmp_path / "straight")
+    assert file_contents(tmp_path / "stopped") == file_contents(tmp_path / "straight")
 
 
 def test_the_workers_of_config_json_can_be_replaced_on_resume(tmp_path):
@@ -100,7 +100,7 @@ def test_the_workers_of_config_json_can_be_replaced_on_resume(tmp_path):
     stopped(job.model_copy(update={"workers": 2}), tmp_path / "stopped")
     resume_run(tmp_path / "stopped", workers=3)
     assert config(tmp_path / "stopped")["workers"] == 2
-    assert digest(tmp_path / "stopped") == digest(tmp_path / "straight")
+    assert file_contents(tmp_path / "stopped") == file_contents(tmp_path / "straight")
     found = [evaluate.of_clients(tmp_path / name)["clients"] for name in ("straight", "stopped")]
     assert found[0] == found[1]
 

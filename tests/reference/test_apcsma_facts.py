@@ -22,7 +22,9 @@ pytestmark = pytest.mark.data
 
 @pytest.fixture(scope="module")
 def fashion():
-    return partition(load("fashion-mnist", seed=0, rows=10_000), "dirichlet:0.1", clients=50, seed=0, public=200)
+    return partition(
+        load("fashion-mnist", seed=0, max_train_samples=10_000), "dirichlet:0.1", clients=50, seed=0, public_samples=200
+    )
 
 
 @pytest.fixture(scope="module")

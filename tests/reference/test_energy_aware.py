@@ -13,7 +13,7 @@ import shoal
 from shoal import engine
 from shoal.client.gaussian_mechanism import label_noise, noisy_distribution
 from shoal.clusterers.similar import SimilarClusters
-from shoal.cost.costs import Costs
+from shoal.cost.costs import CostModel
 from shoal.data import Dataset
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
@@ -35,7 +35,7 @@ def dealt():
     numbers = torch.arange(49_000)
     rows = Examples(numbers[:, None].float(), numbers % CLASSES)
     dataset = Dataset("numbers", rows, Examples(rows.x[:10], rows.y[:10]), tuple(map(str, range(CLASSES))))
-    return shoal.partition(dataset, "groups:5,1.0", clients=CLIENTS, seed=0, val_share=0.0, test_share=0.1)
+    return shoal.partition(dataset, "groups:5,1.0", clients=CLIENTS, seed=0, val_fraction=0.0, test_fraction=0.1)
 
 
 def test_every_row_goes_to_one_client_of_its_block(dealt):
@@ -52,7 +52,7 @@ def test_every_round_takes_two_clients_of_each_partition(dealt, method, groups):
     options = {"cluster": {"groups": groups}}
     setting = Setting(load_model("linear", (1,), CLASSES), rounds=15, cohort=10, epochs=0, options=options)
     result = engine.run(build(method, setting), VectorFleet(dealt), rounds=15, seed=0, eval_every=15)
-    trained = [p.clients for p in result.ledger.pages if p.stage == "train"]
+    trained = [p.clients for p in result.ledger.entries if p.stage == "train"]
     assert len(trained) == 15
     for cohort in trained:
         assert len(set(cohort)) == 10
@@ -94,11 +94,11 @@ def test_fewer_blocks_are_harder_to_tell_apart_under_noise():
 
 def test_joules_of_a_client_and_round():
     """The MLP on 490 rows and 10 epochs: 5 W at 2 GFLOP/s; counted operations, without the first layer's inputs."""
-    costs = Costs()
+    costs = CostModel()
     flops = 490 * 10 * (3 * 104_792 - 2 * 784 * 64)
-    seconds, joules = costs.compute("c", flops)
+    seconds, joules = costs.compute_cost("c", flops)
     assert seconds == pytest.approx(0.524, abs=1e-3)
     assert joules == pytest.approx(2.622, abs=1e-3)
-    radio_s, radio_joules = costs.radio(4 * 52_500, 4 * 52_500)
+    radio_s, radio_joules = costs.radio_cost(4 * 52_500, 4 * 52_500)
     assert radio_s == pytest.approx(2 * 25.451e-3, abs=1e-6)
     assert radio_joules == pytest.approx(2.747e-3, abs=1e-6)

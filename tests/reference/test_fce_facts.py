@@ -24,7 +24,7 @@ GROUPS = "labels:0-2/3-5/6-9"
 
 @cache
 def fashion(rows):
-    return shoal.load("fashion-mnist", rows=rows)
+    return shoal.load("fashion-mnist", max_train_samples=rows)
 
 
 def fleet_of(clients, seed, rows=3000, partition=GROUPS):
@@ -97,7 +97,7 @@ def test_in_label_groups_the_server_can_read_label_sets():
 
 @cache
 def trained(data, seed):
-    federation = shoal.partition(shoal.load(data, rows=6000), GROUPS, clients=20, seed=seed)
+    federation = shoal.partition(shoal.load(data, max_train_samples=6000), GROUPS, clients=20, seed=seed)
     method, result = played(federation, 15, seed, serve={"rule": "density"})
     x, y = federation.central
     owner = torch.tensor([0] * 3 + [1] * 3 + [2] * 4)[y]

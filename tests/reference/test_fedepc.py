@@ -24,7 +24,7 @@ CLIENTS = 50
 
 @cache
 def fashion():
-    return shoal.load("fashion-mnist", rows=10_000)
+    return shoal.load("fashion-mnist", max_train_samples=10_000)
 
 
 @cache
@@ -37,7 +37,7 @@ def represented(partition, seed):
     tasks = {c: Task({"first": model.init(derive_seed(seed, "init"))}, {}, derive_seed(seed, c)) for c in fleet}
     reports = PlainFleet(fleet).execute(Plan(program, tasks))
     rows = torch.stack([vector(reports[c].tensors["sparsity"]) for c in fleet]).double().numpy()
-    truth = np.array([fleet.groups[c] for c in fleet]) if fleet.groups else None
+    truth = np.array([fleet.planted_groups[c] for c in fleet]) if fleet.planted_groups else None
     return rows, truth
 
 

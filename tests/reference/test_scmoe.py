@@ -122,7 +122,7 @@ def test_planted_groups_are_found_by_training(asked):
         m = build("scmoe", setting)
         result = engine.run(replace(m, stages=m.stages[:-1]), VectorFleet(federation), rounds=2, seed=seed)
         labels = [int(result.state.membership[c].argmax()) for c in federation]
-        assert adjusted_rand_score([federation.groups[c] for c in federation], labels) == 1.0
+        assert adjusted_rand_score([federation.planted_groups[c] for c in federation], labels) == 1.0
         assert all(row.sum() == 1 for row in result.state.membership.values())
         assert len(result.state.models) == 3
 
@@ -146,7 +146,7 @@ def test_what_personalising_brought_is_not_sent_for_training():
     federation = tiny_federation(6)
     ledger = Ledger()
     engine.run(method("scmoe"), VectorFleet(federation), rounds=2, seed=0, ledger=ledger)
-    down = {(page.round, page.stage): int(page.bytes_down.sum()) for page in ledger.pages}
+    down = {(page.round, page.stage): int(page.bytes_down.sum()) for page in ledger.entries}
     size = sum(x.numel() * 4 for x in MODEL.init(0).values())
     assert down[1, "train"] > 6 * size
     assert down[2, "train"] < size

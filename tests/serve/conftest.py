@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from services import serving
+from services import running_server
 from sklearn.datasets import load_digits
 
 from shoal.experiment.job import Job
@@ -34,14 +34,14 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def grouped(runs):
     """A method with several models, of which everybody is served one."""
-    with serving(runs("ifca")) as running:
+    with running_server(runs("ifca")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def routed(runs):
     """A method that says of each row which model answered."""
-    with serving(runs("ensembles:ensemble")) as running:
+    with running_server(runs("ensembles:ensemble")) as running:
         yield running
 
 

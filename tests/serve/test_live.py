@@ -17,7 +17,7 @@ from dataclasses import replace
 import httpx
 import pytest
 import torch
-from services import refused, serving
+from services import problem_detail, running_server
 
 from shoal.errors import UserError
 from shoal.serve import server
@@ -38,7 +38,7 @@ def training(runs, tmp_path):
     """A copy of a run to which rounds can be added: each with its models' last biases all at the round's class."""
     place = tmp_path / "training"
     shutil.copytree(runs("ifca"), place)
-    checkpoints = Checkpoints(place / "checkpoints", keep=1)
+    checkpoints = Checkpoints(place / "checkpoints", num_kept=1)
     first = checkpoints.load(2).state
 
     def models_of(round):
@@ -75,7 +75,7 @@ def test_newer_models_are_taken_up_in_mid_load_without_a_failed_request(training
             time.sleep(0.2)
             finish(round)
 
-    with serving(place, limits=Limits(per_s=0), poll_s=0.02) as running:
+    with running_server(place, limits=Limits(per_s=0), poll_s=0.02) as running:
         trainer = threading.Thread(target=train)
         trainer.start()
         asyncio.run(load(running.url))
@@ -109,12 +109,12 @@ def test_a_run_without_a_round_is_not_ready(training, http):
     place, finish = training
     shutil.rmtree(place / "checkpoints/round-000002")
     shutil.rmtree(place / "checkpoints/round-000001")
-    with serving(place) as running:
+    with running_server(place) as running:
         assert http.get(f"{running.url}/healthz").json() == {"status": "ok", "round": None}
         answer = http.get(f"{running.url}/readyz")
-        assert "no finished round yet" in refused(answer, 503)
+        assert "no finished round yet" in problem_detail(answer, 503)
         assert answer.headers["retry-after"] == "1"
-        refused(http.post(f"{running.url}/v1/predict", json=ROWS), 503)
+        problem_detail(http.post(f"{running.url}/v1/predict", json=ROWS), 503)
         finish(3)
         end = time.monotonic() + 5
         while http.get(f"{running.url}/readyz").status_code != 200 and time.monotonic() < end:
@@ -184,7 +184,7 @@ def test_a_stop_answers_whom_it_has_let_in(runs, monkeypatch):
     head = (
         f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with serving(runs("ifca"), limits=Limits(per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(per_s=0)) as running:
         callers = [socket.create_connection(("127.0.0.1", running.port), timeout=20) for _ in range(20)]
         _until(lambda: len(running.server.server_state.connections) == 20)
         running.server.should_exit = True

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from services import npy, serving
+from services import running_server, to_npy
 
 from shoal.serve.admission import Limits
 
@@ -28,21 +28,21 @@ HEALTH = ["/healthz", "/readyz", "/metrics"]
 PATHS = ["/v1/predict", "/v1/prior", "/v1/clusters/assign", "/v1/models", "/v1/models/{id}", *HEALTH]
 MET = [*(("running", path) for path in PATHS), ("knowing", "/v1/predict"), ("knowing", "/v1/prior")]
 
-BODIES = st.one_of(st.binary(max_size=200), st.just(npy(np.ones((2, 8, 8)))))
+BODIES = st.one_of(st.binary(max_size=200), st.just(to_npy(np.ones((2, 8, 8)))))
 for media in ("application/x-npy", "image/png", "image/jpeg"):
     schemathesis.openapi.media_type(media, BODIES)
 
 
 @pytest.fixture(scope="module")
 def running(runs):
-    with serving(runs("ensembles:ensemble"), limits=Limits(per_s=0)) as service:
+    with running_server(runs("ensembles:ensemble"), limits=Limits(per_s=0)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def knowing(runs):
     """A method that makes something of how often classes occur."""
-    with serving(runs("shoal"), limits=Limits(per_s=0)) as service:
+    with running_server(runs("shoal"), limits=Limits(per_s=0)) as service:
         yield service
 
 

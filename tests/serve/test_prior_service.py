@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from services import npy, probabilities, refused, serving
+from services import problem_detail, read_probabilities, running_server, to_npy
 
 from shoal.experiment import evaluate
 from shoal.experiment.assemble import setup
@@ -28,17 +28,17 @@ def held(run):
 
 @pytest.fixture(scope="module")
 def running(run):
-    with serving(run) as service:
+    with running_server(run) as service:
         yield service
 
 
 def asked(http, running, path, rows, **parameters):
     given = {"prepared": "true"} | parameters
-    return http.post(f"{running.url}{path}", params=given, content=npy(rows.x.numpy()), headers=NPY)
+    return http.post(f"{running.url}{path}", params=given, content=to_npy(rows.x.numpy()), headers=NPY)
 
 
 def hits(answer, rows):
-    return float((probabilities(answer).argmax(1) == rows.y).float().mean())
+    return float((read_probabilities(answer).argmax(1) == rows.y).float().mean())
 
 
 def test_answers_are_those_that_a_run_evaluates(http, running, run, held):
@@ -69,14 +69,14 @@ def test_frequencies_that_are_known_count_most(http, running, held):
 def test_callers_with_other_frequencies_are_not_mixed_up(http, running, held):
     rows = next(iter(held.values()))
     first, last = (",".join("1000" if k == c else "0" for k in range(10)) for c in (0, 9))
-    sure = [probabilities(asked(http, running, "/v1/predict", rows, counts=c)) for c in (first, last)]
+    sure = [read_probabilities(asked(http, running, "/v1/predict", rows, counts=c)) for c in (first, last)]
     assert float(sure[0][:, 0].mean()) > float(sure[1][:, 0].mean())
     assert float(sure[1][:, 9].mean()) > float(sure[0][:, 9].mean())
 
 
 def test_remote_learns_and_remembers_while_it_is_alone(run, held, tmp_path):
     rows = max(held.values(), key=lambda r: len(r.y))
-    with serving(run) as service:
+    with running_server(run) as service:
         remote = Remote(service.url, cache=tmp_path, retries=0)
         assert remote.learn(rows.x.numpy(), prepared=True) is not None
         online = remote.predict(rows.x.numpy(), prepared=True)
@@ -87,9 +87,9 @@ def test_remote_learns_and_remembers_while_it_is_alone(run, held, tmp_path):
 
 def test_what_is_wrong_with_counts_is_said(http, running, grouped, held):
     rows = next(iter(held.values()))
-    assert "there are 10 classes" in refused(asked(http, running, "/v1/predict", rows, counts="1,2"), 422)
-    assert "counts" in refused(asked(http, running, "/v1/predict", rows, counts="1,x"), 422)
-    assert "it must be one of prepared" in refused(asked(http, running, "/v1/prior", rows, client="c0"), 422)
+    assert "there are 10 classes" in problem_detail(asked(http, running, "/v1/predict", rows, counts="1,2"), 422)
+    assert "counts" in problem_detail(asked(http, running, "/v1/predict", rows, counts="1,x"), 422)
+    assert "it must be one of prepared" in problem_detail(asked(http, running, "/v1/prior", rows, client="c0"), 422)
     for path, more in (("/v1/prior", {}), ("/v1/predict", {"counts": "1" + ",1" * 9})):
-        said = refused(asked(http, grouped, path, rows, **more), 409)
+        said = problem_detail(asked(http, grouped, path, rows, **more), 409)
         assert "makes nothing of how often classes occur" in said

@@ -7,7 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from services import serving
+from services import running_server
 
 from shoal.errors import UserError
 from shoal.serve import Away, Refused, Remote
@@ -35,7 +35,7 @@ def test_answers_are_those_of_the_service(grouped, http, images):
 
 @pytest.mark.parametrize("client", [None, "c3"])
 def test_while_the_service_is_away_the_kept_models_answer_the_same(client, runs, images, tmp_path):
-    with serving(runs("ifca")) as running:
+    with running_server(runs("ifca")) as running:
         remote = Remote(running.url, client=client, cache=tmp_path, **NO_PAUSE)
         before = remote.predict(images)
     after = remote.predict(images, abstain_below=0.5)
@@ -54,7 +54,7 @@ def _label(answer, below):
 
 
 def test_code_that_the_service_names_is_not_run_unasked(runs, images, tmp_path):
-    with serving(runs("ensembles:ensemble")) as running:
+    with running_server(runs("ensembles:ensemble")) as running:
         with Remote(running.url, cache=tmp_path, **NO_PAUSE) as remote:
             before = remote.predict(images)
         asked = {"cache": tmp_path, **NO_PAUSE, "retries": 0}
@@ -86,7 +86,7 @@ def test_nothing_kept_and_nobody_there(tmp_path):
 def test_what_is_wrong_is_not_tried_again(grouped, images, runs):
     with Remote(grouped.url) as remote, pytest.raises(Refused, match="422: rows: the shape is 2"):
         remote.predict([1.0, 2.0])
-    with serving(runs("ifca"), tokens={"lab": hashed("secret")}) as running:
+    with running_server(runs("ifca"), tokens={"lab": hashed("secret")}) as running:
         with Remote(running.url) as remote, pytest.raises(Refused, match="401: a token is needed"):
             remote.predict(images)
         with Remote(running.url, token="secret") as remote:
@@ -144,7 +144,7 @@ def test_a_service_that_is_known_to_be_away_is_asked_once_in_a_while(runs, tmp_p
     threading.Thread(target=server.serve_forever, daemon=True).start()
     now = [0.0]
     try:
-        with serving(runs("ifca")) as running, Remote(running.url, cache=tmp_path) as remote:
+        with running_server(runs("ifca")) as running, Remote(running.url, cache=tmp_path) as remote:
             remote.refresh()
         url = f"http://127.0.0.1:{server.server_port}"
         with Remote(url, cache=tmp_path, clock=lambda: now[0], **NO_PAUSE) as remote:

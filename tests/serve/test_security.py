@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from services import npy, refused, serving
+from services import problem_detail, running_server, to_npy
 
 from shoal.errors import UserError
 from shoal.serve import Remote, Untrusted
@@ -38,7 +38,7 @@ def test_tokens(runs, tmp_path):
     token, other = new_token("lab", file), new_token("ward-3", file)
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
-    with serving(runs("ifca"), tokens=tokens_from(file)) as running:
+    with running_server(runs("ifca"), tokens=tokens_from(file)) as running:
         for good in (token, other):
             assert predict(running, headers={"Authorization": f"Bearer {good}"}).status_code == 200
         for bad, sentence in (
@@ -47,10 +47,10 @@ def test_tokens(runs, tmp_path):
             ({"Authorization": f"Basic {token}"}, "of another kind: it must be Authorization: Bearer TOKEN"),
         ):
             answer = predict(running, headers=bad)
-            assert sentence in refused(answer, 401)
+            assert sentence in problem_detail(answer, 401)
             assert answer.headers["www-authenticate"] == "Bearer"
         for path in ("/metrics", "/v1/models", "/v1/models/served", "/openapi.json", "/nowhere"):
-            refused(httpx.get(running.url + path, trust_env=False), 401)
+            problem_detail(httpx.get(running.url + path, trust_env=False), 401)
         for path in ("/healthz", "/readyz"):
             assert httpx.get(running.url + path, trust_env=False).status_code == 200
 
@@ -104,7 +104,7 @@ def certificate(tmp_path_factory):
 def test_an_untrusted_certificate_is_not_an_absent_service(runs, certificate, tmp_path):
     """Not even with models to answer by: who knows who it is that answers."""
     rows, slept = np.zeros((1, 1, 8, 8)), []
-    with serving(runs("ifca"), tls=certificate) as running:
+    with running_server(runs("ifca"), tls=certificate) as running:
         trusted = ssl.create_default_context(cafile=str(certificate[0]))
         Remote(running.url, cache=tmp_path, verify=trusted).predict(rows)
         with pytest.raises(Untrusted, match="cannot be trusted"):
@@ -113,7 +113,7 @@ def test_an_untrusted_certificate_is_not_an_absent_service(runs, certificate, tm
 
 
 def test_tls(runs, certificate):
-    with serving(runs("ifca"), tls=certificate) as running:
+    with running_server(runs("ifca"), tls=certificate) as running:
         assert running.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=str(certificate[0]))
         assert predict(running, verify=trusting).status_code == 200
@@ -126,7 +126,7 @@ def test_tls(runs, certificate):
 
 def test_a_silent_tls_caller_does_not_hold_up_the_stop(runs, certificate):
     trusting = ssl.create_default_context(cafile=str(certificate[0]))
-    with serving(runs("ifca"), tls=certificate) as running:
+    with running_server(runs("ifca"), tls=certificate) as running:
         plain = socket.create_connection(("127.0.0.1", running.port))
         with trusting.wrap_socket(plain, server_hostname="127.0.0.1") as idle:
             idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -149,27 +149,27 @@ def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
         ((certificate[0], certificate[0]), r"cert\.pem holds no private key"),
         ((certificate[0], other), "cannot be used: .*PEM"),
     ):
-        with pytest.raises(UserError, match=why), serving(runs("ifca"), tls=tls):
+        with pytest.raises(UserError, match=why), running_server(runs("ifca"), tls=tls):
             pass
 
 
 def test_a_body_that_is_too_large(runs):
-    with serving(runs("ifca"), limits=Limits(body_bytes=10_000, per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(body_bytes=10_000, per_s=0)) as running:
         url, media = f"{running.url}/v1/predict", {"Content-Type": "application/x-npy"}
         answer = httpx.post(url, content=b"x" * 10_001, headers=media, trust_env=False)
-        assert "10001 bytes, but may have 10000" in refused(answer, 413)
+        assert "10001 bytes, but may have 10000" in problem_detail(answer, 413)
 
         def chunks():
             for _ in range(11):
                 yield b"x" * 1000
 
         answer = httpx.post(url, content=chunks(), headers=media, trust_env=False)
-        assert "more than 10000 bytes" in refused(answer, 413)
+        assert "more than 10000 bytes" in problem_detail(answer, 413)
         assert predict(running).status_code == 200
 
 
 def test_a_stream_without_an_end_is_cut_off(runs):
-    with serving(runs("ifca"), limits=Limits(body_bytes=10_000, per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(body_bytes=10_000, per_s=0)) as running:
         with socket.create_connection(("127.0.0.1", running.port), timeout=10) as s:
             s.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             sent = 0
@@ -204,7 +204,7 @@ def closed_after(running, first, drip=b"", every_s=0.1, most_s=8):
 def test_slow_callers_are_let_go(runs):
     limits = Limits(header_s=0.5, body_s=0.5, per_s=0)
     post = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with serving(runs("ifca"), limits=limits) as running:
+    with running_server(runs("ifca"), limits=limits) as running:
         for first, drip in ((b"", b""), (b"GET /heal", b""), (b"GET /healthz HTTP/1.1\r\n", b"X: y\r\n")):
             seconds, said = closed_after(running, first, drip)
             assert 0.4 < seconds < 3
@@ -221,7 +221,7 @@ def test_slow_callers_are_let_go(runs):
 
 
 def test_what_is_not_http(runs):
-    with serving(runs("ifca"), limits=Limits(per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(per_s=0)) as running:
         for nonsense in (b"\x16\x03\x01\x02\x00\x01", b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
             _, said = closed_after(running, nonsense)
             head, _, body = said.partition(b"\r\n\r\n")
@@ -231,7 +231,7 @@ def test_what_is_not_http(runs):
 
 
 def test_too_many_connections(runs):
-    with serving(runs("ifca"), limits=Limits(connections=3, per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(connections=3, per_s=0)) as running:
         held = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(3)]
         time.sleep(0.1)
         with socket.create_connection(("127.0.0.1", running.port), timeout=2) as one_more:
@@ -259,11 +259,11 @@ def test_rates():
 
 
 def test_who_asks_too_often_waits(runs, http):
-    with serving(runs("ifca"), limits=Limits(per_s=2)) as running:
+    with running_server(runs("ifca"), limits=Limits(per_s=2)) as running:
         answers = [http.post(f"{running.url}/v1/predict", json=ROWS) for _ in range(9)]
         late = [a for a in answers if a.status_code != 200]
         assert 1 <= len(late) <= 7
-        assert "more than 2 requests a second" in refused(late[0], 429)
+        assert "more than 2 requests a second" in problem_detail(late[0], 429)
         assert late[0].headers["retry-after"] == "1"
         assert httpx.get(f"{running.url}/healthz", trust_env=False).status_code == 200
         time.sleep(1)
@@ -272,7 +272,7 @@ def test_who_asks_too_often_waits(runs, http):
 
 def test_each_token_has_a_rate_of_its_own(runs):
     tokens = {name: hashed(name) for name in ("one", "two")}
-    with serving(runs("ifca"), limits=Limits(per_s=3), tokens=tokens) as running:
+    with running_server(runs("ifca"), limits=Limits(per_s=3), tokens=tokens) as running:
         one, two = ({"Authorization": f"Bearer {name}"} for name in tokens)
         assert 429 in [predict(running, headers=one).status_code for _ in range(6)]
         assert predict(running, headers=two).status_code == 200
@@ -283,13 +283,13 @@ def test_a_full_queue_is_said_so(runs, images):
 
     async def all_at_once(url):
         async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
-            body = {"content": npy(images), "headers": {"Content-Type": "application/x-npy"}}
+            body = {"content": to_npy(images), "headers": {"Content-Type": "application/x-npy"}}
             return await asyncio.gather(*(client.post(url, **body) for _ in range(12)))
 
-    with serving(runs("ifca"), batching=Batching(1000, 0.5, queue_rows=30), poll_s=5) as running:
+    with running_server(runs("ifca"), batching=Batching(1000, 0.5, queue_rows=30), poll_s=5) as running:
         answers = asyncio.run(all_at_once(f"{running.url}/v1/predict"))
         full = [a for a in answers if a.status_code != 200]
         assert len(full) == 10  # twelve rows each: two fit
-        assert "the queue is full" in refused(full[0], 503)
+        assert "the queue is full" in problem_detail(full[0], 503)
         assert full[0].headers["retry-after"] == "1"
         assert predict(running).status_code == 200

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from services import refused, serving
+from services import problem_detail, running_server
 
 from shoal import tree
 from shoal.client_table import ClientTable
@@ -38,7 +38,7 @@ def test_what_a_client_is_served_can_be_fetched(grouped, http):
         models, facts = unpack(http.get(f"{grouped.url}/v1/models/served", params={"client": client}).content)
         assert tree.max_abs_difference(models, version.method.models_for(version.state, client)) == 0
         assert facts["expert"] == version.lot(client).expert
-    sentence = refused(http.get(f"{grouped.url}/v1/models/expert-000", params={"client": client}), 404)
+    sentence = problem_detail(http.get(f"{grouped.url}/v1/models/expert-000", params={"client": client}), 404)
     assert "model expert-000 is the same for everybody: leave client out, or ask for served" in sentence
 
 
@@ -78,9 +78,9 @@ def test_the_list_of_models_has_an_etag_too(grouped, http):
 
 
 def test_a_model_that_is_not_there(grouped, http):
-    sentence = refused(http.get(f"{grouped.url}/v1/models/expert-999"), 404)
+    sentence = problem_detail(http.get(f"{grouped.url}/v1/models/expert-999"), 404)
     assert "there is no model 'expert-999'; it must be one of served, expert-000" in sentence
-    refused(http.get(f"{grouped.url}/v1/models/..%2f..%2fconfig.json"), 404)
+    problem_detail(http.get(f"{grouped.url}/v1/models/..%2f..%2fconfig.json"), 404)
 
 
 GROUPS = {"partition": "labels:0-2/3-5/6-9", "clients": 9, "cohort": 9}
@@ -99,7 +99,7 @@ def test_who_tells_what_a_client_told_belongs_where_it_belongs(method, runs, htt
         column = {"fedepc": "rows", "scmoe": "direction", "clsm-fl": "able"}[method]
         vectors = dict(zip(known.clients, known[column], strict=True))
         right = {c: state.membership[c] for c in vectors}
-    with serving(run) as running:
+    with running_server(run) as running:
         agreeing = 0
         for who, vector in vectors.items():
             answer = http.post(f"{running.url}/v1/clusters/assign", json={"representation": vector.tolist()})
@@ -124,20 +124,24 @@ def test_fuzzy_memberships_are_those_of_the_training(runs):
 
 
 def test_vectors_that_cannot_be_compared(runs, grouped, http):
-    sentence = refused(http.post(f"{grouped.url}/v1/clusters/assign", json={"representation": [1, 2]}), 409)
+    sentence = problem_detail(http.post(f"{grouped.url}/v1/clusters/assign", json={"representation": [1, 2]}), 409)
     assert "ifca keeps no representations of clusters" in sentence
-    with serving(runs("fedepc", **GROUPS, rounds=3)) as running:
+    with running_server(runs("fedepc", **GROUPS, rounds=3)) as running:
         url = f"{running.url}/v1/clusters/assign"
-        assert "has 2 numbers, but must have 120" in refused(http.post(url, json={"representation": [0, 1]}), 422)
-        assert "between 0 and 1" in refused(http.post(url, json={"representation": [2.0] * 120}), 422)
-        assert "true and false" in refused(http.post(url, json={"representation": [True] + [0.5] * 119}), 422)
-        assert "array of numbers" in refused(http.post(url, json={"representation": ["a"] * 120}), 422)
-        assert "field required" in refused(http.post(url, json={}), 422)
-        assert "not JSON" in refused(http.post(url, content=b"{", headers={"Content-Type": "application/json"}), 400)
+        assert "has 2 numbers, but must have 120" in problem_detail(
+            http.post(url, json={"representation": [0, 1]}), 422
+        )
+        assert "between 0 and 1" in problem_detail(http.post(url, json={"representation": [2.0] * 120}), 422)
+        assert "true and false" in problem_detail(http.post(url, json={"representation": [True] + [0.5] * 119}), 422)
+        assert "array of numbers" in problem_detail(http.post(url, json={"representation": ["a"] * 120}), 422)
+        assert "field required" in problem_detail(http.post(url, json={}), 422)
+        assert "not JSON" in problem_detail(
+            http.post(url, content=b"{", headers={"Content-Type": "application/json"}), 400
+        )
 
 
 def test_what_happens_is_counted(runs, http, images):
-    with serving(runs("ensembles:ensemble")) as running:
+    with running_server(runs("ensembles:ensemble")) as running:
         rows = {"rows": images.tolist()}
         said = http.post(f"{running.url}/v1/predict", json=rows, params={"abstain_below": 1}).json()["answers"]
         http.get(f"{running.url}/nowhere")

@@ -52,7 +52,7 @@ def test_an_empty_round_is_survived(tiny, name):
 def test_silent_clients_are_booked_down_but_not_up(tiny):
     method = build("fedavg", setting(cohort=6))
     result = engine.run(method, Deaf(tiny, {"c1"}), rounds=1, seed=0)
-    (page,) = result.ledger.pages
+    (page,) = result.ledger.entries
     up = dict(zip(page.clients, page.bytes_up.tolist(), strict=True))
     assert up["c1"] == 0
     assert up["c0"] == up["c5"] > 4 * 824  # 6*64+64 + 64*30+30 + 30*4+4 parameters are 2,522 floats
@@ -114,7 +114,7 @@ def test_divergence_stops_the_run(tiny):
 
 def test_the_pool_costs_no_bytes(tiny):
     result = engine.run(build("centralised", setting()), PlainFleet(tiny), rounds=1, seed=0)
-    (page,) = result.ledger.pages
+    (page,) = result.ledger.entries
     assert (page.clients, page.bytes_down.tolist(), page.bytes_up.tolist()) == ((CENTRALISED_CLIENT,), [0], [0])
     assert page.compute_joules[0] == page.flops[0] / PROFILES["server"].flops_per_s * PROFILES["server"].active_w
     pooled = tiny[CENTRALISED_CLIENT]["train"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from quick import quick
+from quick import quick_options
 
 from shoal.errors import UserError
 from shoal.experiment.explain import kinds_of_rounds
@@ -137,7 +137,7 @@ def test_a_stage_that_says_nothing_is_due_in_every_round():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_stage_says_whom_it_asks_and_is_due_when_it_says(method):
-    s = Setting(load_model("mlp", (6,), 4), rounds=25, cohort=3, eval_every=4, options=quick(method))
+    s = Setting(load_model("mlp", (6,), 4), rounds=25, cohort=3, eval_every=4, options=quick_options(method))
     for stage in build(method, s).stages:
         assert stage.schedule.clients != "unstated", stage.name
         assert (stage.schedule.clients in ("none", "edges")) == (not stage.programs), stage.name

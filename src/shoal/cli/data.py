@@ -18,9 +18,9 @@ def data_list(as_json: AsJson = False) -> None:
     with told(as_json):
         from dataclasses import asdict
 
-        from shoal.data.sources import available
+        from shoal.data.sources import list_datasets
 
-        sets = available()
+        sets = list_datasets()
         if as_json:
             print_json({"data": [asdict(s) for s in sets]})
             return
@@ -42,10 +42,10 @@ def data_get(
     """Download a data set into the cache (with a checksum), unless it is already there."""
     with told(as_json):
         from shoal.cli.progress import DownloadProgress
-        from shoal.data.sources import get
+        from shoal.data.sources import get_folder
 
         with DownloadProgress(err) as progress:
-            folder = get(name, progress=progress)
+            folder = get_folder(name, progress=progress)
         if as_json:
             print_json({"name": name, "folder": str(folder)})
         else:

@@ -38,10 +38,10 @@ def recipe_named(what: str) -> Path | None:
 
 def expanded(what: list[str], methods: Collection[str] = ()) -> list[str]:
     """A folder of runs, such as a grid's, stands for its runs; pages that lie beside runs are passed over."""
-    from shoal.store.reader import runs_in
+    from shoal.store.reader import find_run_folders
 
     kept = [w for w in what if w in methods or not (w.endswith(".html") and Path(w).is_file())] or what
-    inside = {w: [] if w in methods else [str(run) for run in runs_in(Path(w))] for w in kept}
+    inside = {w: [] if w in methods else [str(run) for run in find_run_folders(Path(w))] for w in kept}
     return [name for w in kept for name in inside[w] or [w]]
 
 
@@ -71,7 +71,7 @@ def run_jobs(jobs: Mapping[str, tuple[Path, Any]]) -> int:
     Returns the number of jobs that failed.
     """
     from shoal.experiment.run import run_or_resume
-    from shoal.store.failure import failure_recorded
+    from shoal.store.failure import record_exceptions
 
     failed: list[str] = []
     for number, (label, (place, job)) in enumerate(jobs.items(), start=1):
@@ -84,7 +84,7 @@ def run_jobs(jobs: Mapping[str, tuple[Path, Any]]) -> int:
             failed.append(title)
             err.print(f"{title} failed: {reason}", highlight=False, markup=False, soft_wrap=True)
 
-        with failure_recorded(place, job.model_dump(mode="json"), say), shown(job, place, title) as watch:
+        with record_exceptions(place, job.model_dump(mode="json"), say), shown(job, place, title) as watch:
             run_or_resume(job, place, **watch)
     return len(failed)
 
@@ -125,7 +125,7 @@ def announce(bench: Any) -> None:
 def read_runs(paths: Iterable[Path], **reading: Any) -> list[Any]:
     from shoal.store.reader import read_run
 
-    return [read_run(path, even_unbegun=True, **reading) for path in paths]
+    return [read_run(path, allow_not_started=True, **reading) for path in paths]
 
 
 def show(records: list[Any]) -> None:
@@ -142,13 +142,13 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
     from shoal.report import PAGE, paper_view, summarise, write_page
     from shoal.reproduce.paper_table import beside_paper, check_paper
     from shoal.store.outputs import check_output
-    from shoal.store.reader import planned
+    from shoal.store.reader import planned_run
 
     page = folder / "report.html"
     check_output(page, PAGE, force)
     jobs = {label: (folder / label, job) for label, job in recipe.jobs.items()}
     if recipe.paper is not None:
-        check_paper(recipe.paper, [planned(place, job.model_dump()) for place, job in jobs.values()], METHODS)
+        check_paper(recipe.paper, [planned_run(place, job.model_dump()) for place, job in jobs.values()], METHODS)
     with pointing_to_only(len({job.method for job in recipe.jobs.values()})):
         for place, job in jobs.values():  # better now than after hours
             if begun := (place / "config.json").exists():

@@ -90,9 +90,9 @@ def resume(
         from shoal.experiment.run import recorded_job, resume_run
         from shoal.report import PAGE, write_page
         from shoal.store.outputs import check_output
-        from shoal.store.reader import read_run, runs_in
+        from shoal.store.reader import find_run_folders, read_run
 
-        if found := runs_in(run_dir):
+        if found := find_run_folders(run_dir):
             raise UserError(
                 f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE "
                 f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
@@ -261,7 +261,7 @@ def compare(
                 with pointing_to_only(len(jobs)):
                     check_names(jobs[name])
             elif Path(name).exists():
-                read_run(Path(name), even_unbegun=True)
+                read_run(Path(name), allow_not_started=True)
             else:
                 raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
         if (unused := given(flags)) and not jobs:

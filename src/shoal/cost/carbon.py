@@ -41,7 +41,7 @@ _CPU_SOURCES = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class EnergyMeasurement:
     seconds: float
     joules: float
     cpu_joules: float
@@ -55,29 +55,29 @@ class Measured:
 class Carbon:
     """`with Carbon("ESP") as carbon: ...`, then `carbon.measured`. The first one of a process starts slowly."""
 
-    measured: Measured
+    measurement: EnergyMeasurement
 
     def __init__(self, country: str | None = None) -> None:
         if importlib.util.find_spec("codecarbon") is None:
             raise UserError("measuring joules needs CodeCarbon, which is not installed: pip install codecarbon")
-        self._country = None if country is None else _known(country)
+        self._country = None if country is None else _country_code(country)
 
     def __enter__(self) -> Carbon:
-        self._tracker = _tracker(self._country)
+        self._tracker = _make_tracker(self._country)
         self._tracker.start()
         if not self._tracker._hardware:  # start() hides its errors
             raise UserError("joules cannot be measured on this machine: CodeCarbon does not start; leave measuring out")
-        self._source = _source(self._tracker._hardware)
-        self._begun = time.perf_counter()
+        self._source = _describe_source(self._tracker._hardware)
+        self._start_s = time.perf_counter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = time.perf_counter() - self._begun  # CodeCarbon's own duration has its end in it, up to a second
+        seconds = time.perf_counter() - self._start_s  # CodeCarbon's own duration has its end in it, up to a second
         self._tracker.stop()
         found = self._tracker.final_emissions_data
-        self.measured = Measured(
+        self.measurement = EnergyMeasurement(
             seconds=seconds,
             joules=found.energy_consumed * _JOULES_PER_KWH,
             cpu_joules=found.cpu_energy * _JOULES_PER_KWH,
@@ -89,15 +89,15 @@ class Carbon:
         )
 
 
-def split(measured: Measured, seconds_by_part: Mapping[str, float]) -> dict[str, float]:
+def split_joules(measurement: EnergyMeasurement, seconds_by_part: Mapping[str, float]) -> dict[str, float]:
     """The joules of each part, in proportion to its time; none where no time was taken."""
     total = sum(seconds_by_part.values())
     if total <= 0:
         return dict.fromkeys(seconds_by_part, 0.0)
-    return {part: measured.joules * seconds / total for part, seconds in seconds_by_part.items()}
+    return {part: measurement.joules * seconds / total for part, seconds in seconds_by_part.items()}
 
 
-def _known(country: str) -> str:
+def _country_code(country: str) -> str:
     path = files("codecarbon") / "data" / "private_infra" / "global_energy_mix.json"
     names = {code: entry["country_name"] for code, entry in json.loads(path.read_text()).items()}
     code = country.upper()
@@ -109,7 +109,7 @@ def _known(country: str) -> str:
     raise UserError(f"country {country!r} is not a country code of three letters that CodeCarbon knows, as ESP{hint}")
 
 
-def _tracker(country: str | None) -> Any:
+def _make_tracker(country: str | None) -> Any:
     from codecarbon import OfflineEmissionsTracker  # slow to import: not before it is needed
 
     logging.getLogger("codecarbon").setLevel(logging.ERROR)  # its own log_level comes too late for its first lines
@@ -129,7 +129,7 @@ def _tracker(country: str | None) -> Any:
     )
 
 
-def _source(hardware: list[Any]) -> str:
+def _describe_source(hardware: list[Any]) -> str:
     for part in hardware:
         if type(part).__name__ == "CPU":
             return _CPU_SOURCES[part._mode].format(tdp=part._tdp, model=part._model)

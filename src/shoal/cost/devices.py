@@ -85,19 +85,19 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-def assign(spec: str, clients: Sequence[ClientId], seed: int) -> dict[ClientId, Profile]:
+def assign_profiles(spec: str, clients: Sequence[ClientId], seed: int) -> dict[ClientId, Profile]:
     """A profile for every client: `pi`, or drawn from a mix such as `pi:0.5,phone:0.3,boards.toml#mine:0.2`.
 
     A client's draw depends on its name and the seed alone, so it keeps its profile when others come or go.
     """
-    parts = [_part(spec, text.strip()) for text in spec.split(",")]
+    parts = [_parse_part(spec, text.strip()) for text in spec.split(",")]
     bounds = np.cumsum([share for _, share in parts])
     draws = np.array([derive_seed(seed, "device", client) for client in clients]) / 2**48  # seeds are uniform
     chosen = np.searchsorted(bounds, draws * bounds[-1], side="right").tolist()
     return {client: parts[i][0] for client, i in zip(clients, chosen, strict=True)}
 
 
-def _part(spec: str, text: str) -> tuple[Profile, float]:
+def _parse_part(spec: str, text: str) -> tuple[Profile, float]:
     name, colon, amount = text.partition(":")
     try:
         share = float(amount) if colon else 1.0
@@ -105,18 +105,18 @@ def _part(spec: str, text: str) -> tuple[Profile, float]:
         share = math.nan
     if not (math.isfinite(share) and share > 0):
         raise UserError(f"devices {spec!r}: the share {amount!r} of {name} is not a number above 0, as in pi:0.5")
-    return find(name), share
+    return find_profile(name), share
 
 
-def find(name: str) -> Profile:
+def find_profile(name: str) -> Profile:
     """A profile by name, or `file.toml#name` from a file of one's own."""
     path, mark, table = name.partition("#")
     if mark or path.endswith(".toml"):
-        return _from_file(Path(path), table)
+        return _read_profile(Path(path), table)
     return look_up("device", name, PROFILES, own_format="file.toml#name")
 
 
-def _from_file(path: Path, name: str) -> Profile:
+def _read_profile(path: Path, name: str) -> Profile:
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
@@ -129,10 +129,10 @@ def _from_file(path: Path, name: str) -> Profile:
     table = tables.get(name)
     if not isinstance(table, dict):
         raise UserError(f"device file {path} has no table [{name}]; it has {known}")
-    return _checked(f"device file {path}, [{name}]", f"{path}#{name}", {"source": path.name, **table})
+    return _check_profile(f"device file {path}, [{name}]", f"{path}#{name}", {"source": path.name, **table})
 
 
-def _checked(where: str, name: str, table: Mapping[str, Any]) -> Profile:
+def _check_profile(where: str, name: str, table: Mapping[str, Any]) -> Profile:
     wanted = {field.name for field in fields(Profile)} - {"name"}
     if unknown := sorted(set(table) - wanted):
         raise UserError(f"{where}: {unknown[0]} is not known{did_you_mean(unknown[0], wanted)}")

@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.codec import report_bytes, task_bytes
-from shoal.cost.costs import Costs
+from shoal.cost.costs import CostModel
 from shoal.types import CENTRALISED_CLIENT, ClientId, EdgeExchange, Plan, Report, StagePurpose
 
 Column = NDArray[Any]
 
-PARTS = ("pre", "train", "comm")
-LONG = "long"  # the link between edges and the cloud
-WHOLE = ("bytes_down", "bytes_up", "flops")
-REAL = ("compute_s", "radio_s", "compute_joules", "radio_joules", "idle_joules")
+ENERGY_PARTS = ("pre", "train", "comm")
+EDGE_CLOUD = "long"  # the link between edges and the cloud
+INTEGER_COLUMNS = ("bytes_down", "bytes_up", "flops")
+FLOAT_COLUMNS = ("compute_s", "radio_s", "compute_joules", "radio_joules", "idle_joules")
 
 
 @dataclass(frozen=True, eq=False)
-class Page:
+class LedgerEntry:
     """One stage of one round: a row for every client that was asked, by the server or by one edge.
 
     A page of the long link has a row for every edge that met the cloud.
@@ -50,7 +50,7 @@ class Page:
     link: str = ""  # LONG, or that of clients
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Page) and self.line() == other.line()
+        return isinstance(other, LedgerEntry) and self.to_json() == other.to_json()
 
     @property
     def seconds(self) -> Column:
@@ -60,21 +60,21 @@ class Page:
     def joules(self) -> Column:
         return self.compute_joules + self.radio_joules + self.idle_joules
 
-    def parts(self) -> dict[str, float]:
+    def joules_by_part(self) -> dict[str, float]:
         """Joules as the paper splits them."""
-        if self.link == LONG:
-            return {LONG: float(self.radio_joules.sum())}
+        if self.link == EDGE_CLOUD:
+            return {EDGE_CLOUD: float(self.radio_joules.sum())}
         own = float(self.compute_joules.sum() + self.idle_joules.sum())
-        return dict.fromkeys(PARTS, 0.0) | {self.purpose: own, "comm": float(self.radio_joules.sum())}
+        return dict.fromkeys(ENERGY_PARTS, 0.0) | {self.purpose: own, "comm": float(self.radio_joules.sum())}
 
-    def line(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         found = {f.name: v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)}
         return {k: v for k, v in found.items() if v != ""} | {"clients": list(self.clients)}
 
     @classmethod
-    def read(cls, line: Mapping[str, Any]) -> Page:
-        columns: dict[str, Any] = {k: np.array(line[k], dtype=np.int64) for k in WHOLE}
-        columns |= {k: np.array(line[k], dtype=np.float64) for k in REAL}
+    def from_json(cls, line: Mapping[str, Any]) -> LedgerEntry:
+        columns: dict[str, Any] = {k: np.array(line[k], dtype=np.int64) for k in INTEGER_COLUMNS}
+        columns |= {k: np.array(line[k], dtype=np.float64) for k in FLOAT_COLUMNS}
         columns |= {k: line.get(k, "") for k in ("edge", "link")}
         return cls(line["round"], line["stage"], line["purpose"], tuple(line["clients"]), **columns)
 
@@ -84,49 +84,51 @@ class EdgeClock:
     """Edges work at the same time: time passes when the edge that is furthest goes on. Where everybody is asked by one
     server, and when edges meet in the cloud, all wait for the last."""
 
-    behind_s: dict[str, float] = field(default_factory=dict)  # the furthest, of edges that went on since all waited
-    waited_s: float = 0.0  # since then, for all others
+    lag_s: dict[str, float] = field(default_factory=dict)  # the furthest, of edges that went on since all waited
+    default_lag_s: float = 0.0  # since then, for all others
 
-    def passed_s(self, edge: str, lasts_s: float) -> float:
+    def advance(self, edge: str, duration_s: float) -> float:
         """By how much the furthest moves when `edge` works so long; "": all together."""
         if not edge:
-            self.behind_s, self.waited_s = {}, 0.0
-            return lasts_s
-        behind = self.behind_s.get(edge, self.waited_s)
-        passed = max(0.0, lasts_s - behind)
-        self.behind_s = {k: s + passed for k, s in self.behind_s.items()} | {edge: max(0.0, behind - lasts_s)}
-        self.waited_s += passed
-        return passed
+            self.lag_s, self.default_lag_s = {}, 0.0
+            return duration_s
+        edge_lag_s = self.lag_s.get(edge, self.default_lag_s)
+        elapsed_s = max(0.0, duration_s - edge_lag_s)
+        self.lag_s = {k: s + elapsed_s for k, s in self.lag_s.items()} | {edge: max(0.0, edge_lag_s - duration_s)}
+        self.default_lag_s += elapsed_s
+        return elapsed_s
 
 
 @dataclass
 class Ledger:
     """Evaluation is not booked: it measures the run, it is not part of it."""
 
-    costs: Costs = field(default_factory=Costs)
-    pages: list[Page] = field(default_factory=list)
+    costs: CostModel = field(default_factory=CostModel)
+    entries: list[LedgerEntry] = field(default_factory=list)
     spent_joules: dict[ClientId, float] = field(default_factory=lambda: defaultdict(float))
     total_joules: float = 0.0  # of all clients
-    clock: EdgeClock = field(default_factory=lambda: EdgeClock())
-    lasted_s: dict[int, float] = field(default_factory=dict)  # of every round, on the clients' devices and links
+    edge_clock: EdgeClock = field(default_factory=lambda: EdgeClock())
+    round_duration_s: dict[int, float] = field(
+        default_factory=dict
+    )  # of every round, on the clients' devices and links
 
     def __post_init__(self) -> None:
-        pages, self.pages = self.pages, []
+        pages, self.entries = self.entries, []
         for page in pages:
-            self.keep(page)
+            self.append(page)
 
-    def keep(self, page: Page) -> None:
-        self.pages.append(page)
-        passed_s = self.clock.passed_s(page.edge, self.costs.duration_s(page.seconds))
-        self.lasted_s[page.round] = self.lasted_s.get(page.round, 0.0) + passed_s
-        if page.link == LONG:
+    def append(self, entry: LedgerEntry) -> None:
+        self.entries.append(entry)
+        passed_s = self.edge_clock.advance(entry.edge, self.costs.duration_s(entry.seconds))
+        self.round_duration_s[entry.round] = self.round_duration_s.get(entry.round, 0.0) + passed_s
+        if entry.link == EDGE_CLOUD:
             return  # edges have no batteries
-        for client, joules in zip(page.clients, page.joules.tolist(), strict=True):
+        for client, joules in zip(entry.clients, entry.joules.tolist(), strict=True):
             self.spent_joules[client] += joules
             self.total_joules += joules
 
-    def book(
-        self, round: int, stage: str, purpose: StagePurpose, plan: Plan, reports: Mapping[ClientId, Report]
+    def record_stage(
+        self, round_index: int, stage: str, purpose: StagePurpose, plan: Plan, reports: Mapping[ClientId, Report]
     ) -> set[ClientId]:
         """Returns the clients whose reports came after the deadline. Where there are edges, each has a page."""
         late: set[ClientId] = set()
@@ -135,11 +137,17 @@ class Ledger:
             by_edge.setdefault(plan.edge_of_client.get(client, ""), []).append(client)
         for edge, clients in by_edge.items():
             tasks = plan.tasks if len(by_edge) == 1 else {c: plan.tasks[c] for c in clients}
-            late |= self._book(round, stage, purpose, replace(plan, tasks=tasks), reports, edge)
+            late |= self._record_edge(round_index, stage, purpose, replace(plan, tasks=tasks), reports, edge)
         return late
 
-    def _book(
-        self, round: int, stage: str, purpose: StagePurpose, plan: Plan, reports: Mapping[ClientId, Report], edge: str
+    def _record_edge(
+        self,
+        round_index: int,
+        stage: str,
+        purpose: StagePurpose,
+        plan: Plan,
+        reports: Mapping[ClientId, Report],
+        edge: str,
     ) -> set[ClientId]:
         down, up, flops, compute, radio = [], [], [], [], []
         for client, task in plan.tasks.items():
@@ -151,55 +159,61 @@ class Ledger:
             down.append(down_bytes)
             up.append(up_bytes)
             flops.append(report.flops if report else 0)
-            compute.append(self.costs.compute(client, flops[-1]))
-            radio.append(self.costs.radio(down_bytes, up_bytes))
+            compute.append(self.costs.compute_cost(client, flops[-1]))
+            radio.append(self.costs.radio_cost(down_bytes, up_bytes))
         compute_s, compute_joules = _columns(compute)
         radio_s, radio_joules = _columns(radio)
         clients, seconds = tuple(plan.tasks), compute_s + radio_s
         end_s = self.costs.duration_s(seconds)
-        idle = self.costs.idle(clients, (end_s - seconds).clip(min=0))
-        sent_down, sent_up, worked = (np.array(x, dtype=np.int64) for x in (down, up, flops))
+        idle = self.costs.idle_joules(clients, (end_s - seconds).clip(min=0))
+        sent_down, sent_up, num_flops = (np.array(x, dtype=np.int64) for x in (down, up, flops))
         spent = (compute_s, radio_s, compute_joules, radio_joules, idle)
-        page = Page(round, stage, purpose, clients, sent_down, sent_up, worked, *spent, edge=edge)
-        self.keep(page)
+        page = LedgerEntry(round_index, stage, purpose, clients, sent_down, sent_up, num_flops, *spent, edge=edge)
+        self.append(page)
         return {c for c, s in zip(clients, seconds.tolist(), strict=True) if s > end_s}
 
-    def book_relays(self, round: int, stage: str, purpose: StagePurpose, relays: Mapping[str, EdgeExchange]) -> None:
+    def record_edge_exchanges(
+        self, round_index: int, stage: str, purpose: StagePurpose, edge_exchanges: Mapping[str, EdgeExchange]
+    ) -> None:
         """What edges and the cloud sent each other."""
-        down = [task_bytes(relay.task) for relay in relays.values()]
-        up = [report_bytes(relay.report) for relay in relays.values()]
-        seconds, joules = _columns([self.costs.relay(*sizes) for sizes in zip(down, up, strict=True)])
+        down = [task_bytes(relay.task) for relay in edge_exchanges.values()]
+        up = [report_bytes(relay.report) for relay in edge_exchanges.values()]
+        seconds, joules = _columns([self.costs.edge_cloud_cost(*sizes) for sizes in zip(down, up, strict=True)])
         sent_down, sent_up = (np.array(x, dtype=np.int64) for x in (down, up))
         none, nothing = np.zeros(len(down)), np.zeros(len(down), dtype=np.int64)
         spent = (none, seconds, none, joules, none)
-        self.keep(Page(round, stage, purpose, tuple(relays), sent_down, sent_up, nothing, *spent, link=LONG))
+        self.append(
+            LedgerEntry(
+                round_index, stage, purpose, tuple(edge_exchanges), sent_down, sent_up, nothing, *spent, link=EDGE_CLOUD
+            )
+        )
 
-    def of(self, round: int) -> list[Page]:
-        found = []
-        for page in reversed(self.pages):
-            if page.round < round:
+    def of_round(self, round_index: int) -> list[LedgerEntry]:
+        entries = []
+        for page in reversed(self.entries):
+            if page.round < round_index:
                 break
-            found.append(page)
-        return found[::-1]
+            entries.append(page)
+        return entries[::-1]
 
     def by_client(self) -> dict[ClientId, dict[str, float]]:
         """Joules of each client, as the paper splits them."""
-        found: dict[ClientId, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
-        for page in (p for p in self.pages if p.link != LONG):
+        joules_by_client: dict[ClientId, dict[str, float]] = defaultdict(lambda: dict.fromkeys(ENERGY_PARTS, 0.0))
+        for page in (p for p in self.entries if p.link != EDGE_CLOUD):
             own = (page.compute_joules + page.idle_joules).tolist()
             for client, work, radio in zip(page.clients, own, page.radio_joules.tolist(), strict=True):
-                found[client][page.purpose] += work
-                found[client]["comm"] += radio
-        return dict(found)
+                joules_by_client[client][page.purpose] += work
+                joules_by_client[client]["comm"] += radio
+        return dict(joules_by_client)
 
 
-def totals(pages: Iterable[Page]) -> dict[str, float]:
+def total_joules_by_part(entries: Iterable[LedgerEntry]) -> dict[str, float]:
     """Joules of all clients, as the paper splits them; those of the long link too, where there is one."""
-    found = dict.fromkeys(PARTS, 0.0)
-    for page in pages:
-        for part, joules in page.parts().items():
-            found[part] = found.get(part, 0.0) + joules
-    return found
+    joules_by_part = dict.fromkeys(ENERGY_PARTS, 0.0)
+    for page in entries:
+        for part, joules in page.joules_by_part().items():
+            joules_by_part[part] = joules_by_part.get(part, 0.0) + joules
+    return joules_by_part
 
 
 def _columns(pairs: list[tuple[float, float]]) -> tuple[Column, Column]:

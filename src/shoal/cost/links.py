@@ -18,7 +18,7 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True)
-class Rate:
+class FixedRate:
     """So many bits a second, whatever the size of the message."""
 
     bits_per_s: float
@@ -42,10 +42,10 @@ class Link:
     radio_w: float  # electronics of the client while the message is on its way
     source: str
 
-    def down(self, size_bytes: int) -> Transfer:
+    def download(self, size_bytes: int) -> Transfer:
         return self._transfer(self.down_channel, self.radiated_down_w, size_bytes)
 
-    def up(self, size_bytes: int) -> Transfer:
+    def upload(self, size_bytes: int) -> Transfer:
         return self._transfer(self.up_channel, self.radiated_up_w, size_bytes)
 
     def _transfer(self, channel: Channel, radiated_w: float, size_bytes: int) -> Transfer:
@@ -53,7 +53,7 @@ class Link:
         return Transfer(seconds, (radiated_w + self.radio_w) * seconds)
 
 
-def watts(dbm: float) -> float:
+def dbm_to_watts(dbm: float) -> float:
     return float(10 ** (dbm / 10) / 1000)
 
 
@@ -63,8 +63,8 @@ def _wifi(name: str, mcs: int) -> Link:
         name,
         down_channel=channel,
         up_channel=channel,
-        radiated_down_w=watts(20),
-        radiated_up_w=watts(9),
+        radiated_down_w=dbm_to_watts(20),
+        radiated_up_w=dbm_to_watts(9),
         radio_w=0.0,
         source="IEEE 802.11ax, 20 MHz, one stream; 20 dBm down, 9 dBm up, no electronics: Pereira et al., Sec. IV-B",
     )
@@ -75,18 +75,18 @@ LINKS: dict[str, Link] = {
     "wifi-slow": _wifi("wifi-slow", mcs=0),
     "lte-m": Link(
         "lte-m",
-        down_channel=Rate(300e3),
-        up_channel=Rate(375e3),
+        down_channel=FixedRate(300e3),
+        up_channel=FixedRate(375e3),
         radiated_down_w=0.0,
-        radiated_up_w=watts(23),
+        radiated_up_w=dbm_to_watts(23),
         radio_w=0.5,
         source="300 kb/s down, 375 kb/s up: 3GPP Release 13, category M1, half duplex; 23 dBm up: 3GPP TS 36.101, "
         "power class 3; the base station is not counted; electronics: order of magnitude (amplifier losses, baseband)",
     ),
     "ethernet": Link(
         "ethernet",
-        down_channel=Rate(100e6),
-        up_channel=Rate(100e6),
+        down_channel=FixedRate(100e6),
+        up_channel=FixedRate(100e6),
         radiated_down_w=0.0,
         radiated_up_w=0.0,
         radio_w=0.3,
@@ -96,7 +96,7 @@ LINKS: dict[str, Link] = {
 }
 
 
-def link(name: str, radio_w: float | None = None) -> Link:
+def find_link(name: str, radio_w: float | None = None) -> Link:
     """A link by name; `radio_w` replaces the link's own figure."""
     found = look_up("link", name, LINKS)
     if radio_w is None:

@@ -47,9 +47,9 @@ SUBCARRIERS = {20: 234, 40: 468, 80: 980, 160: 1960}  # channel in MHz -> sub-ca
 
 class Modulation(NamedTuple):
     name: str
-    bits: int  # coded, per sub-carrier
-    data: int  # of `coded` coded bits, so many are data
-    coded: int
+    coded_bits: int  # coded, per sub-carrier
+    code_rate_numerator: int  # of `coded` coded bits, so many are data
+    code_rate_denominator: int
 
 
 MODULATIONS = (  # by the standard's index, the MCS
@@ -69,7 +69,7 @@ MODULATIONS = (  # by the standard's index, the MCS
 
 
 def control_frame_us(bits: int) -> int:
-    return LEGACY_PREAMBLE_US + LEGACY_SYMBOL_US * _ceil(SERVICE_BITS + bits + TAIL_BITS, LEGACY_SYMBOL_BITS)
+    return LEGACY_PREAMBLE_US + LEGACY_SYMBOL_US * _ceil_div(SERVICE_BITS + bits + TAIL_BITS, LEGACY_SYMBOL_BITS)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,13 @@ class Wifi:
     @property
     def bits_per_symbol(self) -> int:
         m = MODULATIONS[self.mcs]
-        return SUBCARRIERS[self.channel_mhz] * self.streams * m.bits * m.data // m.coded
+        return (
+            SUBCARRIERS[self.channel_mhz]
+            * self.streams
+            * m.coded_bits
+            * m.code_rate_numerator
+            // m.code_rate_denominator
+        )
 
     @property
     def mpdus_per_ppdu(self) -> int:
@@ -103,20 +109,20 @@ class Wifi:
 
     def airtime_s(self, bits: int) -> float:
         """From the first RTS to the last empty slot; nothing to send takes no time."""
-        whole, rest = divmod(_ceil(bits, PAYLOAD_BITS), self.mpdus_per_ppdu)
+        whole, rest = divmod(_ceil_div(bits, PAYLOAD_BITS), self.mpdus_per_ppdu)
         total_us = whole * self._exchange_us(self.mpdus_per_ppdu)
         if rest:
             total_us += self._exchange_us(rest)
         return total_us / 1e6
 
-    def _exchange_us(self, mpdus: int) -> int:
+    def _exchange_us(self, num_mpdus: int) -> int:
         control_us = sum(control_frame_us(bits) for bits in (RTS_BITS, CTS_BITS, BACK_BITS))
-        return control_us + 3 * SIFS_US + DIFS_US + SLOT_US + self._ppdu_us(mpdus)
+        return control_us + 3 * SIFS_US + DIFS_US + SLOT_US + self._ppdu_us(num_mpdus)
 
-    def _ppdu_us(self, mpdus: int) -> int:
-        bits = SERVICE_BITS + mpdus * (PAYLOAD_BITS + HEADER_BITS + DELIMITER_BITS) + TAIL_BITS
-        return HE_PREAMBLE_US + HE_SYMBOL_US * _ceil(bits, self.bits_per_symbol)
+    def _ppdu_us(self, num_mpdus: int) -> int:
+        bits = SERVICE_BITS + num_mpdus * (PAYLOAD_BITS + HEADER_BITS + DELIMITER_BITS) + TAIL_BITS
+        return HE_PREAMBLE_US + HE_SYMBOL_US * _ceil_div(bits, self.bits_per_symbol)
 
 
-def _ceil(a: int, b: int) -> int:
+def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)

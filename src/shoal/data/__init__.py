@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from shoal.data.dataset import Dataset, Options, Progress, validate
+from shoal.data.dataset import Dataset, Progress, ReadOptions, validate
 from shoal.data.federation import SPLITS, Federation
-from shoal.data.heterogeneity import figures
+from shoal.data.heterogeneity import heterogeneity_metrics
 from shoal.data.partitions import check_partition, partition
-from shoal.data.prepare import stratified
-from shoal.data.sources import Listing, available, get, is_named, load_named, names
+from shoal.data.prepare import stratified_mask
+from shoal.data.sources import Listing, dataset_names, get_folder, is_named, list_datasets, load_named
 from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -25,11 +25,11 @@ __all__ = [
     "Dataset",
     "Federation",
     "Listing",
-    "available",
     "check_partition",
     "check_source",
-    "figures",
-    "get",
+    "get_folder",
+    "heterogeneity_metrics",
+    "list_datasets",
     "load",
     "partition",
     "validate",
@@ -46,9 +46,9 @@ def load(
     sensitive_column: str | None = None,
     edge_column: str | None = None,
     drop_columns: Sequence[str] = (),
-    rows: int | None = None,
+    max_train_samples: int | None = None,
     unseen: int | float = 0,
-    min_size: int = 10,
+    min_samples: int = 10,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -57,15 +57,15 @@ def load(
     `unseen`: of the owners of a file's rows, of whom `clients` take part and each has `min_size` rows or more, so many
     will be held out (`partition`); the file's test part and the scaling of its columns are then made without them.
     """
-    hold_out = HoldOut(unseen, seed, clients, min_size) if unseen else None
+    hold_out = HoldOut(unseen, seed, clients, min_samples) if unseen else None
     columns = label_column, client_column, sensitive_column, edge_column, tuple(drop_columns)
-    options = Options(*columns, seed=seed, hold_out=hold_out)
+    options = ReadOptions(*columns, seed=seed, hold_out=hold_out)
     dataset = load_named(source, seed=seed, clients=clients, download=download, progress=progress)
     if dataset is None:
-        dataset = _own(source, options)
+        dataset = _load_user_file(source, options)
     else:
-        _no_columns(source, options)
-    return dataset if rows is None else _subsample(dataset, rows, seed)
+        _refuse_column_options(source, options)
+    return dataset if max_train_samples is None else _keep_samples(dataset, max_train_samples, seed)
 
 
 def check_source(source: str) -> None:
@@ -75,12 +75,12 @@ def check_source(source: str) -> None:
         return
     if path.suffix or "/" in source:
         raise UserError(f"data {source!r} does not exist")
-    close = difflib.get_close_matches(source, names(), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(source, dataset_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(names())}")
+    raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(dataset_names())}")
 
 
-def _own(source: str, options: Options) -> Dataset:
+def _load_user_file(source: str, options: ReadOptions) -> Dataset:
     check_source(source)
     path = Path(source).expanduser()
     if path.suffix.lower() not in (".csv", ".parquet"):
@@ -88,34 +88,36 @@ def _own(source: str, options: Options) -> Dataset:
         allowed = (
             replace(options, client_column=None, sensitive_column=None, edge_column=None) if has_arrays else options
         )
-        _no_columns(source, allowed)
-    from shoal.data.user_files import read  # slow to import: only for files of one's own
+        _refuse_column_options(source, allowed)
+    from shoal.data.user_files import read_user_file  # slow to import: only for files of one's own
 
-    return read(path, options)
+    return read_user_file(path, options)
 
 
-def _no_columns(source: str, options: Options) -> None:
-    default = Options()
+def _refuse_column_options(source: str, options: ReadOptions) -> None:
+    default = ReadOptions()
     for name in ("label_column", "client_column", "sensitive_column", "edge_column", "drop_columns"):
         if getattr(options, name) != getattr(default, name):
             raise UserError(f"{name} is {getattr(options, name)!r}, but {source} is not a table of columns")
 
 
-def _subsample(dataset: Dataset, rows: int, seed: int) -> Dataset:
-    have = len(dataset.train.y)
-    if not 1 <= rows <= have:
-        raise UserError(f"rows is {rows}, but {dataset.name} has {have} training rows: ask for 1 to {have}")
-    if rows == have:
+def _keep_samples(dataset: Dataset, max_train_samples: int, seed: int) -> Dataset:
+    num_available = len(dataset.train.y)
+    if not 1 <= max_train_samples <= num_available:
+        raise UserError(
+            f"rows is {max_train_samples}, but {dataset.name} has {num_available} training rows: ask for 1 to {num_available}"
+        )
+    if max_train_samples == num_available:
         return dataset
-    mask = torch.from_numpy(stratified(dataset.train.y.numpy(), rows, derive_seed(seed, "rows")))
-    kept = mask.nonzero().squeeze(1)
+    mask = torch.from_numpy(stratified_mask(dataset.train.y.numpy(), max_train_samples, derive_seed(seed, "rows")))
+    kept_indices = mask.nonzero().squeeze(1)
     owner = dataset.owner
-    note = f"a stratified {rows:,} of {have:,} training rows"
+    note = f"a stratified {max_train_samples:,} of {num_available:,} training rows"
     return replace(
         dataset,
-        train=Examples(dataset.train.x[kept], dataset.train.y[kept]),
-        owner=None if owner is None else tuple(owner[i] for i in kept.tolist()),
-        sensitive=None if dataset.sensitive is None else dataset.sensitive[kept],
-        edge=None if dataset.edge is None else tuple(dataset.edge[i] for i in kept.tolist()),
+        train=Examples(dataset.train.x[kept_indices], dataset.train.y[kept_indices]),
+        owner=None if owner is None else tuple(owner[i] for i in kept_indices.tolist()),
+        is_sensitive=None if dataset.is_sensitive is None else dataset.is_sensitive[kept_indices],
+        edge=None if dataset.edge is None else tuple(dataset.edge[i] for i in kept_indices.tolist()),
         note="; ".join(part for part in (dataset.note, note) if part),
     )

@@ -19,7 +19,7 @@ def unpack(archive: Path, members: Sequence[str], folder: Path) -> Path:
     """Write the members into `folder` under their last names: no path of the archive's own is ever used."""
     beside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
     try:
-        with _opener(archive) as open_member:
+        with _open_archive(archive) as open_member:
             for member in members:
                 with open_member(member) as source, (beside / Path(member).name).open("wb") as target:
                     shutil.copyfileobj(source, target)
@@ -38,7 +38,7 @@ def unpack(archive: Path, members: Sequence[str], folder: Path) -> Path:
 
 
 @contextmanager
-def _opener(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+def _open_archive(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
             yield zipped.open

@@ -26,14 +26,14 @@ class Pixels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFile:
     url: str
     sha256: str
     size_bytes: int
     members: tuple[str, ...] = ()  # of an archive: all that is taken out of it, into the set's subfolder
 
     @property
-    def file(self) -> str:
+    def file_name(self) -> str:
         return self.url.rsplit("/", 1)[1]
 
 
@@ -42,44 +42,44 @@ class Source:
     name: str
     folder: str  # under SHOAL_DATA and under the cache
     files: tuple[str, ...]  # without any of these the set is not there
-    remotes: tuple[Remote, ...]
-    read: Callable[[Path], Pixels]
-    rows: tuple[int, int]  # official, training and test
+    remote_files: tuple[RemoteFile, ...]
+    read_folder: Callable[[Path], Pixels]
+    num_samples: tuple[int, int]  # official, training and test
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     licence: str
     homepage: str
     subfolder: str = ""  # which the official archive makes
     moments: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # None: from the training part
-    system: tuple[Path, ...] = field(default=())
+    system_folders: tuple[Path, ...] = field(default=())
 
     @property
     def size_bytes(self) -> int:
-        return sum(remote.size_bytes for remote in self.remotes)
+        return sum(remote.size_bytes for remote in self.remote_files)
 
 
-def existing(folder: Path, file: str) -> Path | None:
+def find_file(folder: Path, file: str) -> Path | None:
     """The file in `folder`, gzipped or not."""
     candidates = (folder / file, folder / file.removesuffix(".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _need(folder: Path, file: str) -> Path:
-    path = existing(folder, file)
+def _require_file(folder: Path, file: str) -> Path:
+    path = find_file(folder, file)
     if path is None:
         raise UserError(f"{folder / file}: no such file")
     return path
 
 
 def _read_idx_set(
-    folder: Path, train: str, test: str, classes: int, first: int = 0, transposed: bool = False
+    folder: Path, train: str, test: str, classes: int, first_label: int = 0, is_transposed: bool = False
 ) -> Pixels:
     def part(prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        images = read_idx_images(_need(folder, f"{prefix}-images-idx3-ubyte.gz"))
-        labels = read_idx_labels(_need(folder, f"{prefix}-labels-idx1-ubyte.gz"), classes, first)
+        images = read_idx_images(_require_file(folder, f"{prefix}-images-idx3-ubyte.gz"))
+        labels = read_idx_labels(_require_file(folder, f"{prefix}-labels-idx1-ubyte.gz"), classes, first_label)
         if len(images) != len(labels):
             raise UserError(f"{folder}: {len(images)} images but {len(labels)} labels for {prefix}")
-        return images.transpose(0, 1, 3, 2) if transposed else images, labels
+        return images.transpose(0, 1, 3, 2) if is_transposed else images, labels
 
     return Pixels(*part(train), *part(test))
 
@@ -89,7 +89,7 @@ _QMNIST_TRAIN = "qmnist-train-labels-idx2-int.gz"
 
 def _read_mnist(folder: Path) -> Pixels:
     pixels = _read_idx_set(folder, "train", "t10k", 10)
-    path = existing(folder, _QMNIST_TRAIN)
+    path = find_file(folder, _QMNIST_TRAIN)
     if path is None:
         return pixels
     table = read_idx(path)
@@ -112,30 +112,30 @@ def _read_svhn_set(folder: Path) -> Pixels:
     return Pixels(*read_svhn(folder / "train_32x32.mat"), *read_svhn(folder / "test_32x32.mat"))
 
 
-def _remotes(home: str, *files: tuple[str, int, str]) -> tuple[Remote, ...]:
-    return tuple(Remote(home + file, sha256, size) for file, size, sha256 in files)
+def _remote_files(base_url: str, *files: tuple[str, int, str]) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(base_url + file, sha256, size) for file, size, sha256 in files)
 
 
 _IDX_FILES = tuple(
     f"{prefix}-{kind}-ubyte.gz" for prefix in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
 _DIGITS = tuple("0123456789")
-_CAPITALS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_SMALL = tuple("abcdefghijklmnopqrstuvwxyz")
-_SMALL_UNLIKE_CAPITALS = tuple("abdefghnqrt")
+_CAPITAL_LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_SMALL_LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+_SMALL_LETTERS_UNLIKE_CAPITALS = tuple("abdefghnqrt")
 
 _MNIST = Source(
     name="mnist",
     folder="mnist",
     files=_IDX_FILES,
-    remotes=_remotes(
+    remote_files=_remote_files(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         (_IDX_FILES[0], 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
         (_IDX_FILES[1], 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
         (_IDX_FILES[2], 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
         (_IDX_FILES[3], 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     )
-    + _remotes(
+    + _remote_files(
         "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
         (_QMNIST_TRAIN, 463024, "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"),
         (
@@ -144,8 +144,8 @@ _MNIST = Source(
             "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
         ),
     ),
-    read=_read_mnist,
-    rows=(60_000, 10_000),
+    read_folder=_read_mnist,
+    num_samples=(60_000, 10_000),
     shape=(1, 28, 28),
     classes=_DIGITS,
     licence="CC BY-SA 3.0; writer ids (QMNIST) BSD 3-clause",
@@ -157,15 +157,15 @@ _FASHION_MNIST = Source(
     name="fashion-mnist",
     folder="fashion-mnist",
     files=_IDX_FILES,
-    remotes=_remotes(
+    remote_files=_remote_files(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         (_IDX_FILES[0], 26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
         (_IDX_FILES[1], 29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
         (_IDX_FILES[2], 4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
         (_IDX_FILES[3], 5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
-    read=partial(_read_idx_set, train="train", test="t10k", classes=10),
-    rows=(60_000, 10_000),
+    read_folder=partial(_read_idx_set, train="train", test="t10k", classes=10),
+    num_samples=(60_000, 10_000),
     shape=(1, 28, 28),
     classes=(
         *("t-shirt/top", "trouser", "pullover", "dress", "coat"),
@@ -174,7 +174,7 @@ _FASHION_MNIST = Source(
     licence="MIT",
     homepage="https://github.com/zalandoresearch/fashion-mnist",
     moments=((0.2860,), (0.3530,)),
-    system=(Path("/usr/share/datasets/fashion-mnist"),),
+    system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
 )
 
 _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
@@ -182,16 +182,16 @@ _CIFAR10 = Source(
     name="cifar10",
     folder="cifar10",
     files=_CIFAR10_FILES,
-    remotes=(
-        Remote(
+    remote_files=(
+        RemoteFile(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             170052171,
             tuple(f"cifar-10-batches-bin/{file}" for file in _CIFAR10_FILES),
         ),
     ),
-    read=_read_cifar10,
-    rows=(50_000, 10_000),
+    read_folder=_read_cifar10,
+    num_samples=(50_000, 10_000),
     shape=(3, 32, 32),
     classes=(
         *("airplane", "automobile", "bird", "cat", "deer"),
@@ -216,16 +216,16 @@ _CIFAR100 = Source(
     name="cifar100",
     folder="cifar100",
     files=("train.bin", "test.bin"),
-    remotes=(
-        Remote(
+    remote_files=(
+        RemoteFile(
             "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             168513733,
             ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
         ),
     ),
-    read=_read_cifar100,
-    rows=(50_000, 10_000),
+    read_folder=_read_cifar100,
+    num_samples=(50_000, 10_000),
     shape=(3, 32, 32),
     classes=tuple(_CIFAR100_CLASSES.split()),
     licence="not stated by its authors",
@@ -238,14 +238,14 @@ _SVHN = Source(
     name="svhn",
     folder="svhn",
     files=("train_32x32.mat", "test_32x32.mat"),
-    remotes=_remotes(
+    remote_files=_remote_files(
         # This server has no HTTPS: the checksum is what protects.
         "http://ufldl.stanford.edu/housenumbers/",
         ("train_32x32.mat", 182040794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
         ("test_32x32.mat", 64275384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
     ),
-    read=_read_svhn_set,
-    rows=(73_257, 26_032),
+    read_folder=_read_svhn_set,
+    num_samples=(73_257, 26_032),
     shape=(3, 32, 32),
     classes=_DIGITS,
     licence="non-commercial use only",
@@ -254,19 +254,19 @@ _SVHN = Source(
 )
 
 
-class _Split(NamedTuple):
-    rows: tuple[int, int]
+class _EmnistSplit(NamedTuple):
+    num_samples: tuple[int, int]
     classes: tuple[str, ...]
-    first: int = 0  # the number of the first class in the files
+    first_label: int = 0  # the number of the first class in the files
 
 
 _EMNIST_SPLITS = {
-    "balanced": _Split((112_800, 18_800), _DIGITS + _CAPITALS + _SMALL_UNLIKE_CAPITALS),
-    "byclass": _Split((697_932, 116_323), _DIGITS + _CAPITALS + _SMALL),
-    "bymerge": _Split((697_932, 116_323), _DIGITS + _CAPITALS + _SMALL_UNLIKE_CAPITALS),
-    "digits": _Split((240_000, 40_000), _DIGITS),
-    "letters": _Split((124_800, 20_800), _CAPITALS, first=1),
-    "mnist": _Split((60_000, 10_000), _DIGITS),
+    "balanced": _EmnistSplit((112_800, 18_800), _DIGITS + _CAPITAL_LETTERS + _SMALL_LETTERS_UNLIKE_CAPITALS),
+    "byclass": _EmnistSplit((697_932, 116_323), _DIGITS + _CAPITAL_LETTERS + _SMALL_LETTERS),
+    "bymerge": _EmnistSplit((697_932, 116_323), _DIGITS + _CAPITAL_LETTERS + _SMALL_LETTERS_UNLIKE_CAPITALS),
+    "digits": _EmnistSplit((240_000, 40_000), _DIGITS),
+    "letters": _EmnistSplit((124_800, 20_800), _CAPITAL_LETTERS, first_label=1),
+    "mnist": _EmnistSplit((60_000, 10_000), _DIGITS),
 }
 
 
@@ -278,29 +278,29 @@ def _emnist_files(split: str) -> tuple[str, ...]:
     )
 
 
-def _emnist(split: str) -> Source:
+def _emnist_source(split: str) -> Source:
     rows, classes, first = _EMNIST_SPLITS[split]
     return Source(
         name=f"emnist:{split}",
         folder="emnist",
         files=_emnist_files(split),
-        remotes=(
-            Remote(
+        remote_files=(
+            RemoteFile(
                 "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
                 "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
                 561753746,
                 tuple(f"gzip/{file}" for each in _EMNIST_SPLITS for file in _emnist_files(each)),
             ),
         ),
-        read=partial(
+        read_folder=partial(
             _read_idx_set,
             train=f"emnist-{split}-train",
             test=f"emnist-{split}-test",
             classes=len(classes),
-            first=first,
-            transposed=True,
+            first_label=first,
+            is_transposed=True,
         ),
-        rows=rows,
+        num_samples=rows,
         shape=(1, 28, 28),
         classes=classes,
         licence="not stated; made by NIST, a body of the US government",
@@ -313,6 +313,6 @@ SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
         *(_MNIST, _FASHION_MNIST, _CIFAR10, _CIFAR100, _SVHN),
-        *(_emnist(split) for split in _EMNIST_SPLITS),
+        *(_emnist_source(split) for split in _EMNIST_SPLITS),
     )
 }

@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, by
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """How the user's own file is to be read."""
 
     label_column: str = "label"
@@ -25,7 +25,7 @@ class Options:
     sensitive_column: str | None = None
     edge_column: str | None = None
     drop_columns: tuple[str, ...] = ()
-    test_share: float = 0.2
+    test_fraction: float = 0.2
     seed: int = 0
     hold_out: HoldOut | None = None  # of the owners of rows
 
@@ -37,7 +37,7 @@ class Dataset:
     test: Examples
     classes: tuple[str, ...]
     owner: tuple[str, ...] | None = None  # the client that owns training row i
-    sensitive: Tensor | None = None  # whether training row i is of high sensitivity
+    is_sensitive: Tensor | None = None  # whether training row i is of high sensitivity
     edge: tuple[str, ...] | None = None  # the edge that the client of training row i is under
     note: str = ""
     preparation: Preparation | None = None  # how its rows were prepared; None: they are as they came
@@ -70,8 +70,8 @@ def validate(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _validate_part(where: str, examples: Examples, classes: int) -> None:
-    x, y = examples
+def _validate_part(where: str, samples: Examples, classes: int) -> None:
+    x, y = samples
     if x.numel() == 0:
         raise UserError(f"{where} is empty")
     if len(x) != len(y):

@@ -16,19 +16,21 @@ from shoal.errors import UserError
 from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Examples
 
 SPLITS = ("train", "val", "test")
-DIVIDED = ("train", "val")  # into rows of low and of high sensitivity
-SENSITIVE = 0.3  # the share of a client's rows that are of high sensitivity, where nothing else is said
+SPLITS_WITH_SENSITIVE = ("train", "val")  # into rows of low and of high sensitivity
+DEFAULT_SENSITIVE_FRACTION = (
+    0.3  # the share of a client's rows that are of high sensitivity, where nothing else is said
+)
 
 
-class _Splits(Mapping[str, Examples]):
+class _ClientSplits(Mapping[str, Examples]):
     """One client's rows, cut when they are asked for."""
 
-    def __init__(self, rows: Examples, spans: Mapping[str, slice]) -> None:
-        self._rows, self._spans = rows, spans
+    def __init__(self, samples: Examples, spans: Mapping[str, slice]) -> None:
+        self._samples, self._spans = samples, spans
 
     def __getitem__(self, split: str) -> Examples:
         span = self._spans[split]
-        return Examples(self._rows.x[span], self._rows.y[span])
+        return Examples(self._samples.x[span], self._samples.y[span])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._spans)
@@ -50,40 +52,42 @@ class Federation(Mapping[ClientId, ClientData]):
 
     def __init__(
         self,
-        rows: Examples,
+        samples: Examples,
         bounds: Mapping[str, NDArray[np.int64]],
         clients: tuple[ClientId, ...],
         *,
         central: Examples,
         classes: tuple[str, ...],
         name: str = "",
-        spec: str = "",
+        partition: str = "",
         note: str = "",
         preparation: Preparation | None = None,
         shifts: Mapping[ClientId, str] | None = None,
-        groups: Mapping[ClientId, int] | None = None,
-        sensitive: Mapping[str, NDArray[np.int64]] | None = None,
-        public: Examples | None = None,
-        edges: Mapping[ClientId, str] | None = None,
+        planted_groups: Mapping[ClientId, int] | None = None,
+        num_sensitive: Mapping[str, NDArray[np.int64]] | None = None,
+        public_samples: Examples | None = None,
+        edge_of_client: Mapping[ClientId, str] | None = None,
         unseen: Mapping[ClientId, Examples] | None = None,
     ) -> None:
-        self.unseen = {c: _laid_out(held) for c, held in (unseen or {}).items()}
-        self.central = _laid_out(central)
-        self.public = _laid_out(public) if public is not None and len(public.y) else None
+        self.unseen = {c: _channels_last(held) for c, held in (unseen or {}).items()}
+        self.central = _channels_last(central)
+        self.public_samples = (
+            _channels_last(public_samples) if public_samples is not None and len(public_samples.y) else None
+        )
         self.classes = classes
         self.name = name
-        self.spec = spec
+        self.partition = partition
         self.note = note
         self.preparation = preparation
         self.shifts: dict[ClientId, str] = dict(shifts or {})
-        self.groups: dict[ClientId, int] | None = None if groups is None else dict(groups)
-        self.edges: dict[ClientId, str] | None = None if edges is None else dict(edges)
-        self._rows = _laid_out(rows)
+        self.planted_groups: dict[ClientId, int] | None = None if planted_groups is None else dict(planted_groups)
+        self.edge_of_client: dict[ClientId, str] | None = None if edge_of_client is None else dict(edge_of_client)
+        self._samples = _channels_last(samples)
         self._bounds = {split: bounds[split].tolist() for split in SPLITS}
-        self._sensitive = {split: rows.tolist() for split, rows in (sensitive or {}).items()}
+        self._num_sensitive = {split: rows.tolist() for split, rows in (num_sensitive or {}).items()}
         self._clients = clients
-        self._position = {client: i for i, client in enumerate(clients)}
-        if CENTRALISED_CLIENT in self._position or len(self._position) != len(clients):
+        self._index_of_client = {client: i for i, client in enumerate(clients)}
+        if CENTRALISED_CLIENT in self._index_of_client or len(self._index_of_client) != len(clients):
             raise UserError(f"client names must differ from each other and from {CENTRALISED_CLIENT!r}")
 
     @classmethod
@@ -95,9 +99,9 @@ class Federation(Mapping[ClientId, ClientData]):
         *,
         name: str = "own",
         note: str = "",
-        sensitive: float = SENSITIVE,
-        public: tuple[Tensor, Tensor] | None = None,
-        edges: Mapping[ClientId, str] | None = None,
+        sensitive_fraction: float = DEFAULT_SENSITIVE_FRACTION,
+        public_samples: tuple[Tensor, Tensor] | None = None,
+        edge_of_client: Mapping[ClientId, str] | None = None,
     ) -> Self:
         """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. Sensitive rows are
         given apart, as "train/high" and "val/high"; if nobody has any, they are the last ones of "train" and "val", a
@@ -108,48 +112,52 @@ class Federation(Mapping[ClientId, ClientData]):
             raise UserError(f"central: labels must lie between 0 and {len(classes) - 1}, one for each class")
         for client, splits in clients.items():
             _check_client(client, splits, central, len(classes))
-        held_by_none = None if public is None else Examples(*public)
-        if held_by_none is not None:
-            _check_rows("public", held_by_none, central, len(classes))
+        server_samples = None if public_samples is None else Examples(*public_samples)
+        if server_samples is not None:
+            _check_samples("public", server_samples, central, len(classes))
         none = Examples(central.x[:0], central.y[:0])
-        parts = [_whole(data, split, none) for split in SPLITS for data in clients.values()]
+        parts = [_join_sensitive_last(data, split, none) for split in SPLITS for data in clients.values()]
         ends = [0, *accumulate(len(part.y) for part in parts)]
-        rows = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        samples = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
         n = len(clients)
         bounds = {split: np.array(ends[s * n : (s + 1) * n + 1]) for s, split in enumerate(SPLITS)}
-        high = {split: sensitive_rows(np.diff(bounds[split]), sensitive) for split in DIVIDED}
-        if any(f"{split}/high" in data for data in clients.values() for split in DIVIDED):
-            high = {s: np.array([len(d.get(f"{s}/high", none).y) for d in clients.values()]) for s in DIVIDED}
+        num_sensitive = {
+            split: num_sensitive_samples(np.diff(bounds[split]), sensitive_fraction) for split in SPLITS_WITH_SENSITIVE
+        }
+        if any(f"{split}/high" in data for data in clients.values() for split in SPLITS_WITH_SENSITIVE):
+            num_sensitive = {
+                s: np.array([len(d.get(f"{s}/high", none).y) for d in clients.values()]) for s in SPLITS_WITH_SENSITIVE
+            }
         return cls(
-            rows,
+            samples,
             bounds,
             tuple(clients),
             central=central,
             classes=classes,
             name=name,
             note=note,
-            sensitive=high,
-            public=held_by_none,
-            edges=edges,
+            num_sensitive=num_sensitive,
+            public_samples=server_samples,
+            edge_of_client=edge_of_client,
         )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return tuple(self._rows.x.shape[1:])
+        return tuple(self._samples.x.shape[1:])
 
     def __getitem__(self, client: ClientId) -> ClientData:
         if client == CENTRALISED_CLIENT:
             first, last = 0, len(self._clients)
         else:
-            first = self._position[client]
+            first = self._index_of_client[client]
             last = first + 1
         spans = {split: slice(bounds[first], bounds[last]) for split, bounds in self._bounds.items()}
         if client != CENTRALISED_CLIENT:
-            for split, high in self._sensitive.items():
+            for split, high in self._num_sensitive.items():
                 begin, end = spans[split].start, spans[split].stop
-                between = end - high[first]
-                spans |= {f"{split}/low": slice(begin, between), f"{split}/high": slice(between, end)}
-        return _Splits(self._rows, spans)
+                first_sensitive = end - high[first]
+                spans |= {f"{split}/low": slice(begin, first_sensitive), f"{split}/high": slice(first_sensitive, end)}
+        return _ClientSplits(self._samples, spans)
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._clients)
@@ -158,95 +166,97 @@ class Federation(Mapping[ClientId, ClientData]):
         return len(self._clients)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._position
+        return client in self._index_of_client
 
-    def sizes(self, split: str) -> Tensor:
+    def samples_per_client(self, split: str) -> Tensor:
         """Rows per client."""
         return torch.tensor(self._bounds[split]).diff()
 
-    def counts(self) -> Tensor:
+    def label_counts(self) -> Tensor:
         """Rows per client and class, over all splits."""
         every = torch.arange(len(self._clients))
-        client = torch.cat([every.repeat_interleave(self.sizes(split)) for split in SPLITS])
-        cell = client * len(self.classes) + self._rows.y.cpu()
+        client = torch.cat([every.repeat_interleave(self.samples_per_client(split)) for split in SPLITS])
+        cell = client * len(self.classes) + self._samples.y.cpu()
         return cell.bincount(minlength=len(self._clients) * len(self.classes)).view(-1, len(self.classes))
 
-    def holding_out(self, unseen: Collection[ClientId]) -> Federation:
+    def hold_out(self, unseen: Collection[ClientId]) -> Federation:
         """The same clients but these, of whom all rows, whatever their split, are kept apart."""
-        kept = [i for i, client in enumerate(self._clients) if client not in unseen]
-        spans = [slice(*self._bounds[split][i : i + 2]) for split in SPLITS for i in kept]
-        n, ends = len(kept), np.array([0, *accumulate(span.stop - span.start for span in spans)])
-        clients = tuple(self._clients[i] for i in kept)
-        apart = {c: [self[c][split] for split in SPLITS] for c in self._clients if c in unseen}
+        kept_indices = [i for i, client in enumerate(self._clients) if client not in unseen]
+        spans = [slice(*self._bounds[split][i : i + 2]) for split in SPLITS for i in kept_indices]
+        n, ends = len(kept_indices), np.array([0, *accumulate(span.stop - span.start for span in spans)])
+        clients = tuple(self._clients[i] for i in kept_indices)
+        unseen_splits = {c: [self[c][split] for split in SPLITS] for c in self._clients if c in unseen}
         return Federation(
-            Examples(*(torch.cat([part[span] for span in spans]) for part in self._rows)),
+            Examples(*(torch.cat([part[span] for span in spans]) for part in self._samples)),
             {split: ends[s * n : (s + 1) * n + 1] for s, split in enumerate(SPLITS)},
             clients,
             central=self.central,
             classes=self.classes,
             name=self.name,
-            spec=self.spec,
+            partition=self.partition,
             note=self.note,
             shifts={c: text for c, text in self.shifts.items() if c in clients},
-            groups=None if self.groups is None else {c: self.groups[c] for c in clients},
-            sensitive={split: np.array(rows)[kept] for split, rows in self._sensitive.items()},
-            public=self.public,
-            edges=None if self.edges is None else {c: self.edges[c] for c in clients},
+            planted_groups=None if self.planted_groups is None else {c: self.planted_groups[c] for c in clients},
+            num_sensitive={split: np.array(rows)[kept_indices] for split, rows in self._num_sensitive.items()},
+            public_samples=self.public_samples,
+            edge_of_client=None if self.edge_of_client is None else {c: self.edge_of_client[c] for c in clients},
             preparation=self.preparation,
-            unseen={c: Examples(*map(torch.cat, zip(*parts, strict=True))) for c, parts in apart.items()},
+            unseen={c: Examples(*map(torch.cat, zip(*parts, strict=True))) for c, parts in unseen_splits.items()},
         )
 
     def to(self, device: torch.device | str) -> Federation:
         return Federation(
-            Examples(*(part.to(device) for part in self._rows)),
+            Examples(*(part.to(device) for part in self._samples)),
             {split: np.array(bounds) for split, bounds in self._bounds.items()},
             self._clients,
             unseen={c: Examples(*(part.to(device) for part in held)) for c, held in self.unseen.items()},
             central=Examples(*(part.to(device) for part in self.central)),
             classes=self.classes,
             name=self.name,
-            spec=self.spec,
+            partition=self.partition,
             note=self.note,
             shifts=self.shifts,
-            groups=self.groups,
-            sensitive={split: np.array(rows) for split, rows in self._sensitive.items()},
-            public=None if self.public is None else Examples(*(part.to(device) for part in self.public)),
-            edges=self.edges,
+            planted_groups=self.planted_groups,
+            num_sensitive={split: np.array(rows) for split, rows in self._num_sensitive.items()},
+            public_samples=None
+            if self.public_samples is None
+            else Examples(*(part.to(device) for part in self.public_samples)),
+            edge_of_client=self.edge_of_client,
             preparation=self.preparation,
         )
 
 
-def _whole(data: Mapping[str, Examples], split: str, none: Examples) -> Examples:
+def _join_sensitive_last(data: Mapping[str, Examples], split: str, empty: Examples) -> Examples:
     """The sensitive rows of a split last."""
-    low, high = data.get(split, none), data.get(f"{split}/high", none)
+    low, high = data.get(split, empty), data.get(f"{split}/high", empty)
     return Examples(torch.cat([low.x, high.x]), torch.cat([low.y, high.y]))
 
 
-def sensitive_rows(held: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+def num_sensitive_samples(num_samples: NDArray[np.int64], sensitive_fraction: float) -> NDArray[np.int64]:
     """How many of each client's rows are sensitive. One row at least is not, so that everybody can take part."""
-    return np.minimum(np.rint(share * held), np.maximum(held - 1, 0)).astype(np.int64)
+    return np.minimum(np.rint(sensitive_fraction * num_samples), np.maximum(num_samples - 1, 0)).astype(np.int64)
 
 
-def _laid_out(rows: Examples) -> Examples:
+def _channels_last(samples: Examples) -> Examples:
     """Images with their channels last in memory: convolutions on a CPU are about 1.4 times faster that way."""
-    if rows.x.dim() != 4:
-        return rows
-    return Examples(rows.x.contiguous(memory_format=torch.channels_last), rows.y)
+    if samples.x.dim() != 4:
+        return samples
+    return Examples(samples.x.contiguous(memory_format=torch.channels_last), samples.y)
 
 
-def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Examples, classes: int) -> None:
-    known = (*SPLITS, *(f"{split}/high" for split in DIVIDED))
+def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Examples, num_classes: int) -> None:
+    known = (*SPLITS, *(f"{split}/high" for split in SPLITS_WITH_SENSITIVE))
     unknown = set(splits) - set(known)
     if unknown:
         raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(known)}")
     if not any(len(splits[split].y) for split in ("train", "train/high") if split in splits):
         raise UserError(f"client {client}: the split 'train' must hold at least one row")
     for split, rows in splits.items():
-        _check_rows(f"client {client}: the split {split!r}", rows, central, classes)
+        _check_samples(f"client {client}: the split {split!r}", rows, central, num_classes)
 
 
-def _check_rows(where: str, rows: Examples, central: Examples, classes: int) -> None:
-    x, y = rows
+def _check_samples(where: str, samples: Examples, central: Examples, num_classes: int) -> None:
+    x, y = samples
     if len(x) != len(y):
         raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")
     if x.shape[1:] != central.x.shape[1:] or x.dtype != central.x.dtype:
@@ -254,5 +264,5 @@ def _check_rows(where: str, rows: Examples, central: Examples, classes: int) -> 
             f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, "
             f"but the central test part has {tuple(central.x.shape[1:])} and {central.x.dtype}"
         )
-    if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= classes)):
-        raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{classes - 1}")
+    if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= num_classes)):
+        raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{num_classes - 1}")

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from shoal.rng import derive_seed
 
-_MAX_PAIRED = 2000  # clients that are compared with each other: two million pairs
+_MAX_COMPARED_CLIENTS = 2000  # clients that are compared with each other: two million pairs
 
 
-def figures(counts: Tensor, seed: int = 0) -> dict[str, float]:
+def heterogeneity_metrics(label_counts: Tensor, seed: int = 0) -> dict[str, float]:
     """`counts` is [clients, classes]. Above 2,000 clients the distance is that of a seeded sample."""
-    table = counts.cpu().numpy().astype(np.float64)
+    table = label_counts.cpu().numpy().astype(np.float64)
     sizes = table.sum(axis=1)
     shares = table[sizes > 0] / sizes[sizes > 0, None]
     return {
@@ -30,9 +30,9 @@ def figures(counts: Tensor, seed: int = 0) -> dict[str, float]:
 
 def _js_distance(shares: NDArray[np.float64], seed: int) -> float:
     """Mean over all pairs; the root of the Jensen-Shannon divergence in bits: 0 the same, 1 disjoint."""
-    if len(shares) > _MAX_PAIRED:
+    if len(shares) > _MAX_COMPARED_CLIENTS:
         rng = np.random.default_rng(derive_seed(seed, "heterogeneity"))
-        shares = shares[rng.choice(len(shares), _MAX_PAIRED, replace=False)]
+        shares = shares[rng.choice(len(shares), _MAX_COMPARED_CLIENTS, replace=False)]
     if len(shares) < 2:
         return 0.0
     from scipy.spatial.distance import pdist  # slow to import: not before it is needed

@@ -12,57 +12,63 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.data.dataset import Dataset
-from shoal.data.federation import DIVIDED, SENSITIVE, SPLITS, Federation, sensitive_rows
-from shoal.data.partition_grammar import Term, parse
-from shoal.data.prepare import set_aside
-from shoal.data.shifts import SHIFTS, Effect, Target
+from shoal.data.federation import (
+    DEFAULT_SENSITIVE_FRACTION,
+    SPLITS,
+    SPLITS_WITH_SENSITIVE,
+    Federation,
+    num_sensitive_samples,
+)
+from shoal.data.partition_grammar import Term, parse_partition
+from shoal.data.prepare import proportional_mask
+from shoal.data.shifts import SHIFTS, ShiftEffect, ShiftTarget
 from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import ClientId, Examples
 
-_DRAWS = 1000
-_LEFT_OUT = -1
+_MAX_DRAWS = 1000
+_UNASSIGNED = -1
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Request:
+class _PartitionRequest:
     dataset: Dataset
-    rows: Indices  # of the training part, those that are dealt
-    asked: int | None
-    min_size: int
+    sample_indices: Indices  # of the training part, those that are dealt
+    num_clients: int | None
+    min_samples: int
     rng: np.random.Generator
-    held: frozenset[ClientId] = frozenset()  # owners that take part whoever else does: they are held out
+    unseen_owners: frozenset[ClientId] = frozenset()  # owners that take part whoever else does: they are held out
 
     @property
     def y(self) -> Indices:
-        return self.dataset.train.y.numpy()[self.rows]
+        return self.dataset.train.y.numpy()[self.sample_indices]
 
     @property
-    def smaller(self) -> str:
+    def reduce_hint(self) -> str:
         """What may be lowered so that every client has rows enough."""
-        public = len(self.dataset.train.y) - len(self.rows)
+        public = len(self.dataset.train.y) - len(self.sample_indices)
         return "a smaller --min-size" + (f" or --public, now {public}" if public else "")
 
-    def clients(self, term: Term) -> int:
+    def require_num_clients(self, term: Term) -> int:
         """The number asked for, once it is known to be possible."""
-        if self.asked is None:
+        if self.num_clients is None:
             raise UserError(f"partition {term.name!r} needs the number of clients, as in --clients 100")
-        if self.asked * self.min_size > len(self.rows):
+        if self.num_clients * self.min_samples > len(self.sample_indices):
             raise UserError(
-                f"clients is {self.asked}, but {len(self.rows)} training rows are enough for "
-                f"{len(self.rows) // self.min_size} with at least {self.min_size} each: "
-                f"ask for fewer clients or {self.smaller}"
+                f"clients is {self.num_clients}, but {len(self.sample_indices)} training rows are enough for "
+                f"{len(self.sample_indices) // self.min_samples} with at least {self.min_samples} each: "
+                f"ask for fewer clients or {self.reduce_hint}"
             )
-        return self.asked
+        return self.num_clients
 
 
-class _Deal(NamedTuple):
-    client: Indices  # of each row that is dealt, or _LEFT_OUT
-    clients: tuple[ClientId, ...]
-    groups: Indices | None = None
+class _Assignment(NamedTuple):
+    client_of_sample: Indices  # of each row that is dealt, or _LEFT_OUT
+    client_ids: tuple[ClientId, ...]
+    planted_groups: Indices | None = None
     note: str = ""
 
 
@@ -72,11 +78,11 @@ def partition(
     *,
     clients: int | None = None,
     seed: int,
-    min_size: int = 10,
-    val_share: float = 0.1,
-    test_share: float = 0.2,
-    sensitive: float = SENSITIVE,
-    public: int = 0,
+    min_samples: int = 10,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    sensitive_fraction: float = DEFAULT_SENSITIVE_FRACTION,
+    public_samples: int = 0,
     unseen: int | float = 0,
     device: torch.device | str = "cpu",
 ) -> Federation:
@@ -88,74 +94,85 @@ def partition(
     none of theirs are public; a file's test part and scaling know nothing of them if `load` was told `unseen` too.
     """
     base, shifts = check_partition(spec)
-    _check_shares(val_share, test_share, min_size)
-    hold_out = HoldOut(unseen, seed, clients, min_size) if unseen else None
-    held = _held_owners(dataset, hold_out) if base.name == "natural" else frozenset()
-    apart = _set_apart(dataset, public, seed, held)
-    rows_dealt = np.setdiff1d(np.arange(len(dataset.train.y)), apart)
-    deal = _dealt(dataset, base, clients, seed, min_size, rows_dealt, held)
-    order, bounds = _lay_out(deal, val_share, test_share, seed, dataset.sensitive)
+    _check_fractions(val_fraction, test_fraction, min_samples)
+    hold_out = HoldOut(unseen, seed, clients, min_samples) if unseen else None
+    unseen_owners = _choose_unseen_owners(dataset, hold_out) if base.name == "natural" else frozenset()
+    public_indices = _choose_public_samples(dataset, public_samples, seed, unseen_owners)
+    rows_dealt = np.setdiff1d(np.arange(len(dataset.train.y)), public_indices)
+    assignment = _assign_samples(dataset, base, clients, seed, min_samples, rows_dealt, unseen_owners)
+    order, bounds = _order_and_bounds(assignment, val_fraction, test_fraction, seed, dataset.is_sensitive)
     index = torch.from_numpy(order)
-    rows = Examples(dataset.train.x[index], dataset.train.y[index])
-    target = Target(
-        rows=rows,
-        client=torch.from_numpy(deal.client)[index],
-        first_test_row=int(bounds["test"][0]),
-        clients=len(deal.clients),
-        classes=len(dataset.classes),
+    samples = Examples(dataset.train.x[index], dataset.train.y[index])
+    target = ShiftTarget(
+        samples=samples,
+        client_of_sample=torch.from_numpy(assignment.client_of_sample)[index],
+        first_test_sample=int(bounds["test"][0]),
+        num_clients=len(assignment.client_ids),
+        num_classes=len(dataset.classes),
         seed=seed,
     )
     effects = [SHIFTS[term.name].apply(target, term) for term in shifts]
     federation = Federation(
-        rows,
+        samples,
         bounds,
-        deal.clients,
+        assignment.client_ids,
         central=dataset.test,
         classes=dataset.classes,
         name=dataset.name,
-        spec=spec,
-        note="; ".join(note for note in (dataset.note, deal.note, _said(dataset.sensitive), _told(public)) if note),
-        shifts=_descriptions(deal.clients, effects),
-        groups=_planted(deal, effects),
-        sensitive=_sensitive(bounds, order, dataset.sensitive, sensitive),
-        public=Examples(dataset.train.x[apart], dataset.train.y[apart]),
-        edges=_edges(dataset, deal),
+        partition=spec,
+        note="; ".join(
+            note
+            for note in (
+                dataset.note,
+                assignment.note,
+                _sensitive_note(dataset.is_sensitive),
+                _public_note(public_samples),
+            )
+            if note
+        ),
+        shifts=_describe_shifts(assignment.client_ids, effects),
+        planted_groups=_combine_planted_groups(assignment, effects),
+        num_sensitive=_count_sensitive(bounds, order, dataset.is_sensitive, sensitive_fraction),
+        public_samples=Examples(dataset.train.x[public_indices], dataset.train.y[public_indices]),
+        edge_of_client=_edge_of_clients(dataset, assignment),
         preparation=dataset.preparation,
     )
     if hold_out is not None:
-        federation = federation.holding_out(held & set(deal.clients) or hold_out.among(deal.clients))
+        federation = federation.hold_out(
+            unseen_owners & set(assignment.client_ids) or hold_out.choose_clients(assignment.client_ids)
+        )
     return federation if torch.device(device).type == "cpu" else federation.to(device)
 
 
 def check_partition(spec: str) -> tuple[Term, list[Term]]:
     """The base and the shifts of a partition, if their names are known."""
     examples = ({name: entry.example for name, entry in known.items()} for known in (BASES, SHIFTS))
-    return parse(spec, *examples)
+    return parse_partition(spec, *examples)
 
 
-def _edges(dataset: Dataset, deal: _Deal) -> dict[ClientId, str] | None:
+def _edge_of_clients(dataset: Dataset, assignment: _Assignment) -> dict[ClientId, str] | None:
     """Where each client is, as all of its rows say."""
     if dataset.edge is None:
         return None
-    found: dict[ClientId, str] = {}
-    for k, edge in zip(deal.client.tolist(), dataset.edge, strict=True):
-        if k == _LEFT_OUT:
+    edge_of_client: dict[ClientId, str] = {}
+    for k, edge in zip(assignment.client_of_sample.tolist(), dataset.edge, strict=True):
+        if k == _UNASSIGNED:
             continue
-        client = deal.clients[k]
-        if found.setdefault(client, edge) != edge:
+        client = assignment.client_ids[k]
+        if edge_of_client.setdefault(client, edge) != edge:
             raise UserError(
-                f"client {client!r} has rows under the edges {found[client]!r} and {edge!r}; it must be one"
+                f"client {client!r} has rows under the edges {edge_of_client[client]!r} and {edge!r}; it must be one"
             )
-    return found
+    return edge_of_client
 
 
-def _held_owners(dataset: Dataset, hold_out: HoldOut | None) -> frozenset[ClientId]:
+def _choose_unseen_owners(dataset: Dataset, hold_out: HoldOut | None) -> frozenset[ClientId]:
     """As they were chosen when the data were read, else by what the data set says."""
     if hold_out is None:
         return frozenset()
-    owner, owners = _owners(dataset)
+    owner, owners = _owner_indices(dataset)
     if not dataset.unseen:
-        return hold_out.among_owners([owners[i] for i in owner.tolist()])
+        return hold_out.choose_owners([owners[i] for i in owner.tolist()])
     if isinstance(hold_out.unseen, int) and hold_out.unseen != len(dataset.unseen):
         raise UserError(
             f"unseen is {hold_out.unseen}, but {dataset.name} was loaded with {len(dataset.unseen)} clients held out; "
@@ -164,176 +181,181 @@ def _held_owners(dataset: Dataset, hold_out: HoldOut | None) -> frozenset[Client
     return dataset.unseen
 
 
-def client_names(count: int) -> tuple[ClientId, ...]:
-    width = len(str(count - 1))
-    return tuple(f"c{i:0{width}d}" for i in range(count))
+def make_client_ids(num_clients: int) -> tuple[ClientId, ...]:
+    width = len(str(num_clients - 1))
+    return tuple(f"c{i:0{width}d}" for i in range(num_clients))
 
 
-def _check_shares(val_share: float, test_share: float, min_size: int) -> None:
-    for name, share in (("val_share", val_share), ("test_share", test_share)):
+def _check_fractions(val_fraction: float, test_fraction: float, min_samples: int) -> None:
+    for name, share in (("val_share", val_fraction), ("test_share", test_fraction)):
         if not 0 <= share < 1:
             raise UserError(f"{name} is {share}, but it must be at least 0 and below 1")
-    if val_share + test_share >= 1:
-        raise UserError(f"val_share {val_share} and test_share {test_share} leave nothing to train on: lower one")
-    least = 1 + (val_share > 0) + (test_share > 0)
-    if min_size < least:
-        raise UserError(f"min_size is {min_size}, but a client needs at least {least} rows, one for each split")
+    if val_fraction + test_fraction >= 1:
+        raise UserError(f"val_share {val_fraction} and test_share {test_fraction} leave nothing to train on: lower one")
+    least = 1 + (val_fraction > 0) + (test_fraction > 0)
+    if min_samples < least:
+        raise UserError(f"min_size is {min_samples}, but a client needs at least {least} rows, one for each split")
 
 
-def _set_apart(dataset: Dataset, public: int, seed: int, held: frozenset[ClientId]) -> Indices:
+def _choose_public_samples(dataset: Dataset, num_public: int, seed: int, unseen_owners: frozenset[ClientId]) -> Indices:
     """The rows that no client will hold, by chance; none of them is known to be sensitive, or of who is held out."""
     rows = len(dataset.train.y)
-    free = np.arange(rows) if dataset.sensitive is None else np.flatnonzero(~dataset.sensitive.numpy())
-    if held and dataset.owner is not None:
-        free = np.array([i for i in free.tolist() if dataset.owner[i] not in held], dtype=np.int64)
-    most = min(len(free), rows - 1)
-    if not 0 <= public <= most:
-        raise UserError(f"public is {public}, but of the training rows of {dataset.name} 0 to {most} can be public")
-    return free[set_aside(dataset.train.y.numpy()[free], public, derive_seed(seed, "public"))]
+    candidates = np.arange(rows) if dataset.is_sensitive is None else np.flatnonzero(~dataset.is_sensitive.numpy())
+    if unseen_owners and dataset.owner is not None:
+        candidates = np.array([i for i in candidates.tolist() if dataset.owner[i] not in unseen_owners], dtype=np.int64)
+    max_public = min(len(candidates), rows - 1)
+    if not 0 <= num_public <= max_public:
+        raise UserError(
+            f"public is {num_public}, but of the training rows of {dataset.name} 0 to {max_public} can be public"
+        )
+    return candidates[proportional_mask(dataset.train.y.numpy()[candidates], num_public, derive_seed(seed, "public"))]
 
 
-def _told(public: int) -> str:
-    return f"{public:,} training rows are public" if public else ""
+def _public_note(num_public: int) -> str:
+    return f"{num_public:,} training rows are public" if num_public else ""
 
 
-def _dealt(
+def _assign_samples(
     dataset: Dataset,
     base: Term,
-    clients: int | None,
+    num_clients: int | None,
     seed: int,
-    min_size: int,
-    rows: Indices,
-    held: frozenset[ClientId],
-) -> _Deal:
-    if clients is not None and clients < 1:
-        raise UserError(f"clients is {clients}, but must be at least 1")
+    min_samples: int,
+    sample_indices: Indices,
+    unseen_owners: frozenset[ClientId],
+) -> _Assignment:
+    if num_clients is not None and num_clients < 1:
+        raise UserError(f"clients is {num_clients}, but must be at least 1")
     rng = np.random.default_rng(derive_seed(seed, "partition", base.name))
-    request = _Request(dataset, rows, clients, min_size, rng, held)
-    deal = BASES[base.name].deal(request, base)
-    dealt = deal.client[deal.client != _LEFT_OUT]
-    smallest = int(np.bincount(dealt, minlength=len(deal.clients)).min())
-    if smallest < min_size:
+    request = _PartitionRequest(dataset, sample_indices, num_clients, min_samples, rng, unseen_owners)
+    assignment = BASES[base.name].assign(request, base)
+    assigned = assignment.client_of_sample[assignment.client_of_sample != _UNASSIGNED]
+    smallest = int(np.bincount(assigned, minlength=len(assignment.client_ids)).min())
+    if smallest < min_samples:
         raise UserError(
-            f"partition {base.name!r} leaves a client with {smallest} rows, fewer than {min_size}: "
-            f"ask for fewer clients or {request.smaller}"
+            f"partition {base.name!r} leaves a client with {smallest} rows, fewer than {min_samples}: "
+            f"ask for fewer clients or {request.reduce_hint}"
         )
-    client = np.full(len(dataset.train.y), _LEFT_OUT)
-    client[rows] = deal.client
-    return deal._replace(client=client)
+    client_of_sample = np.full(len(dataset.train.y), _UNASSIGNED)
+    client_of_sample[sample_indices] = assignment.client_of_sample
+    return assignment._replace(client_of_sample=client_of_sample)
 
 
-def _iid(request: _Request, term: Term) -> _Deal:
-    term.no_argument()
-    clients = request.clients(term)
-    return _Deal(_evenly(len(request.y), np.arange(clients), request.rng), client_names(clients))
+def _iid(request: _PartitionRequest, term: Term) -> _Assignment:
+    term.refuse_argument()
+    clients = request.require_num_clients(term)
+    return _Assignment(_assign_evenly(len(request.y), np.arange(clients), request.rng), make_client_ids(clients))
 
 
-def _dirichlet(request: _Request, term: Term) -> _Deal:
-    (alpha,) = term.exactly("ALPHA")
-    clients = request.clients(term)
-    return _Deal(_skewed(request.y, np.arange(clients), alpha, request, term), client_names(clients))
+def _dirichlet(request: _PartitionRequest, term: Term) -> _Assignment:
+    (alpha,) = term.parse_named_numbers("ALPHA")
+    clients = request.require_num_clients(term)
+    return _Assignment(_assign_dirichlet(request.y, np.arange(clients), alpha, request, term), make_client_ids(clients))
 
 
-def _equal(request: _Request, term: Term) -> _Deal:
-    (alpha,) = term.exactly("ALPHA")
-    clients = request.clients(term)
-    counts = _equal_counts(np.bincount(request.y), clients, term.positive("ALPHA", alpha), request.rng)
-    return _Deal(_to_clients(request.y, counts, np.arange(clients), request.rng), client_names(clients))
+def _equal(request: _PartitionRequest, term: Term) -> _Assignment:
+    (alpha,) = term.parse_named_numbers("ALPHA")
+    clients = request.require_num_clients(term)
+    counts = _equal_counts(np.bincount(request.y), clients, term.require_positive("ALPHA", alpha), request.rng)
+    return _Assignment(_assign_by_counts(request.y, counts, np.arange(clients), request.rng), make_client_ids(clients))
 
 
-def _quantity(request: _Request, term: Term) -> _Deal:
+def _quantity(request: _PartitionRequest, term: Term) -> _Assignment:
     """As if all rows were of one class."""
-    (alpha,) = term.exactly("ALPHA")
-    clients = request.clients(term)
+    (alpha,) = term.parse_named_numbers("ALPHA")
+    clients = request.require_num_clients(term)
     one_class = np.zeros_like(request.y)
-    return _Deal(_skewed(one_class, np.arange(clients), alpha, request, term), client_names(clients))
+    return _Assignment(_assign_dirichlet(one_class, np.arange(clients), alpha, request, term), make_client_ids(clients))
 
 
-def _groups(request: _Request, term: Term) -> _Deal:
-    count, alpha = term.exactly("RHO", "ALPHA")
-    blocks = term.whole("RHO", count)
+def _groups(request: _PartitionRequest, term: Term) -> _Assignment:
+    count, alpha = term.parse_named_numbers("RHO", "ALPHA")
+    blocks = term.require_whole_number("RHO", count)
     classes = np.array_split(np.arange(len(request.dataset.classes)), blocks)
-    return _in_blocks(classes, request, term, lambda y, ids: _skewed(y, ids, alpha, request, term))
+    return _assign_in_blocks(classes, request, term, lambda y, ids: _assign_dirichlet(y, ids, alpha, request, term))
 
 
-def _labels(request: _Request, term: Term) -> _Deal:
-    classes = _label_groups(term, len(request.dataset.classes))
-    return _in_blocks(classes, request, term, lambda y, ids: _evenly(len(y), ids, request.rng))
+def _labels(request: _PartitionRequest, term: Term) -> _Assignment:
+    classes = _parse_label_groups(term, len(request.dataset.classes))
+    return _assign_in_blocks(classes, request, term, lambda y, ids: _assign_evenly(len(y), ids, request.rng))
 
 
-def _in_blocks(
-    classes: Sequence[Indices], request: _Request, term: Term, deal: Callable[[Indices, Indices], Indices]
-) -> _Deal:
+def _assign_in_blocks(
+    classes: Sequence[Indices], request: _PartitionRequest, term: Term, assign: Callable[[Indices, Indices], Indices]
+) -> _Assignment:
     """The rows of each group of classes to one contiguous block of clients, within which `deal` decides."""
-    clients, blocks = request.clients(term), len(classes)
+    clients, blocks = request.require_num_clients(term), len(classes)
     most = min(clients, len(request.dataset.classes))
     if blocks > most:
-        raise term.wrong(
+        raise term.error(
             f"{blocks} groups cannot be made of {clients} clients and "
             f"{len(request.dataset.classes)} classes: {most} at most"
         )
     client, group = np.empty(len(request.y), dtype=np.int64), np.empty(clients, dtype=np.int64)
     for i, ids in enumerate(np.array_split(np.arange(clients), blocks)):
         rows = np.flatnonzero(np.isin(request.y, classes[i]))
-        if len(rows) < len(ids) * request.min_size:
-            raise term.wrong(
-                f"group {i} has {len(rows)} rows, too few for {len(ids)} clients with at least {request.min_size} each"
+        if len(rows) < len(ids) * request.min_samples:
+            raise term.error(
+                f"group {i} has {len(rows)} rows, too few for {len(ids)} clients with at least {request.min_samples} each"
             )
-        client[rows] = deal(request.y[rows], ids)
+        client[rows] = assign(request.y[rows], ids)
         group[ids] = i
-    return _Deal(client, client_names(clients), group)
+    return _Assignment(client, make_client_ids(clients), group)
 
 
-def _label_groups(term: Term, classes: int) -> list[Indices]:
+def _parse_label_groups(term: Term, num_classes: int) -> list[Indices]:
     """`0-2/3,5/4` as [[0, 1, 2], [3, 5], [4]], with every class in exactly one group."""
     try:
-        groups = [[label for span in group.split(",") for label in _span(span)] for group in term.argument.split("/")]
+        groups = [
+            [label for span in group.split(",") for label in _parse_label_range(span)]
+            for group in term.argument.split("/")
+        ]
     except ValueError as error:
-        raise term.wrong("groups of class numbers need / between them") from error
-    if sorted(label for group in groups for label in group) != list(range(classes)) or [] in groups:
-        raise term.wrong(f"each of the classes 0 to {classes - 1} must be in exactly one group")
+        raise term.error("groups of class numbers need / between them") from error
+    if sorted(label for group in groups for label in group) != list(range(num_classes)) or [] in groups:
+        raise term.error(f"each of the classes 0 to {num_classes - 1} must be in exactly one group")
     return [np.array(group) for group in groups]
 
 
-def _span(text: str) -> range:
+def _parse_label_range(text: str) -> range:
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 
-def _shards(request: _Request, term: Term) -> _Deal:
+def _shards(request: _PartitionRequest, term: Term) -> _Assignment:
     """Rows sorted by label, cut into K shards per client that differ by one row at most, dealt at random."""
-    (count,) = term.exactly("K")
-    clients, rows = request.clients(term), len(request.y)
-    shards = term.whole("K", count) * clients
+    (count,) = term.parse_named_numbers("K")
+    clients, rows = request.require_num_clients(term), len(request.y)
+    shards = term.require_whole_number("K", count) * clients
     if shards > rows:
-        raise term.wrong(f"{shards} shards cannot be cut from {rows} rows")
+        raise term.error(f"{shards} shards cannot be cut from {rows} rows")
     dealt = request.rng.permutation(shards) % clients
     client = np.empty(rows, dtype=np.int64)
-    client[_by_class(request.y, request.rng)] = dealt[np.arange(rows) * shards // rows]
-    return _Deal(client, client_names(clients))
+    client[_shuffled_class_order(request.y, request.rng)] = dealt[np.arange(rows) * shards // rows]
+    return _Assignment(client, make_client_ids(clients))
 
 
-def _natural(request: _Request, term: Term) -> _Deal:
+def _natural(request: _PartitionRequest, term: Term) -> _Assignment:
     if term.argument not in ("", "drop"):
-        raise term.wrong("nothing but drop may follow the colon")
-    owner, owners = _owners(request.dataset)
-    owner = owner[request.rows]
-    large = np.bincount(owner, minlength=len(owners)) >= request.min_size
+        raise term.error("nothing but drop may follow the colon")
+    owner, owners = _owner_indices(request.dataset)
+    owner = owner[request.sample_indices]
+    large = np.bincount(owner, minlength=len(owners)) >= request.min_samples
     small = int((~large).sum())
     if small == len(owners) or (small and term.argument != "drop"):
         raise UserError(
-            f"partition 'natural': {small} of {len(owners)} clients have fewer than {request.min_size} rows: "
-            f"ask for {request.smaller}, or leave them out with natural:drop"
+            f"partition 'natural': {small} of {len(owners)} clients have fewer than {request.min_samples} rows: "
+            f"ask for {request.reduce_hint}, or leave them out with natural:drop"
         )
-    sure = large & np.array([name in request.held for name in owners])
-    chosen = _choice(np.flatnonzero(large & ~sure), np.flatnonzero(sure), request.asked, request.rng)
-    renumbered = np.full(len(owners), _LEFT_OUT)
+    sure = large & np.array([name in request.unseen_owners for name in owners])
+    chosen = _choose_owners(np.flatnonzero(large & ~sure), np.flatnonzero(sure), request.num_clients, request.rng)
+    renumbered = np.full(len(owners), _UNASSIGNED)
     renumbered[chosen] = np.arange(len(chosen))
-    note = f"{small} of {len(owners)} clients left out: fewer than {request.min_size} rows" if small else ""
-    return _Deal(renumbered[owner], tuple(owners[i] for i in chosen), note=note)
+    note = f"{small} of {len(owners)} clients left out: fewer than {request.min_samples} rows" if small else ""
+    return _Assignment(renumbered[owner], tuple(owners[i] for i in chosen), note=note)
 
 
-def _owners(dataset: Dataset) -> tuple[Indices, list[ClientId]]:
+def _owner_indices(dataset: Dataset) -> tuple[Indices, list[ClientId]]:
     """The position of each row's owner among the sorted owners."""
     if dataset.owner is None:
         raise UserError(
@@ -345,135 +367,151 @@ def _owners(dataset: Dataset) -> tuple[Indices, list[ClientId]]:
     return np.fromiter(map(position.__getitem__, dataset.owner), np.int64, len(dataset.owner)), owners
 
 
-def _choice(candidates: Indices, sure: Indices, clients: int | None, rng: np.random.Generator) -> Indices:
+def _choose_owners(
+    candidates: Indices, required: Indices, num_clients: int | None, rng: np.random.Generator
+) -> Indices:
     """Those who are sure to take part, and of the candidates as many as are wanted beside them."""
-    if clients is None:
-        return np.sort(np.concatenate([candidates, sure]))
-    if clients > len(candidates) + len(sure):
-        raise UserError(f"clients is {clients}, but only {len(candidates) + len(sure)} can take part: ask for fewer")
-    return np.sort(np.concatenate([rng.choice(candidates, clients - len(sure), replace=False), sure]))
+    if num_clients is None:
+        return np.sort(np.concatenate([candidates, required]))
+    if num_clients > len(candidates) + len(required):
+        raise UserError(
+            f"clients is {num_clients}, but only {len(candidates) + len(required)} can take part: ask for fewer"
+        )
+    return np.sort(np.concatenate([rng.choice(candidates, num_clients - len(required), replace=False), required]))
 
 
-def _evenly(rows: int, ids: Indices, rng: np.random.Generator) -> Indices:
+def _assign_evenly(num_samples: int, ids: Indices, rng: np.random.Generator) -> Indices:
     """A client for each row, at random, in numbers that differ by one at most."""
-    client = np.empty(rows, dtype=np.int64)
-    client[rng.permutation(rows)] = ids[np.arange(rows) * len(ids) // rows]
+    client = np.empty(num_samples, dtype=np.int64)
+    client[rng.permutation(num_samples)] = ids[np.arange(num_samples) * len(ids) // num_samples]
     return client
 
 
-def _by_class(y: Indices, rng: np.random.Generator) -> Indices:
+def _shuffled_class_order(y: Indices, rng: np.random.Generator) -> Indices:
     """The order that sorts rows by class, random within a class."""
     shuffled = rng.permutation(len(y))
     return shuffled[np.argsort(y[shuffled], kind="stable")]
 
 
-def _skewed(y: Indices, ids: Indices, alpha: float, request: _Request, term: Term) -> Indices:
+def _assign_dirichlet(y: Indices, ids: Indices, alpha: float, request: _PartitionRequest, term: Term) -> Indices:
     """A client for each row: of every class, client i gets the share p_i with p ~ Dirichlet(α, ..., α)."""
     sizes = np.bincount(y)
-    counts = _dirichlet_counts(sizes, len(ids), term.positive("ALPHA", alpha), request, term)
-    return _to_clients(y, counts, ids, request.rng)
+    counts = _dirichlet_counts(sizes, len(ids), term.require_positive("ALPHA", alpha), request, term)
+    return _assign_by_counts(y, counts, ids, request.rng)
 
 
-def _to_clients(y: Indices, counts: Indices, ids: Indices, rng: np.random.Generator) -> Indices:
+def _assign_by_counts(y: Indices, counts: Indices, ids: Indices, rng: np.random.Generator) -> Indices:
     """A client for each row, by how many of each class [classes, clients] they are to have."""
     client = np.empty(len(y), dtype=np.int64)
-    client[_by_class(y, rng)] = np.repeat(np.tile(ids, len(counts)), counts.ravel())
+    client[_shuffled_class_order(y, rng)] = np.repeat(np.tile(ids, len(counts)), counts.ravel())
     return client
 
 
-def _equal_counts(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+def _equal_counts(sizes: Indices, num_clients: int, alpha: float, rng: np.random.Generator) -> Indices:
     """Rows per class and client, as many for everyone: client by client, each by a Dirichlet(α) of its own over classes
     (Hsu et al. 2019). A class that is used up is left out of later draws, so the last clients take what there is."""
-    left, counts = sizes.copy(), np.zeros((clients, len(sizes)), dtype=np.int64)
-    for i, prior in enumerate(rng.dirichlet(np.full(len(sizes), alpha), size=clients)):
-        wanted = (left.sum() + clients - i - 1) // (clients - i)
+    remaining, counts = sizes.copy(), np.zeros((num_clients, len(sizes)), dtype=np.int64)
+    for i, prior in enumerate(rng.dirichlet(np.full(len(sizes), alpha), size=num_clients)):
+        wanted = (remaining.sum() + num_clients - i - 1) // (num_clients - i)
         while short := wanted - counts[i].sum():
-            here = np.where(left > 0, prior, 0.0)
-            here = here if here.sum() > 0 else left.astype(np.float64)
-            taken = np.minimum(rng.multinomial(short, here / here.sum()), left)
+            weights = np.where(remaining > 0, prior, 0.0)
+            weights = weights if weights.sum() > 0 else remaining.astype(np.float64)
+            taken = np.minimum(rng.multinomial(short, weights / weights.sum()), remaining)
             counts[i] += taken
-            left -= taken
+            remaining -= taken
     return counts.T
 
 
-def _dirichlet_counts(sizes: Indices, clients: int, alpha: float, request: _Request, term: Term) -> Indices:
+def _dirichlet_counts(
+    sizes: Indices, num_clients: int, alpha: float, request: _PartitionRequest, term: Term
+) -> Indices:
     """Rows per class and client, drawn until every client has enough."""
-    for _ in range(_DRAWS):
-        shares = request.rng.dirichlet(np.full(clients, alpha), size=len(sizes))
+    for _ in range(_MAX_DRAWS):
+        shares = request.rng.dirichlet(np.full(num_clients, alpha), size=len(sizes))
         ends = np.floor(shares.cumsum(axis=1) * sizes[:, None]).astype(np.int64)
         ends[:, -1] = sizes
         counts = np.diff(ends, axis=1, prepend=0)
-        if counts.sum(axis=0).min() >= request.min_size:
+        if counts.sum(axis=0).min() >= request.min_samples:
             return counts
     raise UserError(
-        f"partition '{term.name}:{term.argument}': in {_DRAWS} draws there was always a client with fewer "
-        f"than {request.min_size} rows: ask for fewer clients, a larger ALPHA or {request.smaller}"
+        f"partition '{term.name}:{term.argument}': in {_MAX_DRAWS} draws there was always a client with fewer "
+        f"than {request.min_samples} rows: ask for fewer clients, a larger ALPHA or {request.reduce_hint}"
     )
 
 
-def _lay_out(
-    deal: _Deal, val_share: float, test_share: float, seed: int, sensitive: Tensor | None
+def _order_and_bounds(
+    assignment: _Assignment, val_fraction: float, test_fraction: float, seed: int, is_sensitive: Tensor | None
 ) -> tuple[Indices, dict[str, Indices]]:
     """The order of rows that a federation has, and the bounds of its clients in each split."""
     rng = np.random.default_rng(derive_seed(seed, "splits"))
-    shuffled = rng.permutation(np.flatnonzero(deal.client != _LEFT_OUT))
-    by_client = shuffled[np.argsort(deal.client[shuffled], kind="stable")]
-    held = np.bincount(deal.client[by_client], minlength=len(deal.clients))
-    val, test = _share_of(held, val_share), _share_of(held, test_share)
-    sizes = {"train": held - val - test, "val": val, "test": test}
+    shuffled = rng.permutation(np.flatnonzero(assignment.client_of_sample != _UNASSIGNED))
+    by_client = shuffled[np.argsort(assignment.client_of_sample[shuffled], kind="stable")]
+    num_samples = np.bincount(assignment.client_of_sample[by_client], minlength=len(assignment.client_ids))
+    val, test = _split_sizes(num_samples, val_fraction), _split_sizes(num_samples, test_fraction)
+    sizes = {"train": num_samples - val - test, "val": val, "test": test}
     if sizes["train"].min() < 1:
         raise UserError(
-            f"val_share {val_share} and test_share {test_share} leave a client of {held.min()} rows nothing "
+            f"val_share {val_fraction} and test_share {test_fraction} leave a client of {num_samples.min()} rows nothing "
             "to train on: lower one, or ask for a larger --min-size"
         )
-    rank = np.arange(len(by_client)) - np.repeat(np.cumsum(held) - held, held)
-    split = (rank >= np.repeat(sizes["train"], held)).astype(np.int8) + (rank >= np.repeat(held - test, held))
-    last = np.zeros(len(by_client)) if sensitive is None else sensitive.numpy()[by_client]
-    order = by_client[np.lexsort((last, deal.client[by_client], split))]
+    rank = np.arange(len(by_client)) - np.repeat(np.cumsum(num_samples) - num_samples, num_samples)
+    split = (rank >= np.repeat(sizes["train"], num_samples)).astype(np.int8) + (
+        rank >= np.repeat(num_samples - test, num_samples)
+    )
+    last = np.zeros(len(by_client)) if is_sensitive is None else is_sensitive.numpy()[by_client]
+    order = by_client[np.lexsort((last, assignment.client_of_sample[by_client], split))]
     ends = np.concatenate([[0], np.cumsum(np.concatenate([sizes[name] for name in SPLITS]))])
-    n = len(held)
+    n = len(num_samples)
     return order, {name: ends[s * n : (s + 1) * n + 1] for s, name in enumerate(SPLITS)}
 
 
-def _sensitive(bounds: dict[str, Indices], order: Indices, said: Tensor | None, share: float) -> dict[str, Indices]:
+def _count_sensitive(
+    bounds: dict[str, Indices], order: Indices, is_sensitive: Tensor | None, sensitive_fraction: float
+) -> dict[str, Indices]:
     """Sensitive rows of each client. They come last where the data set says which they are; else the last ones are
     taken, for rows are in random order."""
-    found = {}
-    for split in DIVIDED:
+    num_sensitive = {}
+    for split in SPLITS_WITH_SENSITIVE:
         ends = bounds[split]
-        if said is None:
-            found[split] = sensitive_rows(np.diff(ends), share)
+        if is_sensitive is None:
+            num_sensitive[split] = num_sensitive_samples(np.diff(ends), sensitive_fraction)
         else:
-            before = np.concatenate([[0], np.cumsum(said.numpy()[order])])
-            found[split] = np.diff(before[ends])
-    return found
+            before = np.concatenate([[0], np.cumsum(is_sensitive.numpy()[order])])
+            num_sensitive[split] = np.diff(before[ends])
+    return num_sensitive
 
 
-def _said(sensitive: Tensor | None) -> str:
-    return "" if sensitive is None else f"{int(sensitive.sum()):,} of {len(sensitive):,} training rows are sensitive"
+def _sensitive_note(is_sensitive: Tensor | None) -> str:
+    return (
+        ""
+        if is_sensitive is None
+        else f"{int(is_sensitive.sum()):,} of {len(is_sensitive):,} training rows are sensitive"
+    )
 
 
-def _share_of(held: Indices, share: float) -> Indices:
-    return np.maximum(1, np.rint(share * held).astype(np.int64)) if share else np.zeros_like(held)
+def _split_sizes(num_samples: Indices, fraction: float) -> Indices:
+    return np.maximum(1, np.rint(fraction * num_samples).astype(np.int64)) if fraction else np.zeros_like(num_samples)
 
 
-def _planted(deal: _Deal, effects: Sequence[Effect]) -> dict[ClientId, int] | None:
+def _combine_planted_groups(assignment: _Assignment, effects: Sequence[ShiftEffect]) -> dict[ClientId, int] | None:
     """Where several groupings meet, a group for each combination that occurs."""
-    groupings = [g for g in (deal.groups, *(effect.groups for effect in effects)) if g is not None]
+    groupings = [
+        g for g in (assignment.planted_groups, *(effect.planted_groups for effect in effects)) if g is not None
+    ]
     if not groupings:
         return None
     _, group = np.unique(np.stack(groupings, axis=1), axis=0, return_inverse=True)
-    return dict(zip(deal.clients, group.tolist(), strict=True))
+    return dict(zip(assignment.client_ids, group.tolist(), strict=True))
 
 
-def _descriptions(clients: Sequence[ClientId], effects: Sequence[Effect]) -> dict[ClientId, str]:
+def _describe_shifts(clients: Sequence[ClientId], effects: Sequence[ShiftEffect]) -> dict[ClientId, str]:
     """What was done to each client to whom anything was done."""
-    joined = (", ".join(filter(None, done)) for done in zip(*(effect.done for effect in effects), strict=True))
+    joined = (", ".join(filter(None, done)) for done in zip(*(effect.descriptions for effect in effects), strict=True))
     return {client: text for client, text in zip(clients, joined, strict=False) if text}
 
 
 class _Base(NamedTuple):
-    deal: Callable[[_Request, Term], _Deal]
+    assign: Callable[[_PartitionRequest, Term], _Assignment]
     example: str
 
 

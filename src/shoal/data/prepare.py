@@ -13,10 +13,10 @@ from torch import Tensor
 from shoal.errors import UserError
 
 _BLOCK_ROWS = 4096
-_EXACT = 2**53  # beyond this, neighbouring whole numbers are the same float
+_MAX_EXACT_INTEGER = 2**53  # beyond this, neighbouring whole numbers are the same float
 
 
-def stratified(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
+def stratified_mask(y: NDArray[np.int64], num_samples: int, seed: int) -> NDArray[np.bool_]:
     """A mask over `count` rows in which every class keeps its share.
 
     Not scikit-learn's: that one refuses a class of a single row, which users' files do have.
@@ -27,19 +27,19 @@ def stratified(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]
     depth = np.empty(len(y))
     depth[order] = (rank + 0.5) / np.repeat(sizes, sizes)
     mask = np.zeros(len(y), dtype=bool)
-    mask[np.argsort(depth, kind="stable")[:count]] = True
+    mask[np.argsort(depth, kind="stable")[:num_samples]] = True
     return mask
 
 
-def set_aside(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
+def proportional_mask(y: NDArray[np.int64], num_samples: int, seed: int) -> NDArray[np.bool_]:
     """A mask over `count` rows with every class in its share, by largest remainders; where there are fewer rows than
     classes, no class has two."""
     rng = np.random.default_rng(seed)
     sizes = np.bincount(y)
-    weights = sizes if count >= np.count_nonzero(sizes) else np.minimum(sizes, 1)
-    counts, remainders = np.divmod(count * weights, weights.sum())
+    weights = sizes if num_samples >= np.count_nonzero(sizes) else np.minimum(sizes, 1)
+    counts, remainders = np.divmod(num_samples * weights, weights.sum())
     largest = np.lexsort((rng.random(len(sizes)), -remainders))
-    counts[largest[: count - counts.sum()]] += 1
+    counts[largest[: num_samples - counts.sum()]] += 1
     order = np.lexsort((rng.random(len(y)), y))
     rank = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     mask = np.zeros(len(y), dtype=bool)
@@ -47,16 +47,16 @@ def set_aside(y: NDArray[np.int64], count: int, seed: int) -> NDArray[np.bool_]:
     return mask
 
 
-def held_out(y: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+def held_out_mask(y: NDArray[np.int64], test_fraction: float, seed: int) -> NDArray[np.bool_]:
     """A mask over the rows to test on: at least one, and at least one is left to train on."""
-    if not 0 < share < 1:
-        raise UserError(f"test_share is {share}, but it must lie between 0 and 1")
+    if not 0 < test_fraction < 1:
+        raise UserError(f"test_share is {test_fraction}, but it must lie between 0 and 1")
     if len(y) < 2:
         raise UserError(f"{len(y)} row(s) cannot be cut into a training and a test part: at least 2 are needed")
-    return stratified(y, min(max(1, round(share * len(y))), len(y) - 1), seed)
+    return stratified_mask(y, min(max(1, round(test_fraction * len(y))), len(y) - 1), seed)
 
 
-def as_classes(labels: NDArray[Any], where: str) -> NDArray[Any]:
+def normalise_labels(labels: NDArray[Any], where: str) -> NDArray[Any]:
     """Labels of one sortable type; whole numbers may come as floats."""
     if labels.ndim != 1:
         raise UserError(f"{where}: labels have shape {labels.shape}, but there must be one label per row")
@@ -66,8 +66,10 @@ def as_classes(labels: NDArray[Any], where: str) -> NDArray[Any]:
         if (labels != np.round(labels)).any():
             first = labels[labels != np.round(labels)][0]
             raise UserError(f"{where}: label {first} is not a class: labels must be whole numbers or text")
-        if (np.abs(labels) > _EXACT).any():
-            raise UserError(f"{where}: label {labels[np.abs(labels) > _EXACT][0]:.6g} is too large to be told apart")
+        if (np.abs(labels) > _MAX_EXACT_INTEGER).any():
+            raise UserError(
+                f"{where}: label {labels[np.abs(labels) > _MAX_EXACT_INTEGER][0]:.6g} is too large to be told apart"
+            )
         return labels.astype(np.int64)
     if labels.dtype.kind not in "iubUS":
         raise UserError(f"{where}: labels are of type {labels.dtype}, but must be whole numbers or text")
@@ -79,7 +81,7 @@ def as_classes(labels: NDArray[Any], where: str) -> NDArray[Any]:
     return labels
 
 
-def encode(labels: NDArray[Any], classes: NDArray[Any], where: str) -> NDArray[np.int64]:
+def encode_labels(labels: NDArray[Any], classes: NDArray[Any], where: str) -> NDArray[np.int64]:
     """The position of each label in the sorted `classes`."""
     unknown = np.setdiff1d(labels, classes)
     if len(unknown):
@@ -115,16 +117,16 @@ class Preparation:
     columns: tuple[str, ...] | None = None  # of a table
 
     @classmethod
-    def of(cls, moments: tuple[NDArray[np.float64], NDArray[np.float64]], **more: Any) -> Preparation:
+    def from_moments(cls, moments: tuple[NDArray[np.float64], NDArray[np.float64]], **more: Any) -> Preparation:
         mean, std = moments
         return cls(tuple(mean.tolist()), tuple(std.tolist()), **more)
 
     def __call__(self, x: NDArray[Any]) -> Tensor:
         moments = np.array(self.mean), np.array(self.std)
-        return standardise(x, *moments) if self.double else scaled(x, self.scale, *moments)
+        return standardise(x, *moments) if self.double else scale_images(x, self.scale, *moments)
 
 
-def scaled(images: NDArray[Any], scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
+def scale_images(images: NDArray[Any], scale: float, mean: NDArray[np.float64], std: NDArray[np.float64]) -> Tensor:
     shape = (1, -1, 1, 1)
     x = torch.from_numpy(images.astype(np.float32)).div_(scale)
     return x.sub_(torch.from_numpy(mean).float().view(shape)).div_(torch.from_numpy(std).float().view(shape))

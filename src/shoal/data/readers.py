@@ -21,7 +21,7 @@ _CIFAR_PIXELS = 3 * 32 * 32
 
 def read_idx(path: Path) -> NDArray[Any]:
     """An idx file of any shape and number type, gzipped or not."""
-    content = _content(path)
+    content = _read_content(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise UserError(f"{path}: not an idx file: it begins with {content[:4].hex() or 'nothing'}, not 0000TTDD")
     dtype, axes = np.dtype(_IDX_TYPES[content[2]]), content[3]
@@ -44,25 +44,25 @@ def read_idx_images(path: Path) -> NDArray[np.uint8]:
     return images[:, None]
 
 
-def read_idx_labels(path: Path, classes: int, first: int = 0) -> NDArray[np.int64]:
+def read_idx_labels(path: Path, num_classes: int, first_label: int = 0) -> NDArray[np.int64]:
     labels = read_idx(path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise UserError(f"{path}: wrong magic number: {labels.ndim} axes of {labels.dtype}, but labels have 1 of uint8")
-    return checked_labels(path, labels.astype(np.int64) - first, classes)
+    return check_labels(path, labels.astype(np.int64) - first_label, num_classes)
 
 
 def read_cifar(
-    paths: Sequence[Path], classes: int, label_bytes: int = 1
+    paths: Sequence[Path], num_classes: int, label_bytes: int = 1
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Rows of `label_bytes` labels, of which the last one counts, then 3 planes of 32 x 32 pixels."""
     row_bytes = label_bytes + _CIFAR_PIXELS
     parts = []
     for path in paths:
-        content = np.frombuffer(_content(path), np.uint8)
+        content = np.frombuffer(_read_content(path), np.uint8)
         if len(content) == 0 or len(content) % row_bytes:
             raise UserError(f"{path}: truncated: {len(content)} bytes are not a multiple of {row_bytes}, one row")
         rows = content.reshape(-1, row_bytes)
-        checked_labels(path, rows[:, label_bytes - 1].astype(np.int64), classes)
+        check_labels(path, rows[:, label_bytes - 1].astype(np.int64), num_classes)
         parts.append(rows)
     rows = np.concatenate(parts)
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1].astype(np.int64)
@@ -83,18 +83,20 @@ def read_svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise UserError(
             f"{path}: X has shape {images.shape} of {images.dtype}, but must be (32, 32, 3, {len(labels)}) of uint8"
         )
-    labels = checked_labels(path, np.where(labels == 10, 0, labels), 10)
+    labels = check_labels(path, np.where(labels == 10, 0, labels), 10)
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
 
 
-def checked_labels(path: Path, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    outside = labels[(labels < 0) | (labels >= classes)]
+def check_labels(path: Path, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+    outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
-        raise UserError(f"{path}: {len(outside)} labels lie outside the {classes} classes; the first is {outside[0]}")
+        raise UserError(
+            f"{path}: {len(outside)} labels lie outside the {num_classes} classes; the first is {outside[0]}"
+        )
     return labels
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if content[:2] == _GZIP_MAGIC else content

@@ -21,52 +21,52 @@ _BLOCK_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Target:
+class ShiftTarget:
     """The rows to shift, in place."""
 
-    rows: Examples
-    client: Tensor  # the position of the client that holds each row
-    first_test_row: int  # test rows come last
-    clients: int
-    classes: int
+    samples: Examples
+    client_of_sample: Tensor  # the position of the client that holds each row
+    first_test_sample: int  # test rows come last
+    num_clients: int
+    num_classes: int
     seed: int
 
     def rng(self, term: Term) -> np.random.Generator:
         return np.random.default_rng(derive_seed(self.seed, "shift", term.name))
 
-    def chosen(self, term: Term) -> NDArray[np.bool_]:
+    def choose_clients(self, term: Term) -> NDArray[np.bool_]:
         """A share of the clients."""
-        mask = np.zeros(self.clients, dtype=bool)
-        mask[self.rng(term).permutation(self.clients)[: round(term.share() * self.clients)]] = True
+        mask = np.zeros(self.num_clients, dtype=bool)
+        mask[self.rng(term).permutation(self.num_clients)[: round(term.parse_fraction() * self.num_clients)]] = True
         return mask
 
-    def rows_of(self, clients: NDArray[np.bool_]) -> Tensor:
-        return torch.from_numpy(clients)[self.client].nonzero().squeeze(1)
+    def samples_of(self, clients: NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(clients)[self.client_of_sample].nonzero().squeeze(1)
 
 
-class Effect(NamedTuple):
+class ShiftEffect(NamedTuple):
     """What was done to each client ("" for nothing), and the planted group if there are groups."""
 
-    done: list[str]
-    groups: NDArray[np.int64] | None = None
+    descriptions: list[str]
+    planted_groups: NDArray[np.int64] | None = None
 
 
-def rotate(target: Target, term: Term) -> Effect:
-    angles = term.numbers()
-    x = target.rows.x
+def rotate(target: ShiftTarget, term: Term) -> ShiftEffect:
+    angles = term.parse_numbers()
+    x = target.samples.x
     if x.ndim != 4 or x.shape[2] != x.shape[3]:
-        raise term.wrong(f"only square images can be turned, and rows have shape {tuple(x.shape[1:])}")
-    turn = np.empty(target.clients, dtype=np.int64)
-    turn[target.rng(term).permutation(target.clients)] = np.arange(target.clients) % len(angles)
+        raise term.error(f"only square images can be turned, and rows have shape {tuple(x.shape[1:])}")
+    angle_of_client = np.empty(target.num_clients, dtype=np.int64)
+    angle_of_client[target.rng(term).permutation(target.num_clients)] = np.arange(target.num_clients) % len(angles)
     for i, angle in enumerate(angles):
         if angle % 360:
-            rows = target.rows_of(turn == i)
-            x[rows] = _turned(x[rows], angle)
+            rows = target.samples_of(angle_of_client == i)
+            x[rows] = _rotate_images(x[rows], angle)
     names = [f"rotate {angle:g}" if angle % 360 else "" for angle in angles]
-    return Effect([names[i] for i in turn], turn)
+    return ShiftEffect([names[i] for i in angle_of_client], angle_of_client)
 
 
-def _turned(x: Tensor, angle: float) -> Tensor:
+def _rotate_images(x: Tensor, angle: float) -> Tensor:
     """Counter-clockwise. Multiples of 90 move pixels; other angles interpolate, with the border held."""
     if angle % 90 == 0:
         return x.rot90(int(angle // 90), dims=(2, 3))
@@ -76,57 +76,57 @@ def _turned(x: Tensor, angle: float) -> Tensor:
     return functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
 
-def invert(target: Target, term: Term) -> Effect:
-    chosen = target.chosen(term)
-    target.rows.x[target.rows_of(chosen)] *= -1
-    return Effect(["invert" if c else "" for c in chosen], chosen.astype(np.int64))
+def invert(target: ShiftTarget, term: Term) -> ShiftEffect:
+    chosen = target.choose_clients(term)
+    target.samples.x[target.samples_of(chosen)] *= -1
+    return ShiftEffect(["invert" if c else "" for c in chosen], chosen.astype(np.int64))
 
 
-def noise(target: Target, term: Term) -> Effect:
+def add_noise(target: ShiftTarget, term: Term) -> ShiftEffect:
     """From none for the first client to the full SIGMA for the last."""
-    (sigma,) = term.exactly("SIGMA")
-    term.positive("SIGMA", sigma)
-    sigmas = torch.linspace(0, sigma, target.clients) if target.clients > 1 else torch.tensor([sigma])
-    chance = generator(derive_seed(target.seed, "shift", term.name))
-    shape = (-1, *[1] * (target.rows.x.ndim - 1))
-    for start in range(0, len(target.client), _BLOCK_ROWS):
+    (sigma,) = term.parse_named_numbers("SIGMA")
+    term.require_positive("SIGMA", sigma)
+    sigmas = torch.linspace(0, sigma, target.num_clients) if target.num_clients > 1 else torch.tensor([sigma])
+    noise_generator = generator(derive_seed(target.seed, "shift", term.name))
+    shape = (-1, *[1] * (target.samples.x.ndim - 1))
+    for start in range(0, len(target.client_of_sample), _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)
-        x = target.rows.x[block]
-        x += torch.randn(x.shape, generator=chance) * sigmas[target.client[block]].view(shape)
-    return Effect([f"noise {s:.3g}" if s else "" for s in sigmas.tolist()])
+        x = target.samples.x[block]
+        x += torch.randn(x.shape, generator=noise_generator) * sigmas[target.client_of_sample[block]].view(shape)
+    return ShiftEffect([f"noise {s:.3g}" if s else "" for s in sigmas.tolist()])
 
 
-def mislabel(target: Target, term: Term) -> Effect:
+def mislabel(target: ShiftTarget, term: Term) -> ShiftEffect:
     """Training and validation labels only: what a client is tested on stays true."""
     rng = target.rng(term)
-    rates = rng.uniform(0, term.share(), target.clients)
-    y, client = target.rows.y[: target.first_test_row], target.client[: target.first_test_row]
+    rates = rng.uniform(0, term.parse_fraction(), target.num_clients)
+    y, client = target.samples.y[: target.first_test_sample], target.client_of_sample[: target.first_test_sample]
     wrong = torch.from_numpy(rng.random(len(y))) < torch.from_numpy(rates)[client]
-    step = torch.from_numpy(rng.integers(1, target.classes, len(y)))
-    y[wrong] = (y[wrong] + step[wrong]) % target.classes
-    return Effect([f"mislabel {rate:.3g}" if rate else "" for rate in rates.tolist()])
+    step = torch.from_numpy(rng.integers(1, target.num_classes, len(y)))
+    y[wrong] = (y[wrong] + step[wrong]) % target.num_classes
+    return ShiftEffect([f"mislabel {rate:.3g}" if rate else "" for rate in rates.tolist()])
 
 
-def permute(target: Target, term: Term) -> Effect:
+def permute(target: ShiftTarget, term: Term) -> ShiftEffect:
     """One cycle through all classes, so that no label keeps its meaning."""
-    chosen = target.chosen(term)
-    cycle = np.random.default_rng(derive_seed(target.seed, "shift", "cycle")).permutation(target.classes)
-    meaning = torch.empty(target.classes, dtype=torch.int64)
+    chosen = target.choose_clients(term)
+    cycle = np.random.default_rng(derive_seed(target.seed, "shift", "cycle")).permutation(target.num_classes)
+    meaning = torch.empty(target.num_classes, dtype=torch.int64)
     meaning[torch.from_numpy(cycle)] = torch.from_numpy(np.roll(cycle, 1))
-    rows = target.rows_of(chosen)
-    target.rows.y[rows] = meaning[target.rows.y[rows]]
-    return Effect(["permute" if c else "" for c in chosen], chosen.astype(np.int64))
+    rows = target.samples_of(chosen)
+    target.samples.y[rows] = meaning[target.samples.y[rows]]
+    return ShiftEffect(["permute" if c else "" for c in chosen], chosen.astype(np.int64))
 
 
 class Shift(NamedTuple):
-    apply: Callable[[Target, Term], Effect]
+    apply: Callable[[ShiftTarget, Term], ShiftEffect]
     example: str
 
 
 SHIFTS = {
     "rotate": Shift(rotate, "rotate:0,90,180,270"),
     "invert": Shift(invert, "invert:0.5"),
-    "noise": Shift(noise, "noise:0.5"),
+    "noise": Shift(add_noise, "noise:0.5"),
     "mislabel": Shift(mislabel, "mislabel:0.3"),
     "permute": Shift(permute, "permute:0.5"),
 }

@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from shoal.data.archives import unpack
-from shoal.data.catalogue import SOURCES, Remote, Source, existing
+from shoal.data.catalogue import SOURCES, RemoteFile, Source, find_file
 from shoal.data.dataset import Dataset, Progress, validate
-from shoal.data.prepare import Preparation, channel_moments, held_out
+from shoal.data.prepare import Preparation, channel_moments, held_out_mask
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Examples
 
 _FEATURES, _CLASSES = 60, 10  # of synthetic(α, β)
-_DEFAULT_CLIENTS = 100
-_TEST_SHARE = 0.2
+_DEFAULT_NUM_CLIENTS = 100
+_TEST_FRACTION = 0.2
 
 
 def load_named(
@@ -29,11 +29,11 @@ def load_named(
 ) -> Dataset | None:
     """None where no set has this name."""
     if name == "digits":
-        return validate(digits(seed))
+        return validate(build_digits(seed))
     if name.partition(":")[0] == "synthetic":
-        return validate(_synthetic_from(name, _DEFAULT_CLIENTS if clients is None else clients, seed))
+        return validate(_parse_synthetic(name, _DEFAULT_NUM_CLIENTS if clients is None else clients, seed))
     if name in SOURCES:
-        return validate(_published(SOURCES[name], download, progress))
+        return validate(_load_published(SOURCES[name], download, progress))
     return None
 
 
@@ -41,19 +41,19 @@ def is_named(name: str) -> bool:
     return name in ("digits", *SOURCES) or name.partition(":")[0] == "synthetic"
 
 
-def names() -> tuple[str, ...]:
+def dataset_names() -> tuple[str, ...]:
     return ("digits", "synthetic:ALPHA,BETA", *SOURCES)
 
 
-def digits(seed: int) -> Dataset:
+def build_digits(seed: int) -> Dataset:
     """8 x 8 grey images from scikit-learn; it has no official test part, so one is held out."""
     from sklearn.datasets import load_digits  # slow to import: not before it is needed
 
     bunch = load_digits()
     x = bunch.images[:, None].astype(np.float32)
     y = bunch.target.astype(np.int64)
-    test = held_out(y, _TEST_SHARE, derive_seed(seed, "digits", "test"))
-    preparation = Preparation.of(channel_moments(x[~test]), white=16.0)
+    test = held_out_mask(y, _TEST_FRACTION, derive_seed(seed, "digits", "test"))
+    preparation = Preparation.from_moments(channel_moments(x[~test]), white=16.0)
     return Dataset(
         name="digits",
         train=Examples(preparation(x[~test]), torch.from_numpy(y[~test])),
@@ -63,7 +63,7 @@ def digits(seed: int) -> Dataset:
     )
 
 
-def _synthetic_from(name: str, clients: int, seed: int) -> Dataset:
+def _parse_synthetic(name: str, clients: int, seed: int) -> Dataset:
     """`synthetic:ALPHA,BETA`, or with bounds on a client's rows, `synthetic:ALPHA,BETA,MIN,MAX`."""
     form = "synthetic:ALPHA,BETA or synthetic:ALPHA,BETA,MIN,MAX (rows per client), as in synthetic:1,1,20,100"
     try:
@@ -73,12 +73,12 @@ def _synthetic_from(name: str, clients: int, seed: int) -> Dataset:
     if len(numbers) not in (2, 4) or not all(np.isfinite(numbers)):
         raise UserError(f"data {name!r} is not of the form {form}")
     bounds = [int(number) for number in numbers[2:]] or [50, 1000]
-    made = synthetic(numbers[0], numbers[1], clients, seed, min_rows=bounds[0], max_rows=bounds[1])
-    return replace(made, name=name)
+    dataset = draw_synthetic(numbers[0], numbers[1], clients, seed, min_samples=bounds[0], max_samples=bounds[1])
+    return replace(dataset, name=name)
 
 
-def synthetic(
-    alpha: float, beta: float, clients: int, seed: int, *, min_rows: int = 50, max_rows: int = 1000
+def draw_synthetic(
+    alpha: float, beta: float, clients: int, seed: int, *, min_samples: int = 50, max_samples: int = 1000
 ) -> Dataset:
     """synthetic(α, β) of Li et al. (FedProx): α sets how much models differ, β how much features differ.
 
@@ -90,18 +90,18 @@ def synthetic(
         raise UserError(f"synthetic:{alpha:g},{beta:g}: ALPHA and BETA must not be below 0, as in synthetic:1,1")
     if clients < 1:
         raise UserError(f"clients is {clients}, but must be at least 1")
-    if not 1 <= min_rows <= max_rows:
-        raise UserError(f"rows per client {min_rows}..{max_rows}: MIN must be at least 1 and at most MAX")
+    if not 1 <= min_samples <= max_samples:
+        raise UserError(f"rows per client {min_samples}..{max_samples}: MIN must be at least 1 and at most MAX")
     rng = np.random.default_rng(derive_seed(seed, "synthetic"))
-    sizes = np.minimum(rng.lognormal(4.0, 2.0, clients), max_rows - min_rows).astype(np.int64) + min_rows
+    sizes = np.minimum(rng.lognormal(4.0, 2.0, clients), max_samples - min_samples).astype(np.int64) + min_samples
     models = _SyntheticModels(alpha, beta, clients, rng)
-    train = models.examples(sizes, rng)
+    train = models.draw_samples(sizes, rng)
     width = len(str(clients - 1))
     owners = np.array([f"c{k:0{width}d}" for k in range(clients)], dtype=object)
     return Dataset(
         name=f"synthetic:{alpha:g},{beta:g}",
         train=train,
-        test=models.examples(np.maximum(1, sizes // 10), rng),
+        test=models.draw_samples(np.maximum(1, sizes // 10), rng),
         classes=tuple(str(c) for c in range(_CLASSES)),
         owner=tuple(owners[np.repeat(np.arange(clients), sizes)].tolist()),
     )
@@ -119,7 +119,7 @@ class _SyntheticModels:
         self.weights = normal(clients, _FEATURES, _CLASSES) + u[:, :, None]
         self.bias = normal(clients, _CLASSES) + u
 
-    def examples(self, sizes: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+    def draw_samples(self, sizes: NDArray[np.int64], rng: np.random.Generator) -> Examples:
         """`sizes[k]` rows of client k, client after client."""
         x = rng.standard_normal((int(sizes.sum()), _FEATURES), dtype=np.float32)
         x *= np.arange(1, _FEATURES + 1, dtype=np.float32) ** np.float32(-0.6)  # the square root of Σ
@@ -131,33 +131,33 @@ class _SyntheticModels:
         return Examples(torch.from_numpy(x), torch.from_numpy(y))
 
 
-def _published(source: Source, download: bool, progress: Progress | None) -> Dataset:
-    folder = find(source)
+def _load_published(source: Source, download: bool, progress: Progress | None) -> Dataset:
+    folder = find_folder(source)
     if folder is None:
         if not download:
-            raise UserError(f"{source.name} is not on this machine: {_remedy(source)}")
+            raise UserError(f"{source.name} is not on this machine: {_download_hint(source)}")
         folder = _download(source, progress)
-    pixels = source.read(folder)
+    pixels = source.read_folder(folder)
     scale = 255.0
     if source.moments is None:
         mean, std = channel_moments(pixels.train_x)
         moments = (mean / scale, std / scale)
     else:
         moments = (np.array(source.moments[0]), np.array(source.moments[1]))
-    preparation = Preparation.of(moments, scale=scale, white=scale)
+    preparation = Preparation.from_moments(moments, scale=scale, white=scale)
     return Dataset(
         name=source.name,
         train=Examples(preparation(pixels.train_x), torch.from_numpy(pixels.train_y)),
         test=Examples(preparation(pixels.test_x), torch.from_numpy(pixels.test_y)),
         classes=source.classes,
         owner=pixels.owner,
-        note=_missing_rows(source, len(pixels.train_y), len(pixels.test_y)),
+        note=_missing_samples_note(source, len(pixels.train_y), len(pixels.test_y)),
         preparation=preparation,
     )
 
 
-def _missing_rows(source: Source, train: int, test: int) -> str:
-    pairs = ((train, source.rows[0], "training"), (test, source.rows[1], "test"))
+def _missing_samples_note(source: Source, train: int, test: int) -> str:
+    pairs = ((train, source.num_samples[0], "training"), (test, source.num_samples[1], "test"))
     return "; ".join(f"{have:,} of {all_:,} {part} rows" for have, all_, part in pairs if have != all_)
 
 
@@ -165,18 +165,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
 
 
-def find(source: Source) -> Path | None:
+def find_folder(source: Source) -> Path | None:
     """The first folder that holds all of the set's files: the user's, the system's, the cache's."""
     own = os.environ.get("SHOAL_DATA")
-    roots = ([Path(own) / source.folder] if own else []) + [*source.system, cache_folder() / source.folder]
+    roots = ([Path(own) / source.folder] if own else []) + [*source.system_folders, cache_folder() / source.folder]
     for root in roots:
         for folder in (root, root / source.subfolder):
-            if all(existing(folder, file) for file in source.files):
+            if all(find_file(folder, file) for file in source.files):
                 return folder
     return None
 
 
-def get(name: str, progress: Progress | None = None) -> Path:
+def get_folder(name: str, progress: Progress | None = None) -> Path:
     """The folder of a published set, downloaded if it is on this machine nowhere.
 
     What lacks in the cache is added, so that a set without its optional files gets them.
@@ -184,7 +184,7 @@ def get(name: str, progress: Progress | None = None) -> Path:
     if name not in SOURCES:
         raise UserError(f"data {name!r} cannot be downloaded: what can be is {', '.join(SOURCES)}")
     source = SOURCES[name]
-    folder = find(source)
+    folder = find_folder(source)
     if folder is None or folder == cache_folder() / source.folder:
         return _download(source, progress)
     return folder
@@ -192,13 +192,13 @@ def get(name: str, progress: Progress | None = None) -> Path:
 
 def _download(source: Source, progress: Progress | None) -> Path:
     folder = cache_folder() / source.folder
-    for remote in source.remotes:
+    for remote in source.remote_files:
         _download_one(remote, folder, source.subfolder, progress)
     return folder / source.subfolder
 
 
-def _download_one(remote: Remote, folder: Path, subfolder: str, progress: Progress | None) -> None:
-    path = folder / remote.file
+def _download_one(remote: RemoteFile, folder: Path, subfolder: str, progress: Progress | None) -> None:
+    path = folder / remote.file_name
     if not path.exists():
         from shoal.data.download import fetch  # slow to import: most runs download nothing
 
@@ -208,7 +208,7 @@ def _download_one(remote: Remote, folder: Path, subfolder: str, progress: Progre
         path.unlink()
 
 
-def _remedy(source: Source) -> str:
+def _download_hint(source: Source) -> str:
     return (
         f"run `shoal data get {source.name}` ({source.size_bytes / 1e6:,.0f} MB), or put "
         f"{', '.join(source.files)} into the folder {source.folder} of the directory that SHOAL_DATA names"
@@ -228,7 +228,7 @@ class Listing:
     homepage: str
 
 
-def available() -> list[Listing]:
+def list_datasets() -> list[Listing]:
     built_in = [
         Listing(
             *("digits", (1438, 359), 10, (1, 8, 8), "built in"),
@@ -243,8 +243,8 @@ def available() -> list[Listing]:
 
 
 def _listing(source: Source) -> Listing:
-    folder = find(source)
+    folder = find_folder(source)
     where = str(folder) if folder else f"download, {source.size_bytes / 1e6:,.0f} MB"
     return Listing(
-        *(source.name, source.rows, len(source.classes), source.shape, where, source.licence, source.homepage)
+        *(source.name, source.num_samples, len(source.classes), source.shape, where, source.licence, source.homepage)
     )

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from shoal.errors import UserError
 
 _HEAD_BYTES = 2**16  # more than any line of column names
-_MOST_QUOTED = 300  # characters of what a file or a library says
+_MAX_QUOTED_CHARACTERS = 300  # characters of what a file or a library says
 _ADVICE = "Save the file as UTF-8; Excel calls it 'CSV UTF-8'."
 
 
@@ -29,7 +29,7 @@ def open_utf8(path: Path) -> BinaryIO:
         ) from None
 
 
-def separator(file: BinaryIO) -> str:
+def detect_separator(file: BinaryIO) -> str:
     """Returns what separates the columns: tabs where the first line has tabs and no comma, else commas."""
     head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
     file.seek(0)
@@ -37,7 +37,7 @@ def separator(file: BinaryIO) -> str:
     return "\t" if b"\t" in names and b"," not in names else ","
 
 
-def refuse_other_text(path: Path) -> None:
+def refuse_non_utf8(path: Path) -> None:
     """Raises an error that names the first byte that is not UTF-8 text, if there is one."""
     with open_utf8(path) as file:
         for number, line in enumerate(file, start=1):
@@ -57,15 +57,15 @@ def refuse_other_text(path: Path) -> None:
                 raise UserError(f"{path}, line {number}, byte {error.start + 1}: {what}. {_ADVICE}") from None
 
 
-def one_line(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Returns text without control characters and line ends, which a file may have put into an error message."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
+def shorten(text: str) -> str:
+    return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Returns names, joined by commas, and not more of them than anybody would read."""
-    return shortened(", ".join(names))
+    return shorten(", ".join(names))

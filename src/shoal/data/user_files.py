@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from shoal.data.dataset import Dataset, Options, validate
-from shoal.data.prepare import Preparation, as_classes, channel_moments, encode, held_out
-from shoal.data.text import listed, one_line, open_utf8, refuse_other_text, separator, shortened
+from shoal.data.dataset import Dataset, ReadOptions, validate
+from shoal.data.prepare import Preparation, channel_moments, encode_labels, held_out_mask, normalise_labels
+from shoal.data.text import detect_separator, escape_control_characters, join_names, open_utf8, refuse_non_utf8, shorten
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Examples
@@ -30,7 +30,7 @@ _IMAGE_MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
 
 
 @dataclass(frozen=True)
-class _Raw:
+class _RawData:
     """What a file holds, before labels are numbered and features standardised."""
 
     x: Array
@@ -45,27 +45,27 @@ class _Raw:
     unseen: frozenset[str] = frozenset()  # owners that are held out
 
     @property
-    def held(self) -> NDArray[np.bool_]:
+    def is_unseen(self) -> NDArray[np.bool_]:
         """Whether each row is of somebody who is held out."""
         if self.owner is None or not self.unseen:
             return np.zeros(len(self.x), dtype=bool)
         return np.array([str(owner) in self.unseen for owner in self.owner.tolist()])
 
 
-def read(path: Path, options: Options) -> Dataset:
+def read_user_file(path: Path, options: ReadOptions) -> Dataset:
     """Reads a file or folder of the user's own; what is not right with it is said in one line."""
     try:
-        return _read(path, options)
+        return _read_by_suffix(path, options)
     except UserError as error:
-        raise UserError(one_line(str(error))) from error
+        raise UserError(escape_control_characters(str(error))) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read(path: Path, options: Options) -> Dataset:
+def _read_by_suffix(path: Path, options: ReadOptions) -> Dataset:
     if path.is_dir():
-        return _dataset(path, _read_folder(path), options)
-    readers: dict[str, Callable[[Path, Options], _Raw]] = {
+        return _to_dataset(path, _read_folder(path), options)
+    readers: dict[str, Callable[[Path, ReadOptions], _RawData]] = {
         ".npz": _read_npz,
         ".csv": _read_table,
         ".parquet": _read_table,
@@ -77,10 +77,10 @@ def _read(path: Path, options: Options) -> Dataset:
         )
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
-    return _dataset(path, reader(path, options), options)
+    return _to_dataset(path, reader(path, options), options)
 
 
-def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
+def _to_dataset(path: Path, raw: _RawData, options: ReadOptions) -> Dataset:
     where = str(path)
     if len(raw.x) != len(raw.labels):
         raise UserError(f"{where}: {len(raw.x)} rows but {len(raw.labels)} labels")
@@ -91,18 +91,20 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
     if raw.edge is not None and raw.owner is not None:
         _check_edges(where, raw.owner, raw.edge)
     if raw.sensitive is not None:
-        raw = replace(raw, sensitive=_flags(where, raw.sensitive, len(raw.x), options.sensitive_column))
+        raw = replace(raw, sensitive=_parse_sensitive(where, raw.sensitive, len(raw.x), options.sensitive_column))
     if raw.owner is not None and options.hold_out is not None:
-        raw = replace(raw, unseen=options.hold_out.among_owners([str(owner) for owner in raw.owner.tolist()]))
+        raw = replace(raw, unseen=options.hold_out.choose_owners([str(owner) for owner in raw.owner.tolist()]))
     _check_finite(where, raw.x, raw.columns)
     if raw.x_test is not None and raw.labels_test is not None:
         _check_finite(f"{where}: the test part", raw.x_test, raw.columns)
-        return validate(_with_test(path, raw, raw.x_test, raw.labels_test))
-    labels = as_classes(raw.labels, where)
+        return validate(_prepare_dataset(path, raw, raw.x_test, raw.labels_test))
+    labels = normalise_labels(raw.labels, where)
     _, y = np.unique(labels, return_inverse=True)
     test = np.zeros(len(y), dtype=bool)
-    test[~raw.held] = held_out(y[~raw.held], options.test_share, derive_seed(options.seed, "files", "test"))
-    rest = _Raw(
+    test[~raw.is_unseen] = held_out_mask(
+        y[~raw.is_unseen], options.test_fraction, derive_seed(options.seed, "files", "test")
+    )
+    rest = _RawData(
         x=raw.x[~test],
         labels=labels[~test],
         owner=None if raw.owner is None else raw.owner[~test],
@@ -112,40 +114,40 @@ def _dataset(path: Path, raw: _Raw, options: Options) -> Dataset:
         columns=raw.columns,
         unseen=raw.unseen,
     )
-    return validate(_with_test(path, rest, raw.x[test], labels[test]))
+    return validate(_prepare_dataset(path, rest, raw.x[test], labels[test]))
 
 
 def _check_edges(where: str, owner: Array, edge: Array) -> None:
-    found: dict[str, str] = {}
-    for client, place in zip(map(str, owner.tolist()), map(str, edge.tolist()), strict=True):
-        if found.setdefault(client, place) != place:
+    edge_of_client: dict[str, str] = {}
+    for client, edge_name in zip(map(str, owner.tolist()), map(str, edge.tolist()), strict=True):
+        if edge_of_client.setdefault(client, edge_name) != edge_name:
             raise UserError(
-                f"{where}: client {client!r} has rows under the edges {found[client]!r} and {place!r}; it must be one"
+                f"{where}: client {client!r} has rows under the edges {edge_of_client[client]!r} and {edge_name!r}; it must be one"
             )
 
 
-def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Dataset:
+def _prepare_dataset(path: Path, raw: _RawData, x_test: Array, labels_test: Array) -> Dataset:
     where = str(path)
-    labels = as_classes(raw.labels, where)
+    labels = normalise_labels(raw.labels, where)
     known = np.unique(labels) if raw.classes is None else np.arange(len(raw.classes))
     names = raw.classes or tuple(str(label) for label in known.tolist())
     if len(np.unique(labels)) < 2:
         raise UserError(f"{where}: training needs at least 2 classes, but every label is {str(labels[0])!r}")
     if raw.classes is not None and (labels.dtype.kind not in "iu" or not np.isin(labels, known).all()):
         raise UserError(f"{where}: with names in classes, labels must be in 0..{len(names) - 1}")
-    test_labels = as_classes(labels_test, f"{where}: the test part")
+    test_labels = normalise_labels(labels_test, f"{where}: the test part")
     if test_labels.dtype.kind != labels.dtype.kind and "U" in (test_labels.dtype.kind, labels.dtype.kind):
         raise UserError(f"{where}: training labels are {labels.dtype} but test labels are {test_labels.dtype}")
-    encode(test_labels, np.unique(labels), f"{where}: the test part")
+    encode_labels(test_labels, np.unique(labels), f"{where}: the test part")
     if x_test.shape[1:] != raw.x.shape[1:]:
         raise UserError(
             f"{where}: rows of the test part have shape {x_test.shape[1:]}, but must have {raw.x.shape[1:]}"
         )
     _check_constant(where, raw.x, raw.columns)
-    free = ~raw.held
-    shared = free if raw.sensitive is None else free & ~raw.sensitive
-    moments = channel_moments(raw.x[shared if shared.any() else free])  # what is sensitive must not show in them
-    preparation = Preparation.of(
+    free = ~raw.is_unseen
+    may_show = free if raw.sensitive is None else free & ~raw.sensitive
+    moments = channel_moments(raw.x[may_show if may_show.any() else free])  # what is sensitive must not show in them
+    preparation = Preparation.from_moments(
         moments,
         double=True,
         white=255.0 if raw.x.ndim == 4 and raw.x.dtype == np.uint8 else None,
@@ -153,36 +155,36 @@ def _with_test(path: Path, raw: _Raw, x_test: Array, labels_test: Array) -> Data
     )
     return Dataset(
         name=path.stem if path.is_file() else path.name,
-        train=Examples(preparation(raw.x), torch.from_numpy(encode(labels, known, where))),
-        test=Examples(preparation(x_test), torch.from_numpy(encode(test_labels, known, where))),
+        train=Examples(preparation(raw.x), torch.from_numpy(encode_labels(labels, known, where))),
+        test=Examples(preparation(x_test), torch.from_numpy(encode_labels(test_labels, known, where))),
         classes=names,
         owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
-        sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
+        is_sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
         edge=None if raw.edge is None else tuple(str(edge) for edge in raw.edge.tolist()),
         preparation=preparation,
         unseen=raw.unseen,
     )
 
 
-def _flags(where: str, column: Array, rows: int, name: str | None) -> NDArray[np.bool_]:
+def _parse_sensitive(where: str, column: Array, num_rows: int, name: str | None) -> NDArray[np.bool_]:
     """Whether each row is sensitive, from numbers 0 and 1, truth values, or these as text."""
     words = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-    if column.shape != (rows,):
-        raise UserError(f"{where}: {name!r} has shape {column.shape}, but there must be one per row, {rows}")
-    said = [str(value).strip().lower() for value in column.tolist()]
-    unknown = next((value for value in said if value not in words), None)
+    if column.shape != (num_rows,):
+        raise UserError(f"{where}: {name!r} has shape {column.shape}, but there must be one per row, {num_rows}")
+    texts = [str(value).strip().lower() for value in column.tolist()]
+    unknown = next((value for value in texts if value not in words), None)
     if unknown is not None:
         raise UserError(f"{where}: {unknown!r} in {name!r} does not say whether a row is sensitive: use 0 and 1")
-    return np.array([words[value] for value in said])
+    return np.array([words[value] for value in texts])
 
 
-_LARGEST = 1e30  # squares of larger numbers leave what float32 can hold
+_MAX_FEATURE = 1e30  # squares of larger numbers leave what float32 can hold
 
 
 def _check_finite(where: str, x: Array, columns: Sequence[str] | None) -> None:
     if x.size == 0:
         raise UserError(f"{where} has no rows or no features")
-    bad = ~np.isfinite(x) | (np.abs(x) > _LARGEST) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    bad = ~np.isfinite(x) | (np.abs(x) > _MAX_FEATURE) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
     if not bad.any():
         return
     if x.ndim > 2:
@@ -211,28 +213,28 @@ def _check_constant(where: str, x: Array, columns: Sequence[str] | None) -> None
         )
 
 
-_X, _Y = ("x", "X", "images"), ("y", "Y", "labels")
+_FEATURE_ARRAYS, _LABEL_ARRAYS = ("x", "X", "images"), ("y", "Y", "labels")
 
 
-def _read_npz(path: Path, options: Options) -> _Raw:
+def _read_npz(path: Path, options: ReadOptions) -> _RawData:
     arrays = _load_arrays(path)
-    x, y = _first_of(path, arrays, _X), _first_of(path, arrays, _Y)
-    has_test = any(f"{name}_test" in arrays for name in _X + _Y)
+    x, y = _first_array(path, arrays, _FEATURE_ARRAYS), _first_array(path, arrays, _LABEL_ARRAYS)
+    has_test = any(f"{name}_test" in arrays for name in _FEATURE_ARRAYS + _LABEL_ARRAYS)
     client = options.client_column or "client"
     if options.client_column and client not in arrays:
-        raise UserError(f"{path}: there is no client array {client!r}; it holds {listed(arrays)}")
+        raise UserError(f"{path}: there is no client array {client!r}; it holds {join_names(arrays)}")
     flags = options.sensitive_column
     if flags and flags not in arrays:
-        raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {listed(arrays)}")
+        raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {join_names(arrays)}")
     edges = options.edge_column
     if edges and edges not in arrays:
-        raise UserError(f"{path}: there is no edge array {edges!r}; it holds {listed(arrays)}")
+        raise UserError(f"{path}: there is no edge array {edges!r}; it holds {join_names(arrays)}")
     names = arrays.get("classes")
-    return _Raw(
+    return _RawData(
         x=_channels_first(path, x),
         labels=y,
-        x_test=_channels_first(path, _first_of(path, arrays, _X, "_test")) if has_test else None,
-        labels_test=_first_of(path, arrays, _Y, "_test") if has_test else None,
+        x_test=_channels_first(path, _first_array(path, arrays, _FEATURE_ARRAYS, "_test")) if has_test else None,
+        labels_test=_first_array(path, arrays, _LABEL_ARRAYS, "_test") if has_test else None,
         owner=arrays.get(client),
         sensitive=arrays[flags] if flags else None,
         edge=arrays[edges] if edges else None,
@@ -252,7 +254,7 @@ def _load_arrays(path: Path) -> dict[str, Array]:
     except MemoryError as error:
         raise UserError(f"{path}: its arrays do not fit into memory: {error}") from error
     except Exception as error:  # zipfile, zlib and NumPy each raise errors of their own for damaged files
-        reason = shortened(str(error) or type(error).__name__)
+        reason = shorten(str(error) or type(error).__name__)
         if "Object arrays" in reason:
             raise UserError(
                 f"{path}: {reason}: arrays of Python objects are refused, so save numbers or fixed-length text"
@@ -260,11 +262,11 @@ def _load_arrays(path: Path) -> dict[str, Array]:
         raise UserError(f"{path}: truncated or not an .npz file: {reason}") from error
 
 
-def _first_of(path: Path, arrays: dict[str, Array], names: Sequence[str], suffix: str = "") -> Array:
+def _first_array(path: Path, arrays: dict[str, Array], names: Sequence[str], suffix: str = "") -> Array:
     wanted = [name + suffix for name in names]
     found = next((arrays[name] for name in wanted if name in arrays), None)
     if found is None:
-        raise UserError(f"{path}: one of the arrays {', '.join(wanted)} is needed; it holds {listed(arrays)}")
+        raise UserError(f"{path}: one of the arrays {', '.join(wanted)} is needed; it holds {join_names(arrays)}")
     return found
 
 
@@ -287,12 +289,12 @@ def _channels_first(path: Path, x: Array) -> Array:
     return x
 
 
-def _read_table(path: Path, options: Options) -> _Raw:
+def _read_table(path: Path, options: ReadOptions) -> _RawData:
     table = _load_table(path)
     names = _column_names(path, table)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"{path}: there are {names.count(twice)} columns named {twice!r}; rename all but one")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UserError(f"{path}: there are {names.count(duplicate)} columns named {duplicate!r}; rename all but one")
     for kind, name in (
         ("label", options.label_column),
         ("client", options.client_column),
@@ -302,7 +304,7 @@ def _read_table(path: Path, options: Options) -> _Raw:
     ):
         if name is not None and name not in names:
             hint = "; is the file separated by something other than commas?" if len(names) == 1 else ""
-            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {listed(names)}{hint}")
+            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {join_names(names)}{hint}")
     if table.num_rows == 0:
         raise UserError(f"{path}: the file has columns but no rows")
     if options.label_column == options.sensitive_column:
@@ -313,20 +315,22 @@ def _read_table(path: Path, options: Options) -> _Raw:
         raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped")
     if options.label_column == options.edge_column:
         raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot say where clients are")
-    aside = {
+    non_features = {
         *(options.label_column, options.client_column, options.sensitive_column, options.edge_column),
         *options.drop_columns,
     }
-    features = [name for name in names if name not in aside]
+    features = [name for name in names if name not in non_features]
     if not features:
-        raise UserError(f"{path}: no feature columns are left beside {listed(names)}")
-    blocks = [_numbers(path, name, table.column(name)) for name in features]
-    return _Raw(
+        raise UserError(f"{path}: no feature columns are left beside {join_names(names)}")
+    blocks = [_read_feature_column(path, name, table.column(name)) for name in features]
+    return _RawData(
         x=np.concatenate(blocks, axis=1),
-        labels=_keys(path, table, "label", options.label_column),
-        owner=_keys(path, table, "client", options.client_column) if options.client_column else None,
-        sensitive=_keys(path, table, "sensitivity", options.sensitive_column) if options.sensitive_column else None,
-        edge=_keys(path, table, "edge", options.edge_column) if options.edge_column else None,
+        labels=_read_key_column(path, table, "label", options.label_column),
+        owner=_read_key_column(path, table, "client", options.client_column) if options.client_column else None,
+        sensitive=_read_key_column(path, table, "sensitivity", options.sensitive_column)
+        if options.sensitive_column
+        else None,
+        edge=_read_key_column(path, table, "edge", options.edge_column) if options.edge_column else None,
         columns=tuple(name for name, block in zip(features, blocks, strict=True) for _ in range(block.shape[1])),
     )
 
@@ -336,30 +340,30 @@ def _load_table(path: Path) -> pa.Table:
         return _load_csv(path) if path.suffix.lower() == ".csv" else pa.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         if path.suffix.lower() == ".csv":
-            refuse_other_text(path)
-        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
+            refuse_non_utf8(path)
+        reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {reason}") from error
 
 
 def _load_csv(path: Path) -> pa.Table:
     with open_utf8(path) as file:
-        return pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=separator(file)))
+        return pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=detect_separator(file)))
 
 
 def _column_names(path: Path, table: pa.Table) -> list[str]:
     try:
         names: list[str] = table.column_names
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, "the name of a column") from error
+        raise _not_utf8_error(path, "the name of a column") from error
     if any("\0" in name for name in names):
-        raise _not_utf8(path, "the name of a column")
+        raise _not_utf8_error(path, "the name of a column")
     return names
 
 
-def _not_utf8(path: Path, what: str) -> UserError:
+def _not_utf8_error(path: Path, what: str) -> UserError:
     """Names line and byte where there are lines."""
     if path.suffix.lower() == ".csv":
-        refuse_other_text(path)
+        refuse_non_utf8(path)
     return UserError(f"{path}: {what} is not UTF-8 text; save the file as UTF-8")
 
 
@@ -369,14 +373,14 @@ _NUMBER_TYPES = (
 )
 
 
-def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+def _read_feature_column(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
     """[rows, 1] for numbers, [rows, k] for lists of k numbers; a missing number is NaN."""
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         lengths = pa.compute.unique(pa.compute.list_value_length(column)).to_pylist()
         if None in lengths or len(lengths) != 1:
             raise UserError(f"{path}: the lists in column {name!r} differ in length: one length is needed")
-        flat = _numbers(path, name, pa.compute.list_flatten(column))
+        flat = _read_feature_column(path, name, pa.compute.list_flatten(column))
         return flat.reshape(len(column), -1)
     if not any(is_number(kind) for is_number in _NUMBER_TYPES):
         raise UserError(
@@ -390,7 +394,7 @@ def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.float
     return np.asarray(filled.to_numpy(), dtype=np.float64)[:, None]
 
 
-def _keys(path: Path, table: pa.Table, kind: str, name: str) -> Array:
+def _read_key_column(path: Path, table: pa.Table, kind: str, name: str) -> Array:
     """Labels or clients."""
     column = table.column(name)
     if column.null_count:
@@ -398,33 +402,33 @@ def _keys(path: Path, table: pa.Table, kind: str, name: str) -> Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        raise _not_utf8(path, f"column {name!r}")
+        raise _not_utf8_error(path, f"column {name!r}")
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.asarray(column.to_numpy())
     try:
         keys = np.array(column.to_pylist(), dtype=np.str_)
     except UnicodeDecodeError as error:  # parquet does not check its text
-        raise _not_utf8(path, f"column {name!r}") from error
+        raise _not_utf8_error(path, f"column {name!r}") from error
     empty = int((np.char.strip(keys) == "").sum())
     if empty:
         raise UserError(f"{path}: {empty} rows have an empty {kind} in column {name!r}")
     return keys
 
 
-def _read_folder(path: Path) -> _Raw:
+def _read_folder(path: Path) -> _RawData:
     train, test = path / "train", path / "test"
     if train.is_dir() and test.is_dir():
         x, labels, first = _read_classes(train, None)
         x_test, labels_test, _ = _read_classes(test, first)
-        return _Raw(x, labels, x_test, labels_test)
+        return _RawData(x, labels, x_test, labels_test)
     x, labels, _ = _read_classes(path, None)
-    return _Raw(x, labels)
+    return _RawData(x, labels)
 
 
-_Look = tuple[Path, tuple[int, int], str]  # the first image, and the size and mode that all must share
+_ImageFormat = tuple[Path, tuple[int, int], str]  # the first image, and the size and mode that all must share
 
 
-def _read_classes(folder: Path, first: _Look | None) -> tuple[Array, Array, _Look]:
+def _read_classes(folder: Path, expected_format: _ImageFormat | None) -> tuple[Array, Array, _ImageFormat]:
     images, labels = [], []
     for kind in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."):
         files = sorted(file for file in kind.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
@@ -432,24 +436,24 @@ def _read_classes(folder: Path, first: _Look | None) -> tuple[Array, Array, _Loo
             raise UserError(f"{kind}: a class folder without any image ({', '.join(IMAGE_SUFFIXES)})")
         for file in files:
             pixels, look = _read_image(file)
-            first = first or look
-            if look[1:] != first[1:]:
+            expected_format = expected_format or look
+            if look[1:] != expected_format[1:]:
                 raise UserError(
-                    f"{file} is {_words(look)}, but {first[0]} is {_words(first)}: all images must be alike"
+                    f"{file} is {_describe_format(look)}, but {expected_format[0]} is {_describe_format(expected_format)}: all images must be alike"
                 )
             images.append(pixels)
             labels.append(kind.name)
-    if first is None or not images:
+    if expected_format is None or not images:
         raise UserError(f"{folder}: no images in it; they are expected as class/*.png (or .jpg, .jpeg)")
-    return np.stack(images), np.array(labels), first
+    return np.stack(images), np.array(labels), expected_format
 
 
-def _words(look: _Look) -> str:
-    (width, height), mode = look[1:]
+def _describe_format(image_format: _ImageFormat) -> str:
+    (width, height), mode = image_format[1:]
     return f"{width} x {height} {mode}"
 
 
-def _read_image(file: Path) -> tuple[NDArray[np.uint8], _Look]:
+def _read_image(file: Path) -> tuple[NDArray[np.uint8], _ImageFormat]:
     """[C, H, W]"""
     try:
         with Image.open(file) as image:
@@ -460,5 +464,5 @@ def _read_image(file: Path) -> tuple[NDArray[np.uint8], _Look]:
     except UserError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for damaged files
-        raise UserError(f"{file}: not a whole image: {shortened(str(error))}") from error
+        raise UserError(f"{file}: not a whole image: {shorten(str(error))}") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), look

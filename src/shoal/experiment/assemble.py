@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from shoal.cost.carbon import Carbon
-from shoal.cost.costs import Costs
-from shoal.cost.devices import assign
-from shoal.cost.links import link
+from shoal.cost.costs import CostModel
+from shoal.cost.devices import assign_profiles
+from shoal.cost.links import find_link
 from shoal.data import check_partition, check_source, load, partition
-from shoal.data.federation import SENSITIVE, Federation
-from shoal.data.heterogeneity import figures
+from shoal.data.federation import DEFAULT_SENSITIVE_FRACTION, Federation
+from shoal.data.heterogeneity import heterogeneity_metrics
 from shoal.errors import UserError
 from shoal.experiment.job import Job
 from shoal.fleet.allocator import keep_freed_memory
@@ -46,7 +46,7 @@ class Bench:
     federation: Federation
     model: Model
     method: Method
-    costs: Costs
+    costs: CostModel
 
     @property
     def cohort(self) -> int | float | None:
@@ -98,9 +98,9 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         sensitive_column=job.sensitive_column,
         edge_column=job.edge_column,
         drop_columns=job.drop_columns,
-        rows=job.rows,
+        max_train_samples=job.rows,
         unseen=(job.unseen or 0) if job.natural else 0,
-        min_size=job.min_size,
+        min_samples=job.min_size,
         progress=progress,
     )
     wanted = rehearsed(job.method, job.set, _least_cohort(job)).public_wanted if job.public is None else job.public
@@ -109,11 +109,11 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         job.partition,
         clients=clients,
         seed=job.seed,
-        min_size=job.min_size,
-        val_share=job.val_share,
-        test_share=job.test_share,
-        sensitive=SENSITIVE if job.sensitive is None else job.sensitive,
-        public=wanted,
+        min_samples=job.min_size,
+        val_fraction=job.val_share,
+        test_fraction=job.test_share,
+        sensitive_fraction=DEFAULT_SENSITIVE_FRACTION if job.sensitive is None else job.sensitive,
+        public_samples=wanted,
         unseen=job.unseen or 0,
         device=_device(job.device),
     )
@@ -138,8 +138,8 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     """The model and the method for this federation, and the job with its open choices made."""
     model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
     cohort = job.cohort_size(len(federation))
-    setting = setting_of(job, model, cohort, federation.public, federation.edges)
-    setting.groups = federation.groups
+    setting = setting_of(job, model, cohort, federation.public_samples, federation.edge_of_client)
+    setting.groups = federation.planted_groups
     built = build(method, setting)
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)
@@ -166,7 +166,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
 def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
     if edges is None:
         return
-    if edges.by == "place" and not federation.edges:
+    if edges.by == "place" and not federation.edge_of_client:
         raise UserError("edges is 'place', but the data do not say where clients are: name a column with --edge-column")
     if edges.count > len(federation):
         raise UserError(f"edges is {edges.count}, but there are only {len(federation)} clients to divide")
@@ -174,7 +174,7 @@ def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
 
 def _refuse_without_validation(method: Method, setting: Setting, federation: Federation) -> None:
     used = {phase.split for program in method.programs.values() for phase in program.phases}
-    if any(split.startswith("val") for split in used) and not int(federation.sizes("val").sum()):
+    if any(split.startswith("val") for split in used) and not int(federation.samples_per_client("val").sum()):
         hint = "".join(
             f", or --set {group}.{key}={option.declared.value_without_validation}"
             for group, keys in setting.known.items()
@@ -184,11 +184,11 @@ def _refuse_without_validation(method: Method, setting: Setting, federation: Fed
         raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 
 
-def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:
-    return Costs(
-        profiles=assign(job.devices, list(clients), job.seed),
-        link=link(job.link, job.radio_w),
-        long_link=None if job.long_link is None else link(job.long_link),
+def costs_of(job: Job, clients: Iterable[ClientId]) -> CostModel:
+    return CostModel(
+        profiles=assign_profiles(job.devices, list(clients), job.seed),
+        link=find_link(job.link, job.radio_w),
+        cloud_link=None if job.long_link is None else find_link(job.long_link),
         count_idle=job.count_idle,
         battery_joules=job.battery,
         budget_joules=job.budget_joules,
@@ -196,7 +196,7 @@ def costs_of(job: Job, clients: Iterable[ClientId]) -> Costs:
     )
 
 
-def _warn_of_small_devices(costs: Costs, model: Model) -> None:
+def _warn_of_small_devices(costs: CostModel, model: Model) -> None:
     """Training holds at least the weights, their gradients and what was received."""
     least_bytes = 3 * 4 * model.num_parameters
     for profile in sorted({p.name: p for p in costs.profiles.values()}.values(), key=lambda p: p.memory_bytes):
@@ -268,7 +268,7 @@ def at_work(bench: Bench, fleet: Fleet) -> Iterator[None]:
 
 
 def public_rows(federation: Federation) -> int:
-    return 0 if federation.public is None else len(federation.public.y)
+    return 0 if federation.public_samples is None else len(federation.public_samples.y)
 
 
 def inputs_of(federation: Federation) -> dict[str, Any]:
@@ -282,18 +282,18 @@ def inputs_of(federation: Federation) -> dict[str, Any]:
 
 def describe(federation: Federation) -> dict[str, Any]:
     """partition.json: who holds what."""
-    counts = federation.counts()
+    counts = federation.label_counts()
     return {
         "clients": list(federation),
         "classes": list(federation.classes),
         "counts": counts.tolist(),
-        "sizes": {split: federation.sizes(split).tolist() for split in ("train", "val", "test")},
-        "figures": {k: int(v) if float(v).is_integer() else v for k, v in figures(counts).items()},
+        "sizes": {split: federation.samples_per_client(split).tolist() for split in ("train", "val", "test")},
+        "figures": {k: int(v) if float(v).is_integer() else v for k, v in heterogeneity_metrics(counts).items()},
         "shifts": federation.shifts,
-        "groups": federation.groups,
-        "spec": federation.spec,
+        "groups": federation.planted_groups,
+        "spec": federation.partition,
         "note": federation.note,
         "public": public_rows(federation),
-        **({} if federation.edges is None else {"edges": federation.edges}),
+        **({} if federation.edge_of_client is None else {"edges": federation.edge_of_client}),
         **({"unseen": list(federation.unseen)} if federation.unseen else {}),
     }

@@ -60,7 +60,7 @@ def _opened(path: Path, progress: Any, options: Options | None) -> Iterator[tupl
     with RunStore.open(path) as store:
         bench = setup(recorded_job(store.config), progress)
         check_data(path, bench)
-        state = store.last(bench.job.device)
+        state = store.load_final_state(bench.job.device)
         yield store, answering(bench, options) if options else bench, state
 
 
@@ -70,7 +70,9 @@ def answering(bench: Bench, options: Options) -> Bench:
     job = bench.job.model_copy(update={"set": {**bench.job.set, **chosen}})
 
     def setting(of: Any) -> Any:
-        return setting_of(of, bench.model, int(of.cohort), bench.federation.public, bench.federation.edges)
+        return setting_of(
+            of, bench.model, int(of.cohort), bench.federation.public_samples, bench.federation.edge_of_client
+        )
 
     method, make = build(job.method, setting(job)), find(job.method)
     before, after = make(setting(bench.job)).stages, make(setting(job)).stages

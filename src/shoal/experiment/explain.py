@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal import engine
-from shoal.cost.ledger import Ledger, Page
+from shoal.cost.ledger import Ledger, LedgerEntry
 from shoal.cost.timer import Timer
 from shoal.experiment.assemble import Bench, at_work, make_fleet
 from shoal.methods.composition.piece import piece_class
@@ -72,7 +72,7 @@ def explained(bench: Bench, on_round: Callable[[engine.Record], None] | None = N
     }
 
 
-def _played(bench: Bench, on_round: Callable[[engine.Record], None] | None) -> Sequence[Page]:
+def _played(bench: Bench, on_round: Callable[[engine.Record], None] | None) -> Sequence[LedgerEntry]:
     """Rounds in between are left out: what clients send depends on the round, and hardly on what was trained before."""
     ledger = Ledger(replace(bench.costs, battery_joules=None, budget_joules=None))
     fleet, state = make_fleet(bench), bench.method.init(bench.job.seed)
@@ -82,7 +82,7 @@ def _played(bench: Bench, on_round: Callable[[engine.Record], None] | None) -> S
             state, record, _ = engine.run_round(bench.method, fleet, state, bench.job.seed, ledger, Timer())
             if on_round is not None:
                 on_round(replace(record, round=count))  # a bar counts the rounds that are played
-    return ledger.pages
+    return ledger.entries
 
 
 def parts_of(method: Method) -> Sequence[StepSummary]:
@@ -92,13 +92,13 @@ def parts_of(method: Method) -> Sequence[StepSummary]:
     return [*(StepSummary("", s.name, (s.name,)) for s in method.stages if s.name not in laid), *method.steps]
 
 
-def _stage(stage: Stage, pages: Sequence[Page], rounds: int) -> dict[str, Any]:
+def _stage(stage: Stage, pages: Sequence[LedgerEntry], rounds: int) -> dict[str, Any]:
     kinds, own = kinds_of_rounds(stage.schedule, rounds), [p for p in pages if p.stage == stage.name]
     costs = {words: _costs(kind, own) for words, kind in kinds.items()}
     return {"stage": stage.name, "schedule": stage.schedule.to_json(), "costs": costs}
 
 
-def _costs(kind: Kind, pages: Sequence[Page]) -> dict[str, Any]:
+def _costs(kind: Kind, pages: Sequence[LedgerEntry]) -> dict[str, Any]:
     """Of all clients together, in one round."""
     played = [p for p in pages if p.round - 1 in kind.played]
     count = len(kind.played)

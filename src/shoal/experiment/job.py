@@ -315,9 +315,9 @@ class Job(BaseModel):
         """How many of so many clients are left to train."""
         if not self.unseen:
             return clients
-        from shoal.data.unseen import held_out
+        from shoal.data.unseen import num_held_out
 
-        return clients - held_out(clients, self.unseen)
+        return clients - num_held_out(clients, self.unseen)
 
     def cohort_size(self, clients: int) -> int:
         size = self.cohort

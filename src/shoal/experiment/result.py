@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.client.histogram import LabelHistogram
 from shoal.client.sparsity import Sparsity
 from shoal.client_table import ClientTable
-from shoal.cost.ledger import PARTS, totals
+from shoal.cost.ledger import ENERGY_PARTS, total_joules_by_part
 from shoal.engine import Result, RoundTiming
 from shoal.experiment.assemble import Bench, public_rows
 from shoal.rng import derive_seed
@@ -59,7 +59,7 @@ def promised(bench: Bench) -> dict[str, Any]:
     """What noise protects in the whole run, as the program that adds it says of the tasks that a client may receive by
     the schedules, and what it is on if that is known. A method has one such program at most: guarantees of several are
     not added up."""
-    sizes, tasks = bench.federation.sizes("train").tolist(), Counter[str]()
+    sizes, tasks = bench.federation.samples_per_client("train").tolist(), Counter[str]()
     for stage in bench.method.stages:
         tasks.update(
             {program.name: stage.schedule.max_tasks_per_client(bench.job.rounds) for program in stage.programs}
@@ -124,7 +124,7 @@ def _by_group(result: Result) -> dict[str, Any]:
     spent = result.ledger.by_client()
     found: dict[str, dict[str, float]] = {}
     for client, group in sorted(groups.items()):  # one order of adding, whether resumed or not
-        total = found.setdefault(str(group), {"clients": 0, **dict.fromkeys(PARTS, 0.0)})
+        total = found.setdefault(str(group), {"clients": 0, **dict.fromkeys(ENERGY_PARTS, 0.0)})
         total["clients"] += 1
         for part, joules in spent.get(client, {}).items():
             total[part] += joules
@@ -133,7 +133,7 @@ def _by_group(result: Result) -> dict[str, Any]:
 
 def _groups(bench: Bench, result: Result) -> dict[str, Any]:
     """Who is in the group of which model, and how well that agrees with groups that were planted."""
-    of, planted = result.groups, bench.federation.groups
+    of, planted = result.groups, bench.federation.planted_groups
     if not of:  # all in one, which tells several planted groups in no way apart
         return {} if planted is None else {"groups_ari": float(len(set(planted.values())) == 1)}
     members = [
@@ -153,7 +153,7 @@ def _edges(bench: Bench, result: Result) -> dict[str, Any]:
     """Who was under which edge, and what edges and the cloud sent each other, both ways."""
     if not result.edges:
         return {}
-    places = bench.federation.edges if bench.job.edges in (None, "place") else None
+    places = bench.federation.edge_of_client if bench.job.edges in (None, "place") else None
     members = [
         {"edge": edge, **({"name": places[clients[0]]} if places else {}), "clients": clients}
         for edge, clients in result.edges.items()
@@ -163,7 +163,7 @@ def _edges(bench: Bench, result: Result) -> dict[str, Any]:
 
 def summarise(bench: Bench, result: Result, path: Path, clock: RoundTiming) -> dict[str, Any]:
     job, server = bench.job, bench.costs.server
-    joules = totals(result.ledger.pages)
+    joules = total_joules_by_part(result.ledger.entries)
     server_joules = clock.server_s * server.active_w
     return {
         "method": job.method,
@@ -180,12 +180,12 @@ def summarise(bench: Bench, result: Result, path: Path, clock: RoundTiming) -> d
         "fleet": job.fleet,
         **result.evaluation.figures(),
         "train_loss": result.records[-1].metrics.get("train.loss"),
-        "updates": sum(int((p.bytes_up > 0).sum()) for p in result.ledger.pages if p.stage == "train"),
+        "updates": sum(int((p.bytes_up > 0).sum()) for p in result.ledger.entries if p.stage == "train"),
         "bytes_up": sum(r.bytes_up for r in result.records),
         "bytes_down": sum(r.bytes_down for r in result.records),
         "flops": sum(r.flops for r in result.records),
         "joules": joules | {"server": server_joules, "total": sum(joules.values()) + server_joules},
-        "joules_of_clients": {k: joules[k] for k in PARTS}
+        "joules_of_clients": {k: joules[k] for k in ENERGY_PARTS}
         | {"kind": "modelled", "devices": job.devices, "link": job.link},
         "joules_of_server": {
             "total": server_joules,

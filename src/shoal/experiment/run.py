@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import torch
 
 from shoal import engine
-from shoal.cost.carbon import Carbon, split
+from shoal.cost.carbon import Carbon, split_joules
 from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
 from shoal.data.dataset import Progress
@@ -124,11 +124,13 @@ def new_run(bench: Bench, out: Path) -> Iterator[RunStore]:
     unsaid = {key for key in ("unseen", "variant") if getattr(bench.job, key) is None}
     config = json.loads(bench.job.model_dump_json(exclude=unsaid))
     facts = describe(bench.federation), bench.costs.facts()
-    with RunStore.create(out, config, *facts, keep=bench.job.keep, inputs=inputs_of(bench.federation)) as store:
+    with RunStore.create(
+        out, config, *facts, keep_checkpoints=bench.job.keep, inputs=inputs_of(bench.federation)
+    ) as store:
         try:
             yield store
         except UserError:
-            store.discard_unbegun()
+            store.discard_if_not_started()
             raise
 
 
@@ -147,7 +149,7 @@ def resume_run(
         bench = setup(job, progress)
         check_data(path, bench)
         check_devices(path, bench.job)
-        store.checkpoints.keep = bench.job.keep
+        store.checkpoints.num_kept = bench.job.keep
         if on_setup:
             on_setup(bench)
         return run_experiment(bench, store, **kw)
@@ -238,15 +240,15 @@ def run_experiment(
             central_samples=bench.federation.central,
             eval_every=bench.job.eval_every,
             state=before.state,
-            earlier_rounds=before.records,
-            ledger=Ledger(bench.costs, before.pages),
+            earlier_rounds=before.rounds,
+            ledger=Ledger(bench.costs, before.entries),
             store=store,
             on_round=on_round,
             timer=timer,
         )
-    clock = RoundTiming(before.clock.wall_s + result.wall_s, before.clock.server_s + result.server_s)
+    clock = RoundTiming(before.timing.wall_s + result.wall_s, before.timing.server_s + result.server_s)
     if measured:
-        measured["measured"]["rounds"] = len(result.records) - len(before.records)
+        measured["measured"]["rounds"] = len(result.records) - len(before.rounds)
     summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)
     summary["predict_ms"] = predict_ms(bench, result.state, store.private)
     store.finish(summary)
@@ -271,8 +273,8 @@ def measuring(bench: Bench, timer: Timer) -> Iterator[dict[str, Any]]:
         return
     with Carbon(bench.job.country) as carbon:
         yield found
-    measured = carbon.measured
-    found["measured"] = {**asdict(measured), "parts_joules": split(measured, parts_of(bench.method, timer))}
+    measured = carbon.measurement
+    found["measured"] = {**asdict(measured), "parts_joules": split_joules(measured, parts_of(bench.method, timer))}
 
 
 def parts_of(method: Method, timer: Timer) -> dict[str, float]:

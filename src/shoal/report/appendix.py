@@ -8,7 +8,7 @@ from typing import Any
 from shoal.report.cost_curves import PART_NAMES
 from shoal.report.summary import duration, joules_text
 from shoal.report.table import Sheet
-from shoal.store.reader import RunRecord, labels
+from shoal.store.reader import RunRecord, run_labels
 
 OF_CLIENTS = ("train", "pre", "comm")
 MOST_NAMED = 12  # members of a group
@@ -16,7 +16,7 @@ MOST_NAMED = 12  # members of a group
 
 def more_sheets(runs: Sequence[RunRecord]) -> list[Sheet]:
     """Those for which any run has something to say."""
-    named = [(name, run.result) for name, run in zip(labels(runs), runs, strict=True) if run.result]
+    named = [(name, run.result) for name, run in zip(run_labels(runs), runs, strict=True) if run.result]
     sheets = (make(named) for make in (_groups, _group_joules, _measured, _privacy))
     return [sheet for sheet in sheets if sheet.rows]
 

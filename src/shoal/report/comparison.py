@@ -28,7 +28,7 @@ from shoal.report.cost_curves import (
 )
 from shoal.report.summary import duration, joules_text, percent
 from shoal.report.table import Sheet, best_cells, spread_text
-from shoal.store.reader import RunRecord, differing, group_seeds, labels
+from shoal.store.reader import RunRecord, differing_settings, run_labels, runs_by_job
 
 UNITS = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
 OF_JOULES = ("devices", "link", "radio_w", "count_idle")
@@ -127,7 +127,7 @@ def reference(records: Sequence[RunRecord], of: str | None = None, where: str = 
     name, runs = referred(records, of, where)
     if all(run.failure for run in runs):
         return Reference(name, 0, None)
-    if not (finished := [run for run in runs if run.finished]):
+    if not (finished := [run for run in runs if run.is_finished]):
         raise UserError(
             f"the reference {name} has not finished, so what 100 % is is not known; give joules, such as 500J"
         )
@@ -137,13 +137,13 @@ def reference(records: Sequence[RunRecord], of: str | None = None, where: str = 
 
 def referred(records: Sequence[RunRecord], of: str | None, where: str) -> tuple[str, Sequence[RunRecord]]:
     """The runs that are called so, finished or not."""
-    names: dict[str, list[RunRecord]] = {name: [run] for name, run in zip(labels(records), records, strict=True)}
-    names |= dict(group_seeds(records))
+    names: dict[str, list[RunRecord]] = {name: [run] for name, run in zip(run_labels(records), records, strict=True)}
+    names |= dict(runs_by_job(records))
     for method in {run.label for run in records}:
         same = [r for r in records if r.label == method]
-        names[method] = same if len(differing(same)) == 0 or differing(same) == ["seed"] else []
+        names[method] = same if len(differing_settings(same)) == 0 or differing_settings(same) == ["seed"] else []
     if of is None:
-        of = "fedavg" if "fedavg" in names else labels(records)[0]
+        of = "fedavg" if "fedavg" in names else run_labels(records)[0]
     if names.get(of):
         return of, names[of]
     if of in names:
@@ -194,7 +194,7 @@ class Answers:
 
     def __init__(self, records: Sequence[RunRecord], questions: Questions) -> None:
         self.questions = questions
-        self.groups = group_seeds(records)
+        self.groups = runs_by_job(records)
         self.held = questions.held or usual_held(records)
         if questions.levels or questions.budgets:
             require_joules([run for _, runs in self.groups for run in runs])
@@ -287,7 +287,7 @@ class Answers:
 
 def joules_notes(runs: Sequence[RunRecord], leave_out: str = "shoal compare --joules clients") -> list[str]:
     """Whose joules these are, and a caution where those measured are many."""
-    if all(run.counted == "clients" for run in runs):
+    if all(run.joules_scope == "clients" for run in runs):
         return ["Joules: of all clients (modelled), without the server."]
     told = ["Joules: of all clients (modelled) and of the server (its processor seconds, times assumed watts)."]
     most = max(map(server_share, runs), default=0.0)
@@ -317,7 +317,7 @@ def _who(label: str, runs: Sequence[RunRecord]) -> tuple[str, str, list[int], st
 
 def _name(label: str, runs: Sequence[RunRecord]) -> str:
     seeds = f"{len(runs)} seeds" if len(runs) > 1 else ""
-    unfinished = "" if runs[0].finished else "unfinished"
+    unfinished = "" if runs[0].is_finished else "unfinished"
     return "\n".join(filter(None, (label, seeds, unfinished)))
 
 
@@ -332,11 +332,11 @@ def accuracy_note(groups: Sequence[tuple[str, Sequence[RunRecord]]]) -> str:
 
 
 def other_devices(groups: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
-    unlike = [key for key in differing([runs[0] for _, runs in groups]) if key in OF_JOULES]
+    unlike = [key for key in differing_settings([runs[0] for _, runs in groups]) if key in OF_JOULES]
     return [f"These runs differ in {', '.join(unlike)}: their joules are not directly comparable."] if unlike else []
 
 
 def short_runs(groups: Sequence[tuple[str, Sequence[RunRecord]]], held: int) -> list[str]:
     """Who cannot have held anything: a dash must not be read as a failure to learn."""
-    short = [label for label, runs in groups if any(len(run.evaluated) < held for run in runs)]
+    short = [label for label, runs in groups if any(len(run.evaluated_rounds) < held for run in runs)]
     return [f"Fewer than {held} evaluated rounds: {', '.join(short)}; --held asks for fewer."] if short else []

@@ -15,7 +15,7 @@ from math import inf, isfinite
 from statistics import fmean, stdev
 
 from shoal.errors import UserError
-from shoal.store.reader import RunRecord, group_seeds
+from shoal.store.reader import RunRecord, runs_by_job
 
 PARTS = ("train", "pre", "comm", "server")  # as a bar stacks them
 PART_NAMES = {"train": "training", "pre": "preparation", "comm": "communication", "server": "server"}
@@ -89,14 +89,14 @@ def parse_counted(where: str, text: str) -> str:
 
 def accuracy_of(run: RunRecord) -> str:
     """Which accuracy a run is judged by, a key of OF_ACCURACY: unless that is said, central if it has one."""
-    if run.judged:
-        return run.judged
-    return "central" if any(line["accuracy"].get("central") is not None for line in run.evaluated) else "mean"
+    if run.accuracy_key:
+        return run.accuracy_key
+    return "central" if any(line["accuracy"].get("central") is not None for line in run.evaluated_rounds) else "mean"
 
 
 def course(run: RunRecord) -> list[Point]:
     """All rounds in order, with the joules of everything up to each of them."""
-    kind, all_count = accuracy_of(run), run.counted == "all"
+    kind, all_count = accuracy_of(run), run.joules_scope == "all"
     watts, server_s = _server_watts(run), {line["round"]: line.get("server_s", 0.0) for line in run.timing}
     parts, sim_s = dict.fromkeys(PARTS, 0.0), 0.0
     points = []
@@ -120,7 +120,7 @@ def server_share(run: RunRecord) -> float:
 def usual_held(runs: Sequence[RunRecord]) -> int:
     """For how many evaluated rounds accuracy counts as held unless that is said: a quarter of the shortest run's, so
     that short runs hold something, within limits."""
-    shortest = min((len(run.evaluated) for _, group in group_seeds(runs) for run in group), default=0)
+    shortest = min((len(run.evaluated_rounds) for _, group in runs_by_job(runs) for run in group), default=0)
     return min(HELD, max(LEAST_HELD, shortest // 4))
 
 
@@ -179,7 +179,7 @@ class Bill:
 
 def bills(runs: Sequence[RunRecord], held: int = HELD) -> tuple[float | None, list[Bill]]:
     """The common level (None: there is none, so these are of whole runs) and a bill for every job."""
-    groups = group_seeds(runs)
+    groups = runs_by_job(runs)
     level = common_level([run for _, group in groups for run in group], held)
     return level, [_bill(label, group, level, held) for label, group in groups]
 
@@ -191,7 +191,7 @@ def _bill(label: str, runs: Sequence[RunRecord], level: float | None, held: int)
     return Bill(
         label,
         len(runs),
-        runs[0].finished,
+        runs[0].is_finished,
         {part: fmean(end.parts[part] for end in ends) for part in PARTS},
         fmean(end.round for end in ends),
         fmean(p.joules for p in last),

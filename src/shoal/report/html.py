@@ -31,7 +31,7 @@ from shoal.report.plots import (
 from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
 from shoal.report.table import Sheet
 from shoal.store.outputs import OutputKind, begins_with, write_output
-from shoal.store.reader import RunRecord, differing, labels, require_rounds
+from shoal.store.reader import RunRecord, differing_settings, require_rounds, run_labels
 
 FACTS = (
     "method", "data", "partition", "clients", "rounds", "cohort", "epochs", "batch_size", "lr", "momentum",
@@ -107,7 +107,7 @@ def _heading(runs: Sequence[RunRecord]) -> str:
 def _origin(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
         failed = sum(run.failure is not None for run in runs)
-        counts = {"failed": failed, "unfinished": sum(not run.finished for run in runs) - failed}
+        counts = {"failed": failed, "unfinished": sum(not run.is_finished for run in runs) - failed}
         return " ".join(f'<span class="badge">{n} {what}</span>' for what, n in counts.items() if n)
     (run,) = runs
     versions = ", ".join(f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about)
@@ -117,7 +117,7 @@ def _origin(runs: Sequence[RunRecord]) -> str:
 
 
 def _settings(runs: Sequence[RunRecord]) -> str:
-    unlike = differing(runs)
+    unlike = differing_settings(runs)
     first = runs[0].settings
     chosen = [k for k in CHOSEN if first.get(k) not in (None, False, "none")]
     unused = ["cohort"] if all((run.result or {}).get("cohort", "unknown") is None for run in runs) else []
@@ -137,7 +137,7 @@ def _plain_table(runs: Sequence[RunRecord], heads: Sequence[str], rows: Sequence
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in ("run", *heads))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row)}</tr>'
-        for name, row in zip(labels(runs), rows, strict=True)
+        for name, row in zip(run_labels(runs), rows, strict=True)
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -217,7 +217,7 @@ def _paper(table: PaperTable) -> str:
 
 
 def _figures(runs: Sequence[RunRecord], held: int) -> list[str]:
-    if not any(run.evaluated for run in runs):
+    if not any(run.evaluated_rounds for run in runs):
         return ['<p class="quiet">No round has been evaluated yet, so there are no figures.</p>']
     figures = [_figure(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
     if counted := [run for run in runs if has_joules(run)]:
@@ -230,7 +230,7 @@ def _partitions(runs: Sequence[RunRecord]) -> str:
     """The first partition open; those of other seeds or settings, if they differ, folded."""
     distinct: dict[str, list[str]] = {}
     partitions: dict[str, Mapping[str, Any]] = {}
-    for run, name in zip(runs, labels(runs), strict=True):
+    for run, name in zip(runs, run_labels(runs), strict=True):
         key = json.dumps(run.partition, sort_keys=True)
         distinct.setdefault(key, []).append(name)
         partitions[key] = run.partition
@@ -252,7 +252,7 @@ def _partition(partition: Mapping[str, Any]) -> str:
 
 def _configs(runs: Sequence[RunRecord]) -> str:
     parts = ["<h2>Configuration</h2>"]
-    for run, name in zip(runs, labels(runs), strict=True):
+    for run, name in zip(runs, run_labels(runs), strict=True):
         text = json.dumps({"config": run.config, "about": run.about}, indent=2, ensure_ascii=False)
         summary = f'{escape(name)} <span class="quiet">{escape(str(run.path))}</span>'
         parts.append(_folded(summary, f"<pre>{escape(text)}</pre>"))

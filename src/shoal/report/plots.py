@@ -16,7 +16,7 @@ from rich.filesize import pick_unit_and_suffix
 from shoal.report.bins import Bins, bin_counts
 from shoal.report.cost_curves import HELD, OF_ACCURACY, PART_NAMES, PARTS, Bill, accuracy_of, bills, course
 from shoal.report.summary import joules_text, joules_unit
-from shoal.store.reader import RunRecord, group_seeds, labels
+from shoal.store.reader import RunRecord, run_labels, runs_by_job
 
 PALETTE = (
     "#2A8AC8", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8A8A", "#7B68D9", "#9AA825", "#A0673A",
@@ -59,8 +59,8 @@ def accuracy_over_rounds(runs: Sequence[RunRecord]) -> go.Figure:
     figure = go.Figure()
     banded = len(runs) <= MOST_BANDS
     for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
-        rounds = [line["round"] for line in run.evaluated]
-        accuracy = [line["accuracy"] for line in run.evaluated]
+        rounds = [line["round"] for line in run.evaluated_rounds]
+        accuracy = [line["accuracy"] for line in run.evaluated_rounds]
         if banded:
             figure.add_trace(_band(rounds, accuracy, i))
         figure.add_trace(_line(rounds, [a["mean"] for a in accuracy], name, i, "round %{x}"))
@@ -103,7 +103,7 @@ def accuracy_over_bytes(runs: Sequence[RunRecord]) -> go.Figure:
 def accuracy_over_joules(runs: Sequence[RunRecord]) -> go.Figure:
     """One line per job, mean over its seeds."""
     figure = go.Figure()
-    groups = group_seeds(runs)
+    groups = runs_by_job(runs)
     banded = len(groups) <= MOST_BANDS
     unit, suffix = joules_unit(max((course(run)[-1].joules for run in runs if run.rounds), default=0.0))
     for i, (name, group) in enumerate(groups):
@@ -111,10 +111,10 @@ def accuracy_over_joules(runs: Sequence[RunRecord]) -> go.Figure:
         x = [j / unit for j in joules]
         if banded and len(group) > 1:
             figure.add_trace(_band(x, accuracy, i))
-        shown = escape(name if group[0].finished else f"{name}, unfinished")
+        shown = escape(name if group[0].is_finished else f"{name}, unfinished")
         figure.add_trace(_line(x, [a["mean"] for a in accuracy], shown, i, f"%{{x:.4~g}} {suffix}"))
     kinds = dict.fromkeys(OF_ACCURACY[accuracy_of(run)] for run in runs)
-    whose = "all clients" if all(run.counted == "clients" for run in runs) else "all clients and the server"
+    whose = "all clients" if all(run.joules_scope == "clients" for run in runs) else "all clients and the server"
     reading = f"Accuracy {' or '.join(kinds)}, against the joules of {whose} until then."
     if any(len(group) > 1 for _, group in groups):
         reading += " Line: mean over seeds." + (" Band: ± 1 standard deviation over seeds." if banded else "")
@@ -333,7 +333,8 @@ def _finish(figure: go.Figure, title: str, reading: str, x_title: str, y_title: 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
     """Escaped, because plotly reads a subset of HTML in every text that it draws."""
     return [
-        escape(name if run.finished else f"{name}, unfinished") for name, run in zip(labels(runs), runs, strict=True)
+        escape(name if run.is_finished else f"{name}, unfinished")
+        for name, run in zip(run_labels(runs), runs, strict=True)
     ]
 
 

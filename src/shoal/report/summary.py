@@ -11,7 +11,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from shoal.report.cost_curves import PARTS, course, has_joules
-from shoal.store.reader import RunRecord, differing, group_seeds, labels
+from shoal.store.reader import RunRecord, differing_settings, run_labels, runs_by_job
 
 ACCURACY = ("mean", "std", "worst10", "f1", "central")
 LOSS = ("mean", "central")
@@ -113,7 +113,7 @@ COLUMNS = (
 
 def summarise(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """One row per run. An unfinished run gives its last evaluated round and its traffic so far."""
-    return [_row(r, name) for r, name in zip(records, labels(records), strict=True)]
+    return [_row(r, name) for r, name in zip(records, run_labels(records), strict=True)]
 
 
 def summarise_seeds(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def summarise_seeds(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
     The deviation is the sample's (n − 1). A job that was run twice with one seed counts once.
     """
-    groups = [(name, runs) for name, runs in group_seeds(records) if len(runs) > 1 and runs[0].finished]
+    groups = [(name, runs) for name, runs in runs_by_job(records) if len(runs) > 1 and runs[0].is_finished]
     return [_seeds_row(runs, name) for name, runs in groups]
 
 
@@ -147,7 +147,7 @@ def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
 
 def caution(records: Sequence[RunRecord]) -> str:
     """A sentence for runs whose numbers do not measure the same thing, else nothing."""
-    if unlike := [k for k in differing(records) if k in COMMON_GROUND]:
+    if unlike := [k for k in differing_settings(records) if k in COMMON_GROUND]:
         return f"These runs differ in {', '.join(unlike)}: their numbers are not directly comparable."
     return ""
 
@@ -156,7 +156,7 @@ def remarks(records: Sequence[RunRecord]) -> list[str]:
     """What a number of the table does not say: a run that ended early, reports and clients that were missing, what the
     method says of itself. Failed runs have no numbers."""
     told, notes = [], dict[str, list[str]]()
-    for name, run in [(n, r) for n, r in zip(labels(records), records, strict=True) if r.failure is None]:
+    for name, run in [(n, r) for n, r in zip(run_labels(records), records, strict=True) if r.failure is None]:
         late = sum(line.get("late", 0) for line in run.rounds)
         left = sum(len(line.get("left", ())) for line in run.rounds)
         missing = [f"{_count(late, 'report')} came after the deadline"] if late else []
@@ -179,7 +179,7 @@ def _count(n: int, what: str) -> str:
 
 def _row(record: RunRecord, label: str) -> dict[str, Any]:
     result = record.result or {}
-    last = record.evaluated[-1] if record.evaluated else {}
+    last = record.evaluated_rounds[-1] if record.evaluated_rounds else {}
     accuracy = result.get("accuracy") or last.get("accuracy") or {}
     loss = result.get("loss") or last.get("loss") or {}
     sent = {k: result.get(k, sum(line[k] for line in record.rounds)) for k in ("bytes_up", "bytes_down")}
@@ -189,10 +189,10 @@ def _row(record: RunRecord, label: str) -> dict[str, Any]:
         "label": label,
         "method": record.config["method"],
         "seed": record.config["seed"],
-        "finished": record.finished,
+        "finished": record.is_finished,
         "status": record.status,
         "failure": record.failure,
-        "rounds": record.done,
+        "rounds": record.completed_rounds,
         "accuracy": {k: _finite(accuracy.get(k)) for k in ACCURACY},
         "loss": {k: _finite(loss.get(k)) for k in LOSS},
         "groups": sum(1 for group in result["groups"] if group["clients"]) if "groups" in result else None,

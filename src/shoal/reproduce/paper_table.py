@@ -37,7 +37,7 @@ from shoal.report.cost_curves import (
     to_accuracy,
 )
 from shoal.report.paper_tables import Cell, Ordering, PaperTable, Verdict
-from shoal.store.reader import RunRecord, group_seeds
+from shoal.store.reader import RunRecord, runs_by_job
 
 AT_THE_END = ("final", "figures")
 
@@ -119,7 +119,7 @@ def check_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods: I
 def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> PaperTable:
     asked = read_paper(paper)
     judged = parse_accuracy("", asked.accuracy)
-    records = [replace(run, judged=judged, counted=asked.joules) for run in records]
+    records = [replace(run, accuracy_key=judged, joules_scope=asked.joules) for run in records]
     rows = tuple(dict.fromkeys(row for column in asked.columns.values() for row in column))
     jobs, notes = _jobs(records, asked, rows)
     finished = {row: ended for (row, _), runs in jobs.items() if (ended := [run for run in runs if not run.failure])}
@@ -165,7 +165,7 @@ def _jobs(
 ) -> tuple[dict[tuple[str, str], list[RunRecord]], list[str]]:
     """The runs of each cell, one per seed, and those that failed. A cell with several jobs has no one number."""
     found: dict[tuple[str, str], list[list[RunRecord]]] = {}
-    for _, runs in group_seeds(records):
+    for _, runs in runs_by_job(records):
         for place in _places(runs[0], paper, rows):
             found.setdefault(place, []).append(runs)
     for run in (run for run in records if run.failure):

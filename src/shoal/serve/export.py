@@ -121,7 +121,7 @@ def export(
 
 def _central(record: RunRecord, round: int) -> float | None:
     """Only of that very round: it was evaluated with just the models that are served."""
-    found = [line["accuracy"]["central"] for line in record.evaluated if line["round"] == round]
+    found = [line["accuracy"]["central"] for line in record.evaluated_rounds if line["round"] == round]
     return found[0] if found else None
 
 

@@ -25,7 +25,7 @@ class Watch:
         """
         for round in reversed(self.checkpoints.rounds()):
             try:
-                mark = self.checkpoints.mark(round)
+                mark = self.checkpoints.fingerprint(round)
                 if mark == self._seen:
                     return False
                 take_up(self.checkpoints.load(round).state)

@@ -15,14 +15,14 @@ FAILURE = "failure.json"
 
 
 @contextmanager
-def failure_recorded(path: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> Iterator[None]:
+def record_exceptions(path: Path, config: Mapping[str, Any], on_failure: Callable[[str], None]) -> Iterator[None]:
     """Lets an error end only this one of several runs. The reason is written into the run directory, and said."""
     try:
         yield
     except Exception as error:  # one job of many may fail in any way
         found = {} if isinstance(error, UserError) else {"traceback": traceback.format_exc()}
         record_failure(path, config, one_line_message(error), **found)
-        say(one_line_message(error))
+        on_failure(one_line_message(error))
 
 
 def record_failure(path: Path, config: Mapping[str, Any], reason: str, **more: str) -> None:

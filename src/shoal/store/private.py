@@ -32,32 +32,34 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self.folder, self.memory_bytes = folder, memory_bytes
         self._device: torch.device | str = "cpu"
         self._memory: OrderedDict[ClientId, Tree] = OrderedDict()
-        self._memory_used = 0
+        self._memory_used_bytes = 0
         self._changed: set[ClientId] = set()  # in memory only
         self._changed_bytes = 0
-        self._parts: list[list[ClientId]] = []  # changed too, and already in files that have no name yet
-        self._part_of: dict[ClientId, int] = {}
-        self._home: dict[ClientId, str] = {}  # client -> the file that has its tree: its round, and its part if any
-        self._current: dict[str, int] = {}  # file -> trees in it that are nobody's past
-        self._past: dict[str, int] = {}  # file -> the round in which its last tree was replaced
-        self._open: _File | None = None  # the file read last
+        self._unnamed_parts: list[list[ClientId]] = []  # changed too, and already in files that have no name yet
+        self._part_of_client: dict[ClientId, int] = {}
+        self._file_of_client: dict[
+            ClientId, str
+        ] = {}  # client -> the file that has its tree: its round, and its part if any
+        self._num_current_trees: dict[str, int] = {}  # file -> trees in it that are nobody's past
+        self._replaced_in_round: dict[str, int] = {}  # file -> the round in which its last tree was replaced
+        self._open_file: _PrivateFile | None = None  # the file read last
 
     def __getitem__(self, client: ClientId) -> Tree:
         if client not in self._memory:
-            part = self._part_of.get(client)
-            path = self._path(self._home[client]) if part is None else self._part_path(part)
-            self._remember(client, self._read(client, path))
-            self._shrink()
+            part = self._part_of_client.get(client)
+            path = self._path(self._file_of_client[client]) if part is None else self._part_path(part)
+            self._keep_in_memory(client, self._read(client, path))
+            self._evict()
         self._memory.move_to_end(client)
         return self._memory[client]
 
     def __setitem__(self, client: ClientId, private: Tree) -> None:
         if client in self._changed:
             self._changed_bytes -= tree.size_bytes(self._memory[client])
-        self._remember(client, private)
+        self._keep_in_memory(client, private)
         self._changed.add(client)
         self._changed_bytes += tree.size_bytes(private)
-        self._part_of.pop(client, None)
+        self._part_of_client.pop(client, None)
         if self._changed_bytes > self.memory_bytes // 4:
             self._write_part()
 
@@ -65,62 +67,62 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         raise TypeError("a client's private tree is replaced, never deleted")
 
     def __iter__(self) -> Iterator[ClientId]:
-        return iter(sorted(self._home.keys() | self._changed | self._part_of.keys()))
+        return iter(sorted(self._file_of_client.keys() | self._changed | self._part_of_client.keys()))
 
     def __len__(self) -> int:
-        return len(self._home.keys() | self._changed | self._part_of.keys())
+        return len(self._file_of_client.keys() | self._changed | self._part_of_client.keys())
 
     def __contains__(self, client: object) -> bool:
-        return client in self._home or client in self._changed or client in self._part_of
+        return client in self._file_of_client or client in self._changed or client in self._part_of_client
 
     @property
     def files(self) -> list[str]:
         """Those that hold somebody's present tree."""
-        return sorted(self._current)
+        return sorted(self._num_current_trees)
 
-    def save(self, round: int) -> None:
+    def save(self, round_index: int) -> None:
         """Write what changed since the last save, and forget what does not fit into memory."""
-        for part, clients in enumerate(self._parts):
-            name = f"{round:06d}-{part:04d}"
+        for part, clients in enumerate(self._unnamed_parts):
+            name = f"{round_index:06d}-{part:04d}"
             self._part_path(part).rename(self._path(name))
             for client in clients:
-                self._settle(client, name)
+                self._assign_to_file(client, name)
         if self._changed:
-            name = f"{round:06d}"
+            name = f"{round_index:06d}"
             self._write(self._path(name))
             for client in self._changed:
-                self._settle(client, name)
-        self._parts, self._part_of, self._open = [], {}, None
+                self._assign_to_file(client, name)
+        self._unnamed_parts, self._part_of_client, self._open_file = [], {}, None
         self._changed.clear()
         self._changed_bytes = 0
-        self._shrink()
+        self._evict()
 
     def _write_part(self) -> None:
-        part = len(self._parts)
+        part = len(self._unnamed_parts)
         self._write(self._part_path(part))
-        self._parts.append(sorted(self._changed))
-        self._part_of |= dict.fromkeys(self._changed, part)
+        self._unnamed_parts.append(sorted(self._changed))
+        self._part_of_client |= dict.fromkeys(self._changed, part)
         self._changed.clear()
         self._changed_bytes = 0
-        self._shrink()
+        self._evict()
 
     def _write(self, path: Path) -> None:
         self.folder.mkdir(exist_ok=True)
         write_bytes(path, pack({c: self._memory[c] for c in sorted(self._changed)}))
 
-    def _shrink(self) -> None:
+    def _evict(self) -> None:
         """Down to the budget, but for trees that are nowhere else."""
-        for client in list(self._memory) if self._memory_used > self.memory_bytes else ():
+        for client in list(self._memory) if self._memory_used_bytes > self.memory_bytes else ():
             if client not in self._changed:
-                self._memory_used -= tree.size_bytes(self._memory.pop(client))
-            if self._memory_used <= self.memory_bytes // 2:  # well below, or the next tree would search again
+                self._memory_used_bytes -= tree.size_bytes(self._memory.pop(client))
+            if self._memory_used_bytes <= self.memory_bytes // 2:  # well below, or the next tree would search again
                 return
 
     def discard_before(self, oldest: int) -> None:
         """Files in which no checkpoint from round `oldest` on would look."""
-        for name in [n for n, replaced in self._past.items() if replaced <= oldest]:
+        for name in [n for n, replaced in self._replaced_in_round.items() if replaced <= oldest]:
             self._path(name).unlink(missing_ok=True)
-            del self._past[name]
+            del self._replaced_in_round[name]
 
     def check(self, names: list[str]) -> None:
         """ValueError where one of these files is missing or cut short."""
@@ -133,7 +135,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
             if path.stat().st_size != 8 + header_bytes + max(ends, default=0):
                 raise ValueError(f"{path.name} of the clients' private state is cut short")
 
-    def restore(self, round: int, device: torch.device | str = "cpu") -> None:
+    def restore(self, round_index: int, device: torch.device | str = "cpu") -> None:
         """As it was after this round. Files of later rounds belong to work that will be done again."""
         self.__init__(self.folder, self.memory_bytes)  # type: ignore[misc]
         self._device = device
@@ -141,28 +143,28 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
             left.unlink()
         for path in sorted(self.folder.glob("round-*.safetensors")):  # parts of a round come before its last file
             name = path.stem.removeprefix("round-")
-            if _round_of(name) > round:
+            if _round_of(name) > round_index:
                 path.unlink()
                 continue
             for client in {unquote(leaf.split("/")[0]) for leaf in _header(path)[0]}:
-                self._settle(client, name)
+                self._assign_to_file(client, name)
 
-    def _settle(self, client: ClientId, name: str) -> None:
-        old = self._home.get(client)
-        self._home[client] = name
-        self._current[name] = self._current.get(name, 0) + 1
+    def _assign_to_file(self, client: ClientId, name: str) -> None:
+        old = self._file_of_client.get(client)
+        self._file_of_client[client] = name
+        self._num_current_trees[name] = self._num_current_trees.get(name, 0) + 1
         if old is not None:
-            self._current[old] -= 1
-            if self._current[old] == 0:
-                del self._current[old]
-                self._past[old] = _round_of(name)
+            self._num_current_trees[old] -= 1
+            if self._num_current_trees[old] == 0:
+                del self._num_current_trees[old]
+                self._replaced_in_round[old] = _round_of(name)
 
-    def _remember(self, client: ClientId, private: Tree) -> None:
+    def _keep_in_memory(self, client: ClientId, private: Tree) -> None:
         if client in self._memory:
-            self._memory_used -= tree.size_bytes(self._memory[client])
+            self._memory_used_bytes -= tree.size_bytes(self._memory[client])
         self._memory[client] = private
         self._memory.move_to_end(client)
-        self._memory_used += tree.size_bytes(private)
+        self._memory_used_bytes += tree.size_bytes(private)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"round-{name}.safetensors"
@@ -171,12 +173,12 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         return self.folder / f".part-{part:04d}.tmp"  # what a killed run leaves of these is swept away
 
     def _read(self, client: ClientId, path: Path) -> Tree:
-        if self._open is None or self._open.path != path:
-            self._open = _File(path, str(self._device))
-        return self._open.tree(client)
+        if self._open_file is None or self._open_file.path != path:
+            self._open_file = _PrivateFile(path, str(self._device))
+        return self._open_file.read_tree(client)
 
 
-class _File:
+class _PrivateFile:
     """Opened once for many reads: neighbours in a round are neighbours in a file."""
 
     def __init__(self, path: Path, device: str) -> None:
@@ -190,7 +192,7 @@ class _File:
             names.setdefault(name.split("/")[0], []).append(name)
         return names
 
-    def tree(self, client: ClientId) -> Tree:
+    def read_tree(self, client: ClientId) -> Tree:
         key = quote(client, safe="*")
         names = sorted(self._names.get(key, []))
         return tree.unflatten({name.removeprefix(key + "/"): self._file.get_tensor(name).clone() for name in names})

@@ -103,7 +103,7 @@ class Measured:
 
     def spent_in_all(self) -> dict[str, float]:
         joules = (self.run.result or {})["joules_of_clients"]
-        return self.spent(self.run.done, sum(x for x in joules.values() if isinstance(x, float | int)))
+        return self.spent(self.run.completed_rounds, sum(x for x in joules.values() if isinstance(x, float | int)))
 
     def last(self, metric: str) -> float | None:
         """As the last round that told it did."""
@@ -134,7 +134,7 @@ class Runs:
         if not finished(place, entry.job):
             return None
         unseen = json.loads((place / UNSEEN).read_text()) if entry.job.unseen else {}
-        run = read_run(place, judged="central", counted="clients")
+        run = read_run(place, accuracy_key="central", joules_scope="clients")
         return Measured(entry, run, unseen, self.study.held, self.study.shown_inputs)
 
     @property

@@ -22,7 +22,7 @@ from shoal.experiment.job import Job
 from shoal.experiment.run import check_same, run_or_resume
 from shoal.stages.base import CLUSTERING
 from shoal.store.atomic_files import write_json
-from shoal.store.failure import failure_recorded, record_failure
+from shoal.store.failure import record_exceptions, record_failure
 from shoal.store.reader import read_run
 from shoal.store.run_directory import RunStore
 from shoal.study.plan import Entry
@@ -43,7 +43,7 @@ def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
     if job.unseen:
         bench = made[0] if made else setup(job)
         with RunStore.open(place) as store:
-            write_json(place / UNSEEN, unseen_figures(bench, store.last(job.device), inputs))
+            write_json(place / UNSEEN, unseen_figures(bench, store.load_final_state(job.device), inputs))
 
 
 def _work(line: Connection, text: str, place: Path, inputs: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ def _work(line: Connection, text: str, place: Path, inputs: Sequence[int]) -> No
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, args=(line,), daemon=True).start()
     job = Job.model_validate_json(text)
-    with failure_recorded(place, job.model_dump(mode="json"), lambda reason: line.send_bytes(reason.encode())):
+    with record_exceptions(place, job.model_dump(mode="json"), lambda reason: line.send_bytes(reason.encode())):
         finish(job, place, inputs)
         line.send_bytes(b"")
 

@@ -175,5 +175,5 @@ def test_a_run_tells_what_its_programs_guarantee(method, expected):
     bench = arrange(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
     result = engine.run(bench.method, make_fleet(bench), rounds=1, seed=0, central_samples=federation.central)
     found = protection(bench, result.state, promised(bench))
-    smallest = int(federation.sizes("train").min())
+    smallest = int(federation.samples_per_client("train").min())
     assert found == ({"privacy": {"record_epsilon": expected / smallest}} if expected else {})

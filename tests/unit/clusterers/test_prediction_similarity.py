@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from selector_inputs import frozen
+from selector_inputs import read_only
 
 from shoal.clusterers.prediction_similarity import inference_similarity, similarity_clusters
 from shoal.errors import UserError
 
 
 class TestInferenceSimilarity:
-    PREDICTIONS = frozen([[0, 1, 2, 3], [0, 1, 2, 2], [3, 3, 3, 3], [0, 1, 2, 3]], int)
+    PREDICTIONS = read_only([[0, 1, 2, 3], [0, 1, 2, 2], [3, 3, 3, 3], [0, 1, 2, 3]], int)
     SIMILARITY = np.array([[4, 3, 1, 4], [3, 4, 0, 3], [1, 0, 4, 1], [4, 3, 1, 4]]) / 4
 
     def test_by_hand(self):
@@ -23,7 +23,7 @@ class TestInferenceSimilarity:
         assert found == pytest.approx(np.array([[1, 0.5**0.5, 0], [0.5**0.5, 1, 0], [0, 0, 1]]))
 
     def test_clusters_by_threshold(self):
-        assert similarity_clusters(frozen(self.SIMILARITY), threshold=1.0).tolist() == [0, 1, 2, 0]
+        assert similarity_clusters(read_only(self.SIMILARITY), threshold=1.0).tolist() == [0, 1, 2, 0]
         assert similarity_clusters(self.SIMILARITY, threshold=0.75).tolist() == [0, 0, 1, 0]
         # 2 agrees with 0 on a quarter but with 1 on nothing: all pairs of a cluster must be alike
         assert similarity_clusters(self.SIMILARITY, threshold=0.25).tolist() == [0, 0, 1, 0]

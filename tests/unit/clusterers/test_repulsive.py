@@ -5,7 +5,7 @@ from math import log
 
 import numpy as np
 import pytest
-from label_rows import ONE_HOT, divergence, drawn, groups_of_values
+from label_rows import ONE_HOT, clusters_as_values, draw_label_distributions, reference_symmetric_kl
 
 from shoal.clusterers import repulsive
 from shoal.clusterers.repulsive import RepulsiveClusters, objectives
@@ -16,9 +16,10 @@ def naive_objectives(rows, labels):
     """Eq. (3) with its sums written out: ordered pairs within, g < g' between."""
     groups = [rows[labels == g] for g in np.unique(labels)]
     within = [
-        sum(divergence(p, q) for p in x for q in x) / (len(x) * (len(x) - 1)) if len(x) > 1 else 0.0 for x in groups
+        sum(reference_symmetric_kl(p, q) for p in x for q in x) / (len(x) * (len(x) - 1)) if len(x) > 1 else 0.0
+        for x in groups
     ]
-    between = sum(divergence(p.mean(0), q.mean(0)) for p, q in combinations(groups, 2))
+    between = sum(reference_symmetric_kl(p.mean(0), q.mean(0)) for p, q in combinations(groups, 2))
     return np.mean(within), between / max(len(groups) * (len(groups) - 1), 1)
 
 
@@ -31,7 +32,11 @@ class TestObjectives:
         assert between == pytest.approx(0.5 * (0.5 * log(2) + (0.5 - 1e-6) * log(5e5)) / 2)
 
     @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 2], [0] * 6, [0, 1, 2, 3, 4, 5]])
-    @pytest.mark.parametrize("rows", [drawn(6), drawn(6).round(1), np.zeros((6, 3))], ids=["drawn", "rounded", "zeros"])
+    @pytest.mark.parametrize(
+        "rows",
+        [draw_label_distributions(6), draw_label_distributions(6).round(1), np.zeros((6, 3))],
+        ids=["drawn", "rounded", "zeros"],
+    )
     def test_are_the_double_sums(self, rows, labels):
         assert objectives(rows, labels) == pytest.approx(naive_objectives(rows, np.array(labels)), abs=1e-12)
 
@@ -40,7 +45,7 @@ class TestObjectives:
 
     def test_a_label_for_each_row(self):
         with pytest.raises(UserError, match=r"labels has shape \(2,\); it must be \(6,\)"):
-            objectives(drawn(6), [0, 1])
+            objectives(draw_label_distributions(6), [0, 1])
 
 
 def j(rows, labels):
@@ -54,7 +59,7 @@ def algorithm_1(rows, labels):
 
     def closest(g):
         pairs = combinations(np.flatnonzero(labels == g), 2)
-        return min((divergence(rows[a], rows[b]), a) for a, b in pairs)
+        return min((reference_symmetric_kl(rows[a], rows[b]), a) for a, b in pairs)
 
     improved = True
     while improved:
@@ -72,17 +77,17 @@ def algorithm_1(rows, labels):
 class TestRepulsiveClusters:
     @pytest.mark.parametrize("seed", range(3))
     def test_is_algorithm_1(self, seed):
-        x = drawn(16, seed=seed)
+        x = draw_label_distributions(16, seed=seed)
         found = RepulsiveClusters(4, random_state=seed)
         order = repulsive._shuffled(x, seed)
         expected = algorithm_1(x[order], np.arange(16) % 4)
         assert len(found.fit(x).history_) > 2
-        assert groups_of_values(x[order], expected) == groups_of_values(x, found.labels_)
+        assert clusters_as_values(x[order], expected) == clusters_as_values(x, found.labels_)
 
     @pytest.mark.parametrize("swaps", ["closest", "all"])
     @pytest.mark.parametrize(("rows", "groups"), [(6, 3), (20, 4), (23, 5), (7, 4), (9, 1)])
     def test_sizes_history_and_objectives(self, swaps, rows, groups):
-        x = drawn(rows).round(2)
+        x = draw_label_distributions(rows).round(2)
         found = RepulsiveClusters(groups, swaps=swaps).fit(x)
         sizes = np.bincount(found.labels_)
         assert len(sizes) == groups
@@ -93,7 +98,7 @@ class TestRepulsiveClusters:
 
     def test_swaps_of_all_pairs_end_where_no_swap_helps(self):
         for seed in range(5):
-            x = drawn(9, seed=seed).round(2)
+            x = draw_label_distributions(9, seed=seed).round(2)
             labels = RepulsiveClusters(3, random_state=seed, swaps="all").fit(x).labels_
             best = j(x, labels)
             for a, b in combinations(range(9), 2):
@@ -103,7 +108,7 @@ class TestRepulsiveClusters:
 
     def test_swaps_of_all_pairs_reach_the_best_of_15_groupings(self):
         # six clients in three pairs: the partner of 0 in 5 ways, the partner of the next free one in 3
-        x = drawn(6)
+        x = draw_label_distributions(6)
         best = max(
             j(x, np.array(labels))
             for labels in {(0, *rest) for rest in np.ndindex(3, 3, 3, 3, 3)}
@@ -125,26 +130,26 @@ class TestRepulsiveClusters:
         assert found.n_iter_ == 1
 
     def test_sweeps_are_limited(self):
-        x = drawn(40)
+        x = draw_label_distributions(40)
         assert RepulsiveClusters(10).fit(x).n_iter_ > 1
         assert RepulsiveClusters(10, max_iter=1).fit(x).n_iter_ == 1
 
     def test_only_the_top_groups_swap(self):
-        x = drawn(40)
+        x = draw_label_distributions(40)
         all_groups, few = RepulsiveClusters(10).fit(x), RepulsiveClusters(10, top=2).fit(x)
         assert all_groups.history_[0] == few.history_[0]
         assert len(few.history_) < len(all_groups.history_)
         assert RepulsiveClusters(10, top=99).fit(x).labels_.tolist() == all_groups.labels_.tolist()
 
     def test_seeds_start_elsewhere(self):
-        x = drawn(40)
+        x = draw_label_distributions(40)
         assert (
             RepulsiveClusters(10, random_state=1).fit(x).history_[0]
             != RepulsiveClusters(10, random_state=2).fit(x).history_[0]
         )
 
     def test_windows_and_blocks_change_nothing(self, monkeypatch):
-        x = drawn(60)
+        x = draw_label_distributions(60)
         whole = [RepulsiveClusters(groups).fit(x).labels_.tolist() for groups in (3, 20)]
         monkeypatch.setattr(repulsive, "_WINDOW", 3)
         monkeypatch.setattr(repulsive, "_BLOCK", 4)

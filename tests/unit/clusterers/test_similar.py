@@ -4,7 +4,7 @@ from math import log
 
 import numpy as np
 import pytest
-from label_rows import ONE_HOT, drawn
+from label_rows import ONE_HOT, draw_label_distributions
 from sklearn.exceptions import NotFittedError
 
 from shoal.clusterers.similar import SimilarClusters
@@ -27,7 +27,7 @@ class TestSimilarClusters:
         assert SimilarClusters(1).fit(rows).cluster_centers_[0].tolist() == pytest.approx([0.7, 0.3])
 
     def test_jeffreys_centre_has_the_least_sum_of_divergences(self):
-        rows = drawn(20, alpha=2.0)
+        rows = draw_label_distributions(20, alpha=2.0)
         found = SimilarClusters(1, centre="jeffreys").fit(rows)
         assert found.inertia_ == pytest.approx(symmetric_kl(rows, found.cluster_centers_).sum())
         assert found.inertia_ < 0.99 * SimilarClusters(1).fit(rows).inertia_
@@ -38,14 +38,14 @@ class TestSimilarClusters:
                 assert symmetric_kl(rows, other).sum() > found.inertia_
 
     def test_inertia_and_labels_belong_to_the_centres(self):
-        rows = drawn(60)
+        rows = draw_label_distributions(60)
         found = SimilarClusters(4).fit(rows)
         assert found.predict(rows).tolist() == found.labels_.tolist()
         assert found.inertia_ == pytest.approx(symmetric_kl(rows, found.cluster_centers_).min(1).sum())
         np.testing.assert_allclose(found.cluster_centers_[2], np.maximum(rows[found.labels_ == 2], FLOOR).mean(0))
 
     def test_no_restart_is_better(self):
-        rows = drawn(60)
+        rows = draw_label_distributions(60)
         single = [SimilarClusters(6, random_state=seed, n_init=1).fit(rows).inertia_ for seed in range(10)]
         assert SimilarClusters(6, n_init=30).fit(rows).inertia_ <= min(single) + 1e-9
         assert max(single) > min(single) + 1e-3
@@ -57,7 +57,7 @@ class TestSimilarClusters:
         assert len(SimilarClusters(4).fit(np.full((5, 3), 1 / 3)).cluster_centers_) == 1
 
     def test_as_many_clusters_as_distinct_rows(self):
-        found = SimilarClusters(12, n_init=1).fit(drawn(12))
+        found = SimilarClusters(12, n_init=1).fit(draw_label_distributions(12))
         assert sorted(found.labels_) == list(range(12))
         assert found.inertia_ == pytest.approx(0)
 
@@ -81,7 +81,7 @@ class TestSimilarClusters:
             SimilarClusters(2).fit(ONE_HOT).predict([[0.5, 0.5]])
 
     def test_iterations_are_counted_and_limited(self):
-        rows = drawn(60)
+        rows = draw_label_distributions(60)
         whole = SimilarClusters(6, n_init=1).fit(rows)
         assert whole.n_iter_ > 2
         assert SimilarClusters(6, n_init=1, max_iter=2).fit(rows).n_iter_ == 2

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from label_rows import ONE_HOT, drawn, groups_of_values
+from label_rows import ONE_HOT, clusters_as_values, draw_label_distributions
 from sklearn.metrics import adjusted_rand_score
 
 from shoal.clusterers.repulsive import RepulsiveClusters
@@ -23,28 +23,32 @@ BOTH = pytest.mark.parametrize(
 
 @BOTH
 class TestEveryClusterer:
-    @pytest.mark.parametrize("rows", [drawn(23), ONE_HOT, drawn(12).round(1)], ids=["drawn", "one-hot", "ties"])
+    @pytest.mark.parametrize(
+        "rows",
+        [draw_label_distributions(23), ONE_HOT, draw_label_distributions(12).round(1)],
+        ids=["drawn", "one-hot", "ties"],
+    )
     def test_partition_does_not_depend_on_the_order(self, make, rows):
-        partition = groups_of_values(rows, make().fit(rows).labels_)
+        partition = clusters_as_values(rows, make().fit(rows).labels_)
         for seed in range(5):
             shuffled = np.random.default_rng(seed).permutation(rows)
-            assert groups_of_values(shuffled, make().fit(shuffled).labels_) == partition
+            assert clusters_as_values(shuffled, make().fit(shuffled).labels_) == partition
 
     def test_distinct_rows_are_permuted_with_their_labels(self, make):
-        rows, order = drawn(23), np.random.default_rng(5).permutation(23)
+        rows, order = draw_label_distributions(23), np.random.default_rng(5).permutation(23)
         there = make().fit(rows[order]).labels_
         assert adjusted_rand_score(make().fit(rows).labels_[order], there) == 1
 
     def test_labels_are_numbered_by_first_appearance(self, make):
-        labels = make(4).fit(drawn(30)).labels_
+        labels = make(4).fit(draw_label_distributions(30)).labels_
         _, first = np.unique(labels, return_index=True)
         assert labels[np.sort(first)].tolist() == [0, 1, 2, 3]
 
     def test_single_row(self, make):
-        assert make().fit(drawn(1)).labels_.tolist() == [0]
+        assert make().fit(draw_label_distributions(1)).labels_.tolist() == [0]
 
     def test_more_clusters_than_rows(self, make):
-        assert make(9).fit(drawn(4)).labels_.tolist() == [0, 1, 2, 3]
+        assert make(9).fit(draw_label_distributions(4)).labels_.tolist() == [0, 1, 2, 3]
 
     @pytest.mark.parametrize(
         "rows", [np.zeros((6, 4)), ONE_HOT, np.ones((6, 1))], ids=["zeros", "one-hot", "one class"]
@@ -55,21 +59,21 @@ class TestEveryClusterer:
         assert set(labels) <= {0, 1}
 
     def test_input_unmodified_and_any_sequence(self, make):
-        rows = drawn(12).round(1)
+        rows = draw_label_distributions(12).round(1)
         kept = rows.copy()
         labels = make().fit(rows).labels_
         assert (rows == kept).all()
         assert make().fit(rows.tolist()).labels_.tolist() == labels.tolist()
 
     def test_same_seed_same_result(self, make):
-        rows = drawn(40)
+        rows = draw_label_distributions(40)
         assert make().fit(rows).labels_.tolist() == make().fit(rows).labels_.tolist()
         assert make(seed=np.int64(3)).fit(rows).labels_.tolist() == make(seed=3).fit(rows).labels_.tolist()
 
     @pytest.mark.parametrize("count", [0, -1, 2.5, True])
     def test_bad_count(self, make, count):
         with pytest.raises(UserError, match=rf"^n_clusters is {count}; it must be a whole number, 1 or more$"):
-            make(count).fit(drawn(5))
+            make(count).fit(draw_label_distributions(5))
 
     @pytest.mark.parametrize(
         ("rows", "sentence"),
@@ -92,9 +96,9 @@ class TestEveryClusterer:
     @pytest.mark.parametrize("seed", [-1, 0.5, "x"])
     def test_bad_seed(self, make, seed):
         with pytest.raises(UserError, match=f"^random_state is {seed!r}; it must be a whole number, 0 or more$"):
-            make(seed=seed).fit(drawn(5))
+            make(seed=seed).fit(draw_label_distributions(5))
 
     def test_a_generator_is_a_seed_too(self, make):
-        first, again = (make(seed=np.random.RandomState(3)).fit(drawn(40)) for _ in range(2))
+        first, again = (make(seed=np.random.RandomState(3)).fit(draw_label_distributions(40)) for _ in range(2))
         assert first.labels_.tolist() == again.labels_.tolist()
-        assert make(seed=None).fit(drawn(40)).labels_.shape == (40,)
+        assert make(seed=None).fit(draw_label_distributions(40)).labels_.shape == (40,)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shoal.cost.carbon import Carbon, Measured, split
+from shoal.cost.carbon import Carbon, EnergyMeasurement, split_joules
 from shoal.errors import UserError
 
 codecarbon = pytest.importorskip("codecarbon")
@@ -76,7 +76,7 @@ def test_children_are_counted_and_nothing_is_sent(
     monkeypatch.chdir(tmp_path)
     with Carbon("esp") as carbon:
         cpu_s = told_to_work(worker)
-    m = carbon.measured
+    m = carbon.measurement
     assert calls == []
     assert list(tmp_path.iterdir()) == []  # no emissions.csv
     assert capfd.readouterr() == ("", "")
@@ -101,9 +101,9 @@ def test_children_are_counted_and_nothing_is_sent(
 def test_without_a_country_the_world_is_meant(calls):
     with Carbon() as carbon:
         sum(range(10**6))
-    assert carbon.measured.country is None
+    assert carbon.measurement.country is None
     # CodeCarbon's average of the world, 475 g for each kWh
-    assert carbon.measured.kg_co2 == pytest.approx(carbon.measured.joules / 3.6e6 * 0.475, rel=1e-6)
+    assert carbon.measurement.kg_co2 == pytest.approx(carbon.measurement.joules / 3.6e6 * 0.475, rel=1e-6)
     assert calls == []
 
 
@@ -111,7 +111,7 @@ def test_an_error_in_between_is_not_swallowed():
     carbon = Carbon()
     with pytest.raises(ZeroDivisionError), carbon:
         1 / 0  # noqa: B018
-    assert carbon.measured.seconds >= 0
+    assert carbon.measurement.seconds >= 0
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,10 @@ def test_not_installed(monkeypatch):
 
 
 def test_joules_are_split_by_time():
-    m = Measured(10.0, 60.0, 40.0, 20.0, 0.0, 1e-5, None, "")
+    m = EnergyMeasurement(10.0, 60.0, 40.0, 20.0, 0.0, 1e-5, None, "")
     # 1 : 2 : 0 of 60 J; the parts need not fill the whole time
-    assert split(m, {"pre": 1.0, "train": 2.0, "comm": 0.0}) == pytest.approx({"pre": 20.0, "train": 40.0, "comm": 0.0})
-    assert split(m, {"pre": 0.0}) == {"pre": 0.0}
-    assert split(m, {}) == {}
+    assert split_joules(m, {"pre": 1.0, "train": 2.0, "comm": 0.0}) == pytest.approx(
+        {"pre": 20.0, "train": 40.0, "comm": 0.0}
+    )
+    assert split_joules(m, {"pre": 0.0}) == {"pre": 0.0}
+    assert split_joules(m, {}) == {}

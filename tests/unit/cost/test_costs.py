@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cost.costs import Costs
-from shoal.cost.devices import PROFILES, Profile, assign, find
-from shoal.cost.links import LINKS, link, watts
+from shoal.cost.costs import CostModel
+from shoal.cost.devices import PROFILES, Profile, assign_profiles, find_profile
+from shoal.cost.links import LINKS, dbm_to_watts, find_link
 from shoal.cost.wifi import BACK_BITS, CTS_BITS, MODULATIONS, RTS_BITS, Wifi, control_frame_us
 from shoal.errors import UserError
 
@@ -82,9 +82,9 @@ def test_wifi_that_does_not_exist(wrong, sentence):
 
 def test_radiated_joules_of_an_mlp():
     # 9 dBm = 10^0.9 mW = 7.943 mW up, 20 dBm = 100 mW down, 25.451 ms each: 0.202 + 2.545 = 2.747 mJ
-    assert watts(9) == pytest.approx(7.943e-3, rel=1e-4)
-    wifi = link("wifi")
-    up, down = wifi.up(210_000), wifi.down(210_000)
+    assert dbm_to_watts(9) == pytest.approx(7.943e-3, rel=1e-4)
+    wifi = find_link("wifi")
+    up, down = wifi.upload(210_000), wifi.download(210_000)
     assert up.seconds == down.seconds == 25_451e-6
     assert up.joules == pytest.approx(0.2022e-3, rel=1e-3)
     assert down.joules == pytest.approx(2.5451e-3, rel=1e-9)
@@ -93,35 +93,37 @@ def test_radiated_joules_of_an_mlp():
 
 def test_electronics_come_on_top():
     # 1 W both ways: 2 * 25.451 ms = 0.0509 J, and the radiated 0.0027 J; the link of that name is not changed
-    powered = link("wifi", radio_w=1.0)
-    assert powered.up(210_000).joules + powered.down(210_000).joules == pytest.approx(0.050902 + 0.0027473, rel=1e-4)
-    assert link("wifi").radio_w == 0
+    powered = find_link("wifi", radio_w=1.0)
+    assert powered.upload(210_000).joules + powered.download(210_000).joules == pytest.approx(
+        0.050902 + 0.0027473, rel=1e-4
+    )
+    assert find_link("wifi").radio_w == 0
 
 
 def test_links_by_rate():
     # 1,680,000 bits: at 375 kb/s 4.48 s, at 300 kb/s 5.6 s; 23 dBm = 0.1995 W on top of 0.5 W upwards only
-    seconds, joules = link("lte-m").up(210_000)
+    seconds, joules = find_link("lte-m").upload(210_000)
     assert seconds == pytest.approx(4.48)
     assert joules == pytest.approx(4.48 * 0.69953, rel=1e-4)
-    assert link("lte-m").down(210_000) == pytest.approx((5.6, 2.8))
-    assert link("lte-m", radio_w=0).down(210_000) == pytest.approx((5.6, 0.0))
-    assert link("ethernet").up(210_000) == pytest.approx((0.0168, 0.0168 * 0.3))
+    assert find_link("lte-m").download(210_000) == pytest.approx((5.6, 2.8))
+    assert find_link("lte-m", radio_w=0).download(210_000) == pytest.approx((5.6, 0.0))
+    assert find_link("ethernet").upload(210_000) == pytest.approx((0.0168, 0.0168 * 0.3))
 
 
 @pytest.mark.parametrize("name", LINKS)
 def test_nothing_costs_nothing(name):
-    assert link(name).up(0) == link(name).down(0) == (0, 0)
+    assert find_link(name).upload(0) == find_link(name).download(0) == (0, 0)
     assert LINKS[name].name == name
-    assert hash(link(name)) == hash(link(name))
+    assert hash(find_link(name)) == hash(find_link(name))
 
 
 def test_unknown_links():
     with pytest.raises(UserError, match=r"link 'wi-fi' is not known; did you mean wifi\? \(known: wifi, wifi-slow"):
-        link("wi-fi")
+        find_link("wi-fi")
     with pytest.raises(UserError, match="radio_w is -1"):
-        link("wifi", radio_w=-1)
+        find_link("wifi", radio_w=-1)
     with pytest.raises(UserError, match="radio_w is nan"):
-        link("wifi", radio_w=float("nan"))
+        find_link("wifi", radio_w=float("nan"))
 
 
 def test_training_on_a_pi():
@@ -147,24 +149,26 @@ CLIENTS = [f"c{i}" for i in range(3000)]
 def test_a_mix_follows_its_shares():
     # 3000 draws at 0.5: standard error 27; shares that do not add up to 1 are scaled
     for spec in ("pi:0.5,phone:0.3,jetson:0.2", " pi:5, phone:3 ,jetson:2"):
-        counts = Counter(p.name for p in assign(spec, CLIENTS, seed=1).values())
+        counts = Counter(p.name for p in assign_profiles(spec, CLIENTS, seed=1).values())
         assert counts["pi"] == pytest.approx(1500, abs=120)
         assert counts["phone"] == pytest.approx(900, abs=120)
         assert counts["jetson"] == 3000 - counts["pi"] - counts["phone"]
-    assert Counter(p.name for p in assign("pi,phone", CLIENTS, seed=1).values())["pi"] == pytest.approx(1500, abs=120)
+    assert Counter(p.name for p in assign_profiles("pi,phone", CLIENTS, seed=1).values())["pi"] == pytest.approx(
+        1500, abs=120
+    )
 
 
 def test_a_client_keeps_its_profile_in_any_company():
     mix = "pi:0.5,phone:0.5"
-    all_of_them = assign(mix, CLIENTS, seed=3)
-    assert assign(mix, CLIENTS[::-1], seed=3) == all_of_them
-    assert assign(mix, ["c7"], seed=3)["c7"] == all_of_them["c7"]
-    assert assign(mix, CLIENTS, seed=4) != all_of_them
+    all_of_them = assign_profiles(mix, CLIENTS, seed=3)
+    assert assign_profiles(mix, CLIENTS[::-1], seed=3) == all_of_them
+    assert assign_profiles(mix, ["c7"], seed=3)["c7"] == all_of_them["c7"]
+    assert assign_profiles(mix, CLIENTS, seed=4) != all_of_them
 
 
 def test_one_profile_for_all_and_nobody():
-    assert assign("jetson", ["a", "b"], seed=0) == {"a": PROFILES["jetson"], "b": PROFILES["jetson"]}
-    assert assign("pi:0.2,phone:0.8", [], seed=0) == {}
+    assert assign_profiles("jetson", ["a", "b"], seed=0) == {"a": PROFILES["jetson"], "b": PROFILES["jetson"]}
+    assert assign_profiles("pi:0.2,phone:0.8", [], seed=0) == {}
 
 
 BOARD = """
@@ -195,31 +199,31 @@ def board(tmp_path):
 
 def test_profiles_of_ones_own(board):
     own = Profile(f"{board}#board", 1e9, 3, 1.5, 2**29, "own measurement")
-    assert find(f"{board}#board") == own
-    assert set(assign(f"pi:0.5,{board}#board:0.5", CLIENTS[:50], seed=0).values()) == {own, PROFILES["pi"]}
+    assert find_profile(f"{board}#board") == own
+    assert set(assign_profiles(f"pi:0.5,{board}#board:0.5", CLIENTS[:50], seed=0).values()) == {own, PROFILES["pi"]}
 
 
 def test_wrong_profiles_of_ones_own(board):
     with pytest.raises(UserError, match=r"boards.toml has no table \[bord\]; it has board, short, wrong"):
-        find(f"{board}#bord")
+        find_profile(f"{board}#bord")
     with pytest.raises(UserError, match=r"\[short\] lacks active_w, idle_w, memory_bytes"):
-        find(f"{board}#short")
+        find_profile(f"{board}#short")
     with pytest.raises(UserError, match=r"\[wrong\]: active_w is -3; it must be a number above 0"):
-        find(f"{board}#wrong")
+        find_profile(f"{board}#wrong")
     with pytest.raises(UserError, match=r"without a table, as in .*boards.toml#NAME; it has board, short, wrong"):
-        find(str(board))
+        find_profile(str(board))
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        find("nowhere.toml#board")
+        find_profile("nowhere.toml#board")
     board.write_text(BOARD.replace("idle_w", "idel_w"))
     with pytest.raises(UserError, match=r"\[board\]: idel_w is not known; did you mean idle_w\?"):
-        find(f"{board}#board")
+        find_profile(f"{board}#board")
     board.write_text("[board")
     with pytest.raises(UserError, match="is not TOML"):
-        find(f"{board}#board")
+        find_profile(f"{board}#board")
 
 
 def test_the_facts_name_every_device_and_its_figures(board):
-    mixed = Costs({"a": PROFILES["pi"], "b": find(f"{board}#board")}, link=link("lte-m"))
+    mixed = CostModel({"a": PROFILES["pi"], "b": find_profile(f"{board}#board")}, link=find_link("lte-m"))
     facts = json.loads(json.dumps(mixed.facts()))
     assert facts["clients"] == {"a": "pi", "b": f"{board}#board"}
     assert facts["devices"][f"{board}#board"] == {
@@ -244,7 +248,7 @@ def test_the_facts_name_every_device_and_its_figures(board):
 )
 def test_wrong_mixes(spec, sentence):
     with pytest.raises(UserError, match=sentence):
-        assign(spec, ["a"], seed=0)
+        assign_profiles(spec, ["a"], seed=0)
 
 
 def test_the_page_of_devices_has_these_figures():

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from quick import quick
+from quick import quick_options
 
 from shoal import engine
 from shoal.codec import encode_report, encode_task
-from shoal.cost.costs import Costs
+from shoal.cost.costs import CostModel
 from shoal.cost.devices import PROFILES
-from shoal.cost.ledger import LONG, Ledger, Page, totals
+from shoal.cost.ledger import EDGE_CLOUD, Ledger, LedgerEntry, total_joules_by_part
 from shoal.cost.links import LINKS
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -38,23 +38,23 @@ class Listening(PlainFleet):
 
 
 def run(tiny, name="fedavg", fleet=None, rounds=2, costs=None, **kw):
-    ledger = Ledger(costs or Costs())
+    ledger = Ledger(costs or CostModel())
     fleet = fleet or PlainFleet(tiny)
-    method = build(name, setting(rounds=rounds, **{"options": quick(name)} | kw))
+    method = build(name, setting(rounds=rounds, **{"options": quick_options(name)} | kw))
     return engine.run(method, fleet, rounds=rounds, seed=0, ledger=ledger)
 
 
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
 def test_work_is_counted_from_the_steps_that_were_run(tiny, fleet):
     result = run(tiny, fleet=fleet(tiny), epochs=3, cohort=6)
-    page = result.ledger.pages[0]
+    page = result.ledger.entries[0]
     rows = [len(tiny[c]["train"].y) for c in page.clients]
     assert page.flops.tolist() == [3 * n * TRAINING for n in rows]
 
 
 def test_a_probe_costs_a_forward_pass_only(tiny):
     result = run(tiny, "powerd", epochs=1, options={"select": {"candidates": 6}})
-    probe = next(p for p in result.ledger.pages if p.stage == "select")
+    probe = next(p for p in result.ledger.entries if p.stage == "select")
     assert probe.purpose == "pre"
     assert probe.flops.tolist() == [len(tiny[c]["train"].y) * FORWARD for c in probe.clients]
 
@@ -77,13 +77,13 @@ def test_convolutions_without_padding():
 
 def test_seconds_and_joules_follow_from_device_and_link(tiny):
     slow, fast = PROFILES["microcontroller"], PROFILES["jetson"]
-    costs = Costs(profiles={"c0": slow}, usual=fast, link=LINKS["ethernet"])
-    page = run(tiny, cohort=6, costs=costs).ledger.pages[0]
+    costs = CostModel(profiles={"c0": slow}, default_profile=fast, link=LINKS["ethernet"])
+    page = run(tiny, cohort=6, costs=costs).ledger.entries[0]
     place = page.clients.index("c0")
     for i, profile in ((place, slow), (place + 1, fast)):
         assert page.compute_s[i] == pytest.approx(page.flops[i] / profile.flops_per_s)
         assert page.compute_joules[i] == pytest.approx(page.compute_s[i] * profile.active_w)
-        down, up = LINKS["ethernet"].down(int(page.bytes_down[i])), LINKS["ethernet"].up(int(page.bytes_up[i]))
+        down, up = LINKS["ethernet"].download(int(page.bytes_down[i])), LINKS["ethernet"].upload(int(page.bytes_up[i]))
         assert page.radio_s[i] == pytest.approx(down.seconds + up.seconds)
         assert page.radio_joules[i] == pytest.approx(down.joules + up.joules)
 
@@ -91,7 +91,7 @@ def test_seconds_and_joules_follow_from_device_and_link(tiny):
 @pytest.mark.parametrize("name", METHODS)
 def test_it_adds_up(tiny, name):
     result = run(tiny, name, Listening(tiny), rounds=12)
-    parts = totals(of_clients(result.ledger))
+    parts = total_joules_by_part(of_clients(result.ledger))
     by_client = result.ledger.by_client()
     by_round = [r.joules for r in result.records]
     for part in parts:
@@ -114,18 +114,18 @@ def test_bytes_are_those_of_the_messages(tiny, name):
 
 def of_clients(ledger):
     """Without what edges and the cloud sent each other."""
-    return [page for page in ledger.pages if page.link != LONG]
+    return [page for page in ledger.entries if page.link != EDGE_CLOUD]
 
 
 def test_a_page_survives_as_a_line(tiny):
     import json
 
-    for page in run(tiny, "powerd").ledger.pages:
-        assert Page.read(json.loads(json.dumps(page.line()))) == page
+    for page in run(tiny, "powerd").ledger.entries:
+        assert LedgerEntry.from_json(json.loads(json.dumps(page.line()))) == page
 
 
 def test_a_round_lasts_as_long_as_its_slowest_client(tiny):
-    costs = Costs(profiles={"c5": PROFILES["microcontroller"]})
+    costs = CostModel(profiles={"c5": PROFILES["microcontroller"]})
     result = run(tiny, cohort=6, costs=costs)
     page = result.ledger.of(1)[0]
     assert page.clients[int(np.argmax(page.seconds))] == "c5"
@@ -134,15 +134,15 @@ def test_a_round_lasts_as_long_as_its_slowest_client(tiny):
 
 def test_who_misses_the_deadline_is_charged_and_not_averaged(tiny):
     slow = {"c5": PROFILES["microcontroller"]}
-    free = run(tiny, cohort=6, rounds=1, costs=Costs(profiles=slow))
-    seconds = sorted(free.ledger.pages[0].seconds.tolist())
+    free = run(tiny, cohort=6, rounds=1, costs=CostModel(profiles=slow))
+    seconds = sorted(free.ledger.entries[0].seconds.tolist())
     deadline_s = (seconds[-1] + seconds[-2]) / 2
-    late = run(tiny, cohort=6, rounds=1, costs=Costs(profiles=slow, deadline_s=deadline_s))
+    late = run(tiny, cohort=6, rounds=1, costs=CostModel(profiles=slow, deadline_s=deadline_s))
     assert late.records[0].late_clients == ("c5",)
     assert late.records[0].line()["late"] == 1
     assert late.records[0].metrics != free.records[0].metrics  # the dropped one has no say in the loss either
     assert late.records[0].sim_time_s == deadline_s
-    assert late.ledger.pages == free.ledger.pages
+    assert late.ledger.entries == free.ledger.entries
     without = engine.run(build("fedavg", setting(cohort=6, rounds=1)), Deaf(tiny), rounds=1, seed=0)
     for k, v in without.state.models["global"].items():
         assert torch.equal(v, late.state.models["global"][k])
@@ -154,8 +154,8 @@ class Deaf(PlainFleet):
 
 
 def test_waiting_is_charged_when_asked(tiny):
-    costs = Costs(profiles={"c5": PROFILES["microcontroller"]}, count_idle=True)
-    page = run(tiny, cohort=6, rounds=1, costs=costs).ledger.pages[0]
+    costs = CostModel(profiles={"c5": PROFILES["microcontroller"]}, count_idle=True)
+    page = run(tiny, cohort=6, rounds=1, costs=costs).ledger.entries[0]
     waiting = page.seconds.max() - page.seconds
     assert page.idle_joules == pytest.approx(waiting * [costs.profile(c).idle_w for c in page.clients])
     assert page.parts()["train"] == pytest.approx(float((page.compute_joules + page.idle_joules).sum()))
@@ -164,7 +164,7 @@ def test_waiting_is_charged_when_asked(tiny):
 def test_a_budget_ends_the_run_after_the_round_that_spends_it(tiny):
     whole = run(tiny, rounds=6)
     spent = np.cumsum([sum(r.joules.values()) for r in whole.records])
-    found = run(tiny, rounds=6, costs=Costs(budget_joules=0.999 * spent[2]))
+    found = run(tiny, rounds=6, costs=CostModel(budget_joules=0.999 * spent[2]))
     assert len(found.records) == 3
     assert found.stopped == f"the clients' budget of {0.999 * spent[2]:g} J is spent"
     assert found.records[-1].evaluation is not None
@@ -172,9 +172,9 @@ def test_a_budget_ends_the_run_after_the_round_that_spends_it(tiny):
 
 
 def test_clients_with_empty_batteries_leave(tiny):
-    costs = Costs(battery_joules=1e-9)  # one round's work is more than that
+    costs = CostModel(battery_joules=1e-9)  # one round's work is more than that
     result = run(tiny, rounds=6, cohort=2, costs=costs)
-    cohorts = [set(p.clients) for p in result.ledger.pages]
+    cohorts = [set(p.clients) for p in result.ledger.entries]
     assert [len(c) for c in cohorts] == [2, 2, 2]
     assert set.union(*cohorts) == set(tiny)  # everybody once
     assert [set(r.left) for r in result.records] == cohorts
@@ -184,7 +184,7 @@ def test_clients_with_empty_batteries_leave(tiny):
 def test_a_run_that_is_resumed_knows_what_was_spent(tiny):
     method, fleet = build("fedavg", setting(rounds=6)), PlainFleet(tiny)
     first = engine.run(method, fleet, rounds=3, seed=0)
-    costs = Costs(budget_joules=first.ledger.total_joules)
+    costs = CostModel(budget_joules=first.ledger.total_joules)
     rest = engine.run(
         method,
         fleet,
@@ -192,7 +192,7 @@ def test_a_run_that_is_resumed_knows_what_was_spent(tiny):
         seed=0,
         state=first.state,
         earlier_rounds=first.records,
-        ledger=Ledger(costs, first.ledger.pages),
+        ledger=Ledger(costs, first.ledger.entries),
     )
     assert len(rest.records) == 3
     assert rest.stopped is not None

@@ -167,7 +167,7 @@ def test_gives_up_in_the_end_and_keeps_the_part(server: Server, tmp_path: Path) 
     server.answers = [cut, status(503)]
     path = tmp_path / "file.gz"
     with pytest.raises(UserError, match=r"failed 3 times, last with: HTTP status 503; run again.*SHOAL_DATA"):
-        fetch(server.url, path, SHA256, attempts=3, backoff_s=0)
+        fetch(server.url, path, SHA256, num_attempts=3, backoff_s=0)
     assert part_of(path).read_bytes() == BODY[:300_000]
     assert not path.exists()
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import SPLITS, Dataset, Federation, load, partition
-from shoal.data.shifts import _turned
+from shoal.data.shifts import _rotate_images
 from shoal.errors import UserError
 from shoal.types import CENTRALISED_CLIENT, Examples
 
@@ -57,7 +57,7 @@ def test_every_row_is_used_once(spec: str) -> None:
     for data in f.values():
         for split in SPLITS:
             assert torch.equal(data[split].y, d.train.y[data[split].x[:, 0].long()])
-    assert sum(f.sizes(split) for split in SPLITS).min() >= 10
+    assert sum(f.samples_per_client(split) for split in SPLITS).min() >= 10
 
 
 @pytest.mark.parametrize("spec", BASES)
@@ -75,33 +75,33 @@ def test_the_seed_decides(spec: str) -> None:
     seed=st.integers(0, 1000),
 )
 def test_any_count_is_dealt_completely(clients: int, rows: int, spec: str, seed: int) -> None:
-    f = partition(numbered(rows, classes=3), spec, clients=clients, seed=seed, min_size=3)
+    f = partition(numbered(rows, classes=3), spec, clients=clients, seed=seed, min_samples=3)
     assert sorted(row for data in f.values() for row in rows_of(data)) == list(range(rows))
 
 
 def test_iid_and_shards_are_even() -> None:
-    sizes = sum(partition(numbered(), "iid", clients=20, seed=0).sizes(s) for s in SPLITS)
+    sizes = sum(partition(numbered(), "iid", clients=20, seed=0).samples_per_client(s) for s in SPLITS)
     assert sorted(set(sizes.tolist())) == [150, 151]
     f = partition(numbered(), "shards:2", clients=20, seed=0)
-    sizes = sum(f.sizes(s) for s in SPLITS)
+    sizes = sum(f.samples_per_client(s) for s in SPLITS)
     assert sizes.min() >= 150 and sizes.max() <= 152
-    assert (f.counts() > 0).sum(dim=1).max() <= 4
+    assert (f.label_counts() > 0).sum(dim=1).max() <= 4
     other = partition(numbered(), "shards:2", clients=20, seed=1)
-    assert not torch.equal(f.counts() > 0, other.counts() > 0)
+    assert not torch.equal(f.label_counts() > 0, other.label_counts() > 0)
 
 
 def test_alpha_sets_the_skew() -> None:
-    even, skewed = (partition(numbered(), f"dirichlet:{a}", clients=10, seed=0).counts() for a in (1000, 0.2))
+    even, skewed = (partition(numbered(), f"dirichlet:{a}", clients=10, seed=0).label_counts() for a in (1000, 0.2))
     assert (even.float() - 30).abs().max() < 8
     assert (skewed == 0).sum() > 10
 
 
 def test_equal_skews_labels_and_not_sizes() -> None:
     f = partition(numbered(), "equal:0.1", clients=20, seed=0)
-    assert set(sum(f.sizes(s) for s in SPLITS).tolist()) == {150, 151}
-    largest = f.counts().float().amax(dim=1) / f.counts().sum(dim=1)
+    assert set(sum(f.samples_per_client(s) for s in SPLITS).tolist()) == {150, 151}
+    largest = f.label_counts().float().amax(dim=1) / f.label_counts().sum(dim=1)
     assert largest[:10].median() > 0.5  # those before anything is used up
-    even = partition(numbered(), "equal:1000", clients=20, seed=0).counts()[:10].float()
+    even = partition(numbered(), "equal:1000", clients=20, seed=0).label_counts()[:10].float()
     assert (even / even.sum(dim=1, keepdim=True) - 0.1).abs().max() < 0.1
 
 
@@ -110,14 +110,14 @@ def test_equal_follows_each_clients_own_draw() -> None:
     1 / (4 (2 a + 1)): 0.0833 with a = 1; of the first half, for the
     last take what is left."""
     f = partition(numbered(40_000, classes=2), "equal:1", clients=400, seed=0)
-    shares = (f.counts()[:200, 0] / f.counts()[:200].sum(dim=1)).double()
+    shares = (f.label_counts()[:200, 0] / f.label_counts()[:200].sum(dim=1)).double()
     assert float(shares.var()) == pytest.approx(1 / 12, rel=0.15)
     assert float(shares.mean()) == pytest.approx(0.5, abs=0.05)
 
 
 def test_quantity_skews_sizes_and_not_labels() -> None:
     f = partition(numbered(6000), "quantity:0.5", clients=10, seed=0)
-    counts = f.counts().float()
+    counts = f.label_counts().float()
     sizes = counts.sum(dim=1)
     assert sizes.max() > 5 * sizes.min()
     largest = counts[sizes.argmax()]
@@ -127,20 +127,20 @@ def test_quantity_skews_sizes_and_not_labels() -> None:
 def test_groups_keep_to_their_classes() -> None:
     f = partition(numbered(), "groups:3,1.0", clients=10, seed=0)
     blocks = {0: [0, 1, 2, 3], 1: [4, 5, 6], 2: [7, 8, 9]}
-    assert f.groups is not None
-    assert list(f.groups.values()) == [0] * 4 + [1] * 3 + [2] * 3
-    for client, row in zip(f, f.counts(), strict=True):
-        assert set(row.nonzero().squeeze(1).tolist()) <= set(blocks[f.groups[client]])
+    assert f.planted_groups is not None
+    assert list(f.planted_groups.values()) == [0] * 4 + [1] * 3 + [2] * 3
+    for client, row in zip(f, f.label_counts(), strict=True):
+        assert set(row.nonzero().squeeze(1).tolist()) <= set(blocks[f.planted_groups[client]])
 
 
 @pytest.mark.parametrize(("clients", "blocks"), [(10, [4, 3, 3]), (20, [7, 7, 6])])
 def test_label_groups(clients: int, blocks: list[int]) -> None:
     f = partition(numbered(), "labels:0-2/3-5/6-9", clients=clients, seed=0)
-    assert f.groups is not None
-    groups = list(f.groups.values())
+    assert f.planted_groups is not None
+    groups = list(f.planted_groups.values())
     assert [groups.count(i) for i in range(3)] == blocks
     assert groups == sorted(groups)
-    present = f.counts() > 0
+    present = f.label_counts() > 0
     for group, classes in enumerate([range(3), range(3, 6), range(6, 10)]):
         inside = present[[g == group for g in groups]]
         assert inside.all(dim=0).nonzero().squeeze(1).tolist() == list(classes)
@@ -169,16 +169,16 @@ def test_small_owners_are_left_out_only_when_told() -> None:
     assert f.note == "1 of 3 clients left out: fewer than 10 rows"
     assert sorted(rows_of(f[CENTRALISED_CLIENT])) == list(range(95))
     with pytest.raises(UserError, match="3 of 3 clients have fewer than 60"):
-        partition(d, "natural:drop", clients=None, seed=0, min_size=60)
+        partition(d, "natural:drop", clients=None, seed=0, min_samples=60)
 
 
 def test_splits_have_their_shares() -> None:
     f = partition(numbered(300), "iid", clients=10, seed=0)
-    assert [f.sizes(s).tolist() for s in SPLITS] == [[21] * 10, [3] * 10, [6] * 10]
-    f = partition(numbered(40), "iid", clients=10, seed=0, min_size=3)
-    assert [f.sizes(s).tolist() for s in SPLITS] == [[2] * 10, [1] * 10, [1] * 10]
-    f = partition(numbered(300), "iid", clients=10, seed=0, val_share=0, test_share=0)
-    assert [f.sizes(s).tolist() for s in SPLITS] == [[30] * 10, [0] * 10, [0] * 10]
+    assert [f.samples_per_client(s).tolist() for s in SPLITS] == [[21] * 10, [3] * 10, [6] * 10]
+    f = partition(numbered(40), "iid", clients=10, seed=0, min_samples=3)
+    assert [f.samples_per_client(s).tolist() for s in SPLITS] == [[2] * 10, [1] * 10, [1] * 10]
+    f = partition(numbered(300), "iid", clients=10, seed=0, val_fraction=0, test_fraction=0)
+    assert [f.samples_per_client(s).tolist() for s in SPLITS] == [[30] * 10, [0] * 10, [0] * 10]
     assert f["c0"]["val"].x.shape == (0, 2)
 
 
@@ -206,30 +206,30 @@ def test_the_pool_is_the_union_and_is_not_counted() -> None:
 def test_what_a_federation_says_of_itself() -> None:
     d = numbered()
     f = partition(d, "iid", clients=10, seed=0)
-    assert (f.name, f.spec, f.classes, f.input_shape) == ("numbered", "iid", d.classes, (2,))
+    assert (f.name, f.partition, f.classes, f.input_shape) == ("numbered", "iid", d.classes, (2,))
     assert list(f)[:2] == ["c0", "c1"]
     assert next(iter(partition(d, "iid", clients=101, seed=0))) == "c000"
     assert f.central is d.test
-    assert f.groups is None and f.shifts == {}
-    assert torch.equal(f.counts().sum(dim=0), d.train.y.bincount())
-    assert f.counts()[3].tolist() == sum(f["c3"][s].y.bincount(minlength=10) for s in SPLITS).tolist()
+    assert f.planted_groups is None and f.shifts == {}
+    assert torch.equal(f.label_counts().sum(dim=0), d.train.y.bincount())
+    assert f.label_counts()[3].tolist() == sum(f["c3"][s].y.bincount(minlength=10) for s in SPLITS).tolist()
 
 
 def test_a_federation_moves_as_a_whole() -> None:
     f = partition(numbered(), "groups:2,1", clients=10, seed=0).to("meta")
     assert f["c3"]["train"].x.device.type == f.central.x.device.type == "meta"
-    assert f.groups is not None and len(f) == 10
+    assert f.planted_groups is not None and len(f) == 10
 
 
 def test_rotation_turns_whole_clients() -> None:
     d = squares()
     f = partition(d, "iid+rotate:0,90,180,270", clients=8, seed=0)
     plain = partition(d, "iid", clients=8, seed=0)
-    assert f.groups is not None
-    assert sorted(f.groups.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert list(f.groups.values()) != [0, 1, 2, 3] * 2
+    assert f.planted_groups is not None
+    assert sorted(f.planted_groups.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert list(f.planted_groups.values()) != [0, 1, 2, 3] * 2
     for client in f:
-        k = f.groups[client]
+        k = f.planted_groups[client]
         assert f.shifts.get(client) == (f"rotate {90 * k}" if k else None)
         for split in SPLITS:
             assert torch.equal(f[client][split].x, plain[client][split].x.rot90(k, dims=(2, 3)))
@@ -245,8 +245,10 @@ def test_the_data_set_itself_is_never_changed() -> None:
 
 def test_other_angles_agree_with_quarter_turns() -> None:
     x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(_turned(x, 90.001), _turned(x, 90), atol=1e-2)
-    assert torch.allclose(_turned(_turned(torch.ones(1, 1, 9, 9), 45), -45), torch.ones(1, 1, 9, 9), atol=1e-5)
+    assert torch.allclose(_rotate_images(x, 90.001), _rotate_images(x, 90), atol=1e-2)
+    assert torch.allclose(
+        _rotate_images(_rotate_images(torch.ones(1, 1, 9, 9), 45), -45), torch.ones(1, 1, 9, 9), atol=1e-5
+    )
 
 
 def test_inversion_takes_its_share_of_clients() -> None:
@@ -257,7 +259,7 @@ def test_inversion_takes_its_share_of_clients() -> None:
     for client in f:
         sign = -1 if client in inverted else 1
         assert all(torch.equal(f[client][s].x, sign * plain[client][s].x) for s in SPLITS)
-    assert f.groups == {client: int(client in inverted) for client in f}
+    assert f.planted_groups == {client: int(client in inverted) for client in f}
 
 
 def test_noise_grows_over_the_clients() -> None:
@@ -280,7 +282,7 @@ def test_mislabelling_spares_the_test_rows() -> None:
         assert wrong == pytest.approx(rate, abs=0.08)
         assert torch.equal(f[client]["test"].y, plain[client]["test"].y)
     assert (f[CENTRALISED_CLIENT]["val"].y != plain[CENTRALISED_CLIENT]["val"].y).any()
-    assert f.groups is None
+    assert f.planted_groups is None
 
 
 def test_permutation_changes_every_meaning_in_one_way() -> None:
@@ -301,11 +303,11 @@ def test_permutation_changes_every_meaning_in_one_way() -> None:
 
 def test_groups_and_rotations_combine() -> None:
     f = partition(squares(), "groups:2,10+rotate:0,180", clients=8, seed=0)
-    blocks = partition(squares(), "groups:2,10", clients=8, seed=0).groups
-    assert f.groups is not None and blocks is not None
+    blocks = partition(squares(), "groups:2,10", clients=8, seed=0).planted_groups
+    assert f.planted_groups is not None and blocks is not None
     expected = {client: 2 * blocks[client] + (client in f.shifts) for client in f}
     known = sorted(set(expected.values()))
-    assert f.groups == {client: known.index(code) for client, code in expected.items()}
+    assert f.planted_groups == {client: known.index(code) for client, code in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -354,13 +356,13 @@ def test_requests_that_will_not_do() -> None:
     with pytest.raises(UserError, match=r"in 1000 draws .* fewer than 10 rows: ask for fewer clients, a larger ALPHA"):
         partition(d, "dirichlet:0.01", clients=50, seed=0)
     with pytest.raises(UserError, match="min_size is 2, but a client needs at least 3"):
-        partition(d, "iid", clients=5, seed=0, min_size=2)
+        partition(d, "iid", clients=5, seed=0, min_samples=2)
     with pytest.raises(UserError, match="leave nothing to train on"):
-        partition(d, "iid", clients=5, seed=0, val_share=0.5, test_share=0.5)
+        partition(d, "iid", clients=5, seed=0, val_fraction=0.5, test_fraction=0.5)
     with pytest.raises(UserError, match=r"val_share is -0.1"):
-        partition(d, "iid", clients=5, seed=0, val_share=-0.1)
+        partition(d, "iid", clients=5, seed=0, val_fraction=-0.1)
     with pytest.raises(UserError, match="a client of 4 rows nothing to train on"):
-        partition(numbered(40), "iid", clients=10, seed=0, min_size=4, val_share=0.4, test_share=0.5)
+        partition(numbered(40), "iid", clients=10, seed=0, min_samples=4, val_fraction=0.4, test_fraction=0.5)
     with pytest.raises(UserError, match="does not say which client owns which row"):
         partition(squares(), "natural", clients=None, seed=0)
 
@@ -375,8 +377,8 @@ def test_a_federation_of_ones_own_tensors() -> None:
     assert f["north"]["val"].x.shape == (0, 1)
     assert f["south"]["val"].y.tolist() == [1]
     assert f[CENTRALISED_CLIENT]["train"].x.squeeze(1).tolist() == [1, 2, 4]
-    assert f.sizes("test").tolist() == [1, 0]
-    assert f.counts().tolist() == [[1, 2], [1, 1]]
+    assert f.samples_per_client("test").tolist() == [1, 0]
+    assert f.label_counts().tolist() == [[1, 2], [1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -404,27 +406,27 @@ def test_a_client_cannot_be_named_like_the_pool() -> None:
 
 def test_a_hundred_thousand_clients() -> None:
     d = load("synthetic:1,1,4,6", clients=100_000)
-    f = partition(d, "natural", clients=None, seed=0, min_size=4)
+    f = partition(d, "natural", clients=None, seed=0, min_samples=4)
     assert len(f) == 100_000
-    assert int(f.counts().sum()) == len(d.train.y)
+    assert int(f.label_counts().sum()) == len(d.train.y)
     assert f["c54321"]["train"].x.shape[1:] == (60,)
 
 
 @pytest.mark.data
 def test_groups_of_fashion_mnist() -> None:
     f = partition(load("fashion-mnist", download=False), "groups:5,1.0", clients=100, seed=0)
-    assert f.groups is not None
-    counts = f.counts()
+    assert f.planted_groups is not None
+    counts = f.label_counts()
     assert int(counts.sum()) == 60_000 and int(counts.sum(dim=1).min()) >= 10
     for i, client in enumerate(f):
         block = i // 20
-        assert f.groups[client] == block
+        assert f.planted_groups[client] == block
         assert counts[i, 2 * block : 2 * block + 2].sum() == counts[i].sum()
 
 
 @pytest.mark.data
 def test_writers_of_mnist() -> None:
     f = partition(load("mnist", download=False), "natural", clients=None, seed=0)
-    sizes = sum(f.sizes(split) for split in SPLITS)
+    sizes = sum(f.samples_per_client(split) for split in SPLITS)
     assert (len(f), int(sizes.min()), int(sizes.max())) == (539, 19, 131)
-    assert np.allclose(f.sizes("test").numpy(), 0.2 * sizes.numpy(), atol=0.5)
+    assert np.allclose(f.samples_per_client("test").numpy(), 0.2 * sizes.numpy(), atol=0.5)

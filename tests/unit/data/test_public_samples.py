@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.data import SPLITS, Dataset, Federation, load, partition
-from shoal.data.prepare import set_aside
+from shoal.data.prepare import proportional_mask
 from shoal.errors import UserError
 from shoal.experiment import assemble
 from shoal.experiment.job import make_job
@@ -40,7 +40,7 @@ def digest(federation: Federation) -> str:
 
 def counts_of(y: list[int], count: int, seed: int = 0) -> list[int]:
     labels = np.array(y)
-    return np.bincount(labels[set_aside(labels, count, seed)], minlength=max(y) + 1).tolist()
+    return np.bincount(labels[proportional_mask(labels, count, seed)], minlength=max(y) + 1).tolist()
 
 
 class TestSetAside:
@@ -61,21 +61,24 @@ class TestSetAside:
     def test_all_and_none(self):
         assert counts_of([0, 1, 1, 2], 4) == [1, 2, 1]
         assert counts_of([0, 1, 1, 2], 0) == [0, 0, 0]
-        assert set_aside(np.array([], dtype=np.int64), 0, 0).tolist() == []
+        assert proportional_mask(np.array([], dtype=np.int64), 0, 0).tolist() == []
 
 
 @pytest.mark.parametrize("spec", BASES)
 def test_every_row_is_a_clients_or_public(spec):
-    federation = partition(numbered(), spec, clients=20, seed=1, public=200, min_size=5)
-    public = federation.public.x.flatten().int().tolist()
+    federation = partition(numbered(), spec, clients=20, seed=1, public_samples=200, min_samples=5)
+    public = federation.public_samples.x.flatten().int().tolist()
     assert sorted(held(federation) + public) == list(range(1000))
-    assert torch.bincount(federation.public.y).tolist() == [20] * 10
-    assert [i % 10 for i in public] == federation.public.y.tolist()
-    assert int(federation.counts().sum()) == 800
+    assert torch.bincount(federation.public_samples.y).tolist() == [20] * 10
+    assert [i % 10 for i in public] == federation.public_samples.y.tolist()
+    assert int(federation.label_counts().sum()) == 800
 
 
 def test_chance_is_the_seeds():
-    taken = [partition(numbered(), "iid", clients=20, seed=s, public=30).public.x.flatten().tolist() for s in (0, 0, 1)]
+    taken = [
+        partition(numbered(), "iid", clients=20, seed=s, public_samples=30).public_samples.x.flatten().tolist()
+        for s in (0, 0, 1)
+    ]
     assert taken[0] == taken[1] != taken[2]
 
 
@@ -93,13 +96,13 @@ WITHOUT = {
 
 @pytest.mark.parametrize("spec", BASES)
 def test_without_them_nothing_has_changed(spec):
-    federation = partition(numbered(), spec, clients=20, seed=1, min_size=5)
+    federation = partition(numbered(), spec, clients=20, seed=1, min_samples=5)
     assert digest(federation) == WITHOUT[spec]
-    assert federation.public is None
+    assert federation.public_samples is None
 
 
 def test_a_natural_partition_keeps_its_owners():
-    federation = partition(numbered(), "natural", seed=0, public=100)
+    federation = partition(numbered(), "natural", seed=0, public_samples=100)
     assert len(federation) == 20
     for client, data in federation.items():
         assert {int(v) % 20 for split in SPLITS for v in data[split].x.flatten()} == {int(client[1:])}
@@ -112,14 +115,14 @@ def test_a_natural_client_without_rows_is_not_lost_in_silence():
     shares = {"min_size": 1, "val_share": 0, "test_share": 0}
     assert len(partition(owned, "natural", seed=0, **shares)) == 51
     with pytest.raises(UserError, match="a smaller --min-size or --public, now 960, or leave them out"):
-        partition(owned, "natural", seed=0, public=960, **shares)
+        partition(owned, "natural", seed=0, public_samples=960, **shares)
 
 
 def test_shifts_leave_them_as_they_are():
-    federation = partition(numbered(), "iid+invert:1.0+permute:1.0", clients=5, seed=0, public=50)
+    federation = partition(numbered(), "iid+invert:1.0+permute:1.0", clients=5, seed=0, public_samples=50)
     assert all((data["train"].x <= 0).all() for data in federation.values())
-    assert (federation.public.x >= 0).all()
-    assert torch.equal(federation.public.y, federation.public.x.flatten().long() % 10)
+    assert (federation.public_samples.x >= 0).all()
+    assert torch.equal(federation.public_samples.y, federation.public_samples.x.flatten().long() % 10)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_shifts_leave_them_as_they_are():
 )
 def test_refused(public, message):
     with pytest.raises(UserError, match=message):
-        partition(numbered(), "iid", clients=20, seed=0, public=public)
+        partition(numbered(), "iid", clients=20, seed=0, public_samples=public)
 
 
 @pytest.fixture
@@ -149,29 +152,29 @@ def own(tmp_path):
 def test_sensitive_rows_are_never_public(own, spec):
     path, columns = own
     dataset = load(path, **columns)
-    free = int((~dataset.sensitive).sum())
+    free = int((~dataset.is_sensitive).sum())
     shares = {"min_size": 1, "val_share": 0, "test_share": 0}
-    federation = partition(dataset, spec, clients=4, seed=3, public=free - 4, **shares)
-    which = (dataset.train.x[:, None] == federation.public.x[None]).all(-1).float().argmax(0)
+    federation = partition(dataset, spec, clients=4, seed=3, public_samples=free - 4, **shares)
+    which = (dataset.train.x[:, None] == federation.public_samples.x[None]).all(-1).float().argmax(0)
     assert len(which.unique()) == free - 4
-    assert not dataset.sensitive[which].any()
-    assert sum(len(data["train/high"].y) for data in federation.values()) == int(dataset.sensitive.sum())
+    assert not dataset.is_sensitive[which].any()
+    assert sum(len(data["train/high"].y) for data in federation.values()) == int(dataset.is_sensitive.sum())
     with pytest.raises(UserError, match=f"public is {free + 1}, .* 0 to {free} can be public"):
-        partition(dataset, spec, clients=4, seed=3, public=free + 1, **shares)
+        partition(dataset, spec, clients=4, seed=3, public_samples=free + 1, **shares)
 
 
 class TestOwnTensors:
     rows = Examples(torch.arange(6.0)[:, None], torch.arange(6) % 2)
 
     def federation(self, public) -> Federation:
-        return Federation.from_clients({"a": {"train": self.rows}}, self.rows, ("x", "y"), public=public)
+        return Federation.from_clients({"a": {"train": self.rows}}, self.rows, ("x", "y"), public_samples=public)
 
     def test_given_apart(self):
         federation = self.federation((self.rows.x[:3], self.rows.y[:3]))
-        assert federation.public.y.tolist() == [0, 1, 0]
-        assert federation.to("cpu").public.x.flatten().tolist() == [0, 1, 2]
-        assert self.federation(None).public is None
-        assert self.federation((self.rows.x[:0], self.rows.y[:0])).public is None
+        assert federation.public_samples.y.tolist() == [0, 1, 0]
+        assert federation.to("cpu").public_samples.x.flatten().tolist() == [0, 1, 2]
+        assert self.federation(None).public_samples is None
+        assert self.federation((self.rows.x[:0], self.rows.y[:0])).public_samples is None
 
     def test_refused(self):
         with pytest.raises(UserError, match=r"public has rows of shape \(2,\)"):
@@ -201,11 +204,11 @@ class TestJobs:
         assert rehearsed("fedavg", {}).public_wanted == 0
         made = assemble.setup(self.job())
         assert len(SEEN[-1].y) == 12 == made.job.public
-        assert SEEN[-1] is made.federation.public
+        assert SEEN[-1] is made.federation.public_samples
 
     def test_the_user_says_how_many(self):
-        assert len(assemble.setup(self.job(public=40)).federation.public.y) == 40
-        assert assemble.setup(self.job(public=0)).federation.public is None
+        assert len(assemble.setup(self.job(public=40)).federation.public_samples.y) == 40
+        assert assemble.setup(self.job(public=0)).federation.public_samples is None
         assert SEEN[-1] is None
 
     def test_they_are_told(self, tmp_path):

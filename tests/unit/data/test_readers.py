@@ -64,9 +64,9 @@ def test_images_are_not_labels(tmp_path: Path) -> None:
 def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "labels"
     path.write_bytes(idx(np.array([1, 26, 27], dtype=np.uint8)))
-    assert read_idx_labels(path, 27, first=1).tolist() == [0, 25, 26]
+    assert read_idx_labels(path, 27, first_label=1).tolist() == [0, 25, 26]
     with pytest.raises(UserError, match="1 labels lie outside the 26 classes; the first is 26"):
-        read_idx_labels(path, 26, first=1)
+        read_idx_labels(path, 26, first_label=1)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

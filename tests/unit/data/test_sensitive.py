@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal.data import load, partition
-from shoal.data.federation import Federation, sensitive_rows
+from shoal.data.federation import Federation, num_sensitive_samples
 from shoal.errors import UserError
 from shoal.experiment.job import make_job
 from shoal.types import CENTRALISED_CLIENT, Examples
@@ -14,14 +14,14 @@ from shoal.types import CENTRALISED_CLIENT, Examples
 def test_numbers_by_hand():
     # 0.3 of 10, 5, 2, 1 and 0 rows; one row at least is not sensitive
     held = np.array([10, 5, 2, 1, 0])
-    assert sensitive_rows(held, 0.3).tolist() == [3, 2, 1, 0, 0]
-    assert sensitive_rows(held, 0.99).tolist() == [9, 4, 1, 0, 0]
-    assert sensitive_rows(held, 0.0).tolist() == [0] * 5
+    assert num_sensitive_samples(held, 0.3).tolist() == [3, 2, 1, 0, 0]
+    assert num_sensitive_samples(held, 0.99).tolist() == [9, 4, 1, 0, 0]
+    assert num_sensitive_samples(held, 0.0).tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
 def test_parts_make_the_whole(share):
-    federation = partition(load("digits"), "dirichlet:0.5", clients=5, seed=1, sensitive=share)
+    federation = partition(load("digits"), "dirichlet:0.5", clients=5, seed=1, sensitive_fraction=share)
     for client in federation:
         data = federation[client]
         for split in ("train", "val"):
@@ -33,7 +33,7 @@ def test_parts_make_the_whole(share):
 
 
 def test_a_share_leaves_rows_where_they_are():
-    a, b = (partition(load("digits"), "iid", clients=4, seed=1, sensitive=s) for s in (0.0, 0.5))
+    a, b = (partition(load("digits"), "iid", clients=4, seed=1, sensitive_fraction=s) for s in (0.0, 0.5))
     assert all(torch.equal(a[c]["train"].x, b[c]["train"].x) for c in a)
 
 
@@ -43,7 +43,7 @@ def test_the_pool_has_no_parts():
 
 def test_tensors_of_ones_own():
     rows = Examples(torch.arange(8.0)[:, None], torch.zeros(8, dtype=torch.int64))
-    federation = Federation.from_clients({"a": {"train": rows}}, rows, ("x", "y"), sensitive=0.25)
+    federation = Federation.from_clients({"a": {"train": rows}}, rows, ("x", "y"), sensitive_fraction=0.25)
     assert federation["a"]["train/high"].x.flatten().tolist() == [6.0, 7.0]
     assert len(federation["a"]["val/low"].y) == 0
 
@@ -84,10 +84,10 @@ def test_a_column_decides(own, spec):
     path, columns = own
     dataset = load(str(path), **columns)
     assert dataset.input_shape == (2,)  # the column is no feature
-    federation = partition(dataset, spec, clients=4, seed=3, min_size=5)
+    federation = partition(dataset, spec, clients=4, seed=3, min_samples=5)
     train = torch.cat([federation[c]["train"].x for c in federation])
     value = (dataset.train.x[:, None] == train[None]).all(-1).float().argmax(0)  # which row of the data set it is
-    sensitive = dataset.sensitive[value]
+    sensitive = dataset.is_sensitive[value]
     ends = np.cumsum([len(federation[c]["train"].y) for c in federation])
     for client, end in zip(federation, ends, strict=True):
         data = federation[client]
@@ -101,9 +101,9 @@ def test_a_column_decides(own, spec):
 
 def test_a_part_of_the_rows_keeps_their_flags(own):
     path, columns = own
-    whole, part = load(str(path), **columns), load(str(path), rows=20, **columns)
-    for x, flag in zip(part.train.x, part.sensitive, strict=True):
-        assert whole.sensitive[(whole.train.x == x).all(1).nonzero()[0, 0]] == flag
+    whole, part = load(str(path), **columns), load(str(path), max_train_samples=20, **columns)
+    for x, flag in zip(part.train.x, part.is_sensitive, strict=True):
+        assert whole.is_sensitive[(whole.train.x == x).all(1).nonzero()[0, 0]] == flag
 
 
 class TestBadInput:
@@ -149,12 +149,12 @@ def test_sensitive_rows_do_not_show_in_how_features_are_scaled(own):
         arrays["x"] = np.where(arrays["private"][:, None], 999.0, arrays["x"])
         np.savez(path, **arrays)
     after = load(str(path), **columns)
-    assert torch.equal(before.train.x[~before.sensitive], after.train.x[~after.sensitive])
+    assert torch.equal(before.train.x[~before.is_sensitive], after.train.x[~after.is_sensitive])
     assert not torch.equal(before.train.x, after.train.x)
 
 
 def test_it_is_said_how_many_there_are(own):
     path, columns = own
     dataset = load(str(path), **columns)
-    note = partition(dataset, "natural", clients=None, seed=0, min_size=5).note
-    assert f"{int(dataset.sensitive.sum())} of {len(dataset.sensitive)} training rows are sensitive" in note
+    note = partition(dataset, "natural", clients=None, seed=0, min_samples=5).note
+    assert f"{int(dataset.is_sensitive.sum())} of {len(dataset.is_sensitive)} training rows are sensitive" in note

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data import Dataset, available, get, load, sources, validate
+from shoal.data import Dataset, get_folder, list_datasets, load, sources, validate
 from shoal.data.archives import unpack
-from shoal.data.catalogue import SOURCES, Remote
+from shoal.data.catalogue import SOURCES, RemoteFile
 from shoal.errors import UserError
 from shoal.types import Examples
 
@@ -91,13 +91,13 @@ def test_digits() -> None:
 
 
 def test_rows_keeps_a_stratified_part() -> None:
-    d = load("digits", rows=500)
+    d = load("digits", max_train_samples=500)
     assert len(d.train.y) == 500
     assert d.note == "a stratified 500 of 1,438 training rows"
     assert (d.train.y.bincount() / 500 - load("digits").train.y.bincount() / 1438).abs().max() < 0.003
-    assert load("digits", rows=10).train.y.sort().values.tolist() == list(range(10))
+    assert load("digits", max_train_samples=10).train.y.sort().values.tolist() == list(range(10))
     with pytest.raises(UserError, match="rows is 2000, but digits has 1438"):
-        load("digits", rows=2000)
+        load("digits", max_train_samples=2000)
 
 
 def test_synthetic_follows_its_recipe() -> None:
@@ -183,9 +183,9 @@ def test_own_data_come_before_the_cache(empty_machine: Path) -> None:
 
 
 def test_the_system_folder_is_looked_at(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert SOURCES["fashion-mnist"].system == (Path("/usr/share/datasets/fashion-mnist"),)
+    assert SOURCES["fashion-mnist"].system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
     write_idx_set(empty_machine / "system", "train", "t10k", [0, 1, 2])
-    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], system=(empty_machine / "system",)))
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], system_folders=(empty_machine / "system",)))
     write_idx_set(empty_machine / "cache" / "shoal" / "mnist", "train", "t10k", [0, 1])
     assert len(load("mnist").train.y) == 3
 
@@ -206,12 +206,12 @@ def test_absent_set_says_what_to_do(empty_machine: Path) -> None:
     with pytest.raises(UserError, match=r"shoal data get svhn` \(246 MB\), or put train_32x32.mat, test_32x32.mat"):
         load("svhn", download=False)
     with pytest.raises(UserError, match="'digits' cannot be downloaded: what can be is mnist"):
-        get("digits")
+        get_folder("digits")
 
 
 def test_listing(empty_machine: Path) -> None:
     write_idx_set(empty_machine / "own" / "mnist", "train", "t10k", [0, 1])
-    lines = {line.name: line for line in available()}
+    lines = {line.name: line for line in list_datasets()}
     assert lines["mnist"].where == str(empty_machine / "own" / "mnist")
     assert lines["cifar10"].where == "download, 170 MB"
     assert lines["digits"].where == "built in"
@@ -224,9 +224,9 @@ def test_listing(empty_machine: Path) -> None:
 def test_records_are_complete() -> None:
     for source in SOURCES.values():
         assert len(set(source.classes)) == len(source.classes)
-        fetched = {Path(m).name for r in source.remotes for m in (r.members or (r.file,))}
+        fetched = {Path(m).name for r in source.remote_files for m in (r.members or (r.file_name,))}
         assert set(source.files) <= fetched
-        for remote in source.remotes:
+        for remote in source.remote_files:
             assert len(bytes.fromhex(remote.sha256)) == 32
             assert remote.url.startswith("https://") or source.name == "svhn"
 
@@ -253,8 +253,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
 
 def test_an_archive_is_downloaded_unpacked_and_removed(empty_machine: Path, home, monkeypatch) -> None:
     folder, address = home
-    official = SOURCES["cifar10"].remotes[0]
-    archive = folder / official.file
+    official = SOURCES["cifar10"].remote_files[0]
+    archive = folder / official.file_name
     with tarfile.open(archive, "w:gz") as tar:
         for i, member in enumerate(official.members):
             content = bytes([i]) + bytes([40 * i]) * 3072
@@ -262,15 +262,15 @@ def test_an_archive_is_downloaded_unpacked_and_removed(empty_machine: Path, home
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     content = archive.read_bytes()
-    remote = Remote(address + archive.name, hashlib.sha256(content).hexdigest(), len(content), official.members)
-    monkeypatch.setitem(SOURCES, "cifar10", replace(SOURCES["cifar10"], remotes=(remote,)))
+    remote = RemoteFile(address + archive.name, hashlib.sha256(content).hexdigest(), len(content), official.members)
+    monkeypatch.setitem(SOURCES, "cifar10", replace(SOURCES["cifar10"], remote_files=(remote,)))
 
     d = load("cifar10")
     assert d.train.y.tolist() == [0, 1, 2, 3, 4] and d.test.y.tolist() == [5]
     cached = empty_machine / "cache" / "shoal" / "cifar10"
     assert [path.name for path in cached.iterdir()] == ["cifar-10-batches-bin"]
     archive.unlink()
-    assert get("cifar10") == cached / "cifar-10-batches-bin"
+    assert get_folder("cifar10") == cached / "cifar-10-batches-bin"
 
 
 def test_single_files_are_downloaded(empty_machine: Path, home, monkeypatch) -> None:
@@ -278,19 +278,21 @@ def test_single_files_are_downloaded(empty_machine: Path, home, monkeypatch) -> 
     write_idx_set(folder / "set", "train", "t10k", [0, 1])
     (folder / "set" / "optional.gz").write_bytes(b"more")
     remotes = tuple(
-        Remote(f"{address}set/{path.name}", hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
+        RemoteFile(f"{address}set/{path.name}", hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
         for path in (folder / "set").iterdir()
     )
-    monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], remotes=remotes, system=()))
+    monkeypatch.setitem(
+        SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], remote_files=remotes, system_folders=())
+    )
     seen: set[str] = set()
-    assert get("fashion-mnist", lambda name, done, total: seen.add(name)) == (
+    assert get_folder("fashion-mnist", lambda name, done, total: seen.add(name)) == (
         empty_machine / "cache" / "shoal" / "fashion-mnist"
     )
     assert len(seen) == 5
     optional = empty_machine / "cache" / "shoal" / "fashion-mnist" / "optional.gz"
     optional.unlink()
     seen.clear()
-    get("fashion-mnist", lambda name, done, total: seen.add(name))
+    get_folder("fashion-mnist", lambda name, done, total: seen.add(name))
     assert seen == {"optional.gz"} and optional.exists()
     assert len(load("fashion-mnist", download=False).train.y) == 2
 
@@ -326,10 +328,10 @@ def test_unpacking_is_all_or_nothing(tmp_path: Path) -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_official_files_have_the_recorded_checksums(name: str) -> None:
-    folder = sources.find(SOURCES[name])
+    folder = sources.find_folder(SOURCES[name])
     assert folder is not None
-    for remote in SOURCES[name].remotes:
-        content = (folder / remote.file).read_bytes()
+    for remote in SOURCES[name].remote_files:
+        content = (folder / remote.file_name).read_bytes()
         assert (hashlib.sha256(content).hexdigest(), len(content)) == (remote.sha256, remote.size_bytes)
 
 

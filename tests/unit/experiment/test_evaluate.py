@@ -11,7 +11,7 @@ import shoal
 from shoal import engine
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
-from shoal.data.unseen import held_out
+from shoal.data.unseen import num_held_out
 from shoal.errors import UserError
 from shoal.experiment import evaluate
 from shoal.experiment.assemble import describe, federation_of
@@ -44,7 +44,7 @@ def test_every_method_answers_a_client_that_it_never_saw(method, rounds):
 
 class TestHoldingOut:
     whole = tiny_federation(5)
-    kept = whole.holding_out({"c1", "c4"})
+    kept = whole.hold_out({"c1", "c4"})
 
     def test_who_is_left_has_what_it_had(self):
         assert list(self.kept) == ["c0", "c2", "c3"]
@@ -59,7 +59,7 @@ class TestHoldingOut:
         parts = self.whole["c4"]
         assert torch.equal(self.kept.unseen["c4"].y, torch.cat([parts[s].y for s in ("train", "val", "test")]))
         assert len(self.kept[CENTRALISED_CLIENT]["train"].y) == sum(len(self.whole[c]["train"].y) for c in self.kept)
-        assert self.kept.counts().sum() == self.whole.counts()[[0, 2, 3]].sum()
+        assert self.kept.label_counts().sum() == self.whole.label_counts()[[0, 2, 3]].sum()
 
     def test_what_is_said_of_it(self):
         assert describe(self.kept)["unseen"] == ["c1", "c4"]
@@ -73,7 +73,7 @@ class TestHoldingOut:
         whole = shoal.partition(data, "groups:2,100", clients=8, seed=3)
         kept = shoal.partition(data, "groups:2,100", clients=8, seed=3, unseen=3)
         assert set(kept) | set(kept.unseen) == set(whole)
-        assert kept.groups == {c: whole.groups[c] for c in kept}
+        assert kept.planted_groups == {c: whole.planted_groups[c] for c in kept}
         assert set(shoal.partition(data, "groups:2,100", clients=8, seed=3, unseen=0.375).unseen) == set(kept.unseen)
         others = [set(shoal.partition(data, "iid", clients=8, seed=s, unseen=3).unseen) for s in range(4)]
         assert any(chosen != set(kept.unseen) for chosen in others)
@@ -81,14 +81,14 @@ class TestHoldingOut:
 
 @pytest.mark.parametrize(("clients", "unseen", "count"), [(20, 5, 5), (20, 0.25, 5), (20, 0.01, 1), (2, 1, 1)])
 def test_how_many(clients, unseen, count):
-    assert held_out(clients, unseen) == count
+    assert num_held_out(clients, unseen) == count
     assert Job(unseen=unseen).training(clients) == clients - count
 
 
 @pytest.mark.parametrize("unseen", [-1, 20, 21, 0.99, -0.5])
 def test_somebody_must_be_left(unseen):
     with pytest.raises(UserError, match=f"unseen is {unseen} of 20 clients; it must be 1 or more"):
-        held_out(20, unseen)
+        num_held_out(20, unseen)
 
 
 def job(method, **kw):

@@ -16,7 +16,7 @@ from sentences import complaint
 import shoal
 from shoal.cost.devices import PROFILES
 from shoal.cost.links import LINKS
-from shoal.data.federation import SENSITIVE
+from shoal.data.federation import DEFAULT_SENSITIVE_FRACTION
 from shoal.data.partitions import BASES
 from shoal.data.shifts import SHIFTS
 from shoal.errors import UserError
@@ -64,7 +64,7 @@ def test_a_default_that_is_no_value_is_put_in_words(name):
 def test_defaults_in_words_are_those_that_are_used():
     assert SETTINGS["cloud_every"].unset.startswith(f"{Topology.every} ")
     assert SETTINGS["long_link"].unset.startswith(f"{LONG_LINK} ")
-    assert SETTINGS["sensitive"].unset.startswith(f"{SENSITIVE}, ")
+    assert SETTINGS["sensitive"].unset.startswith(f"{DEFAULT_SENSITIVE_FRACTION}, ")
     assert SETTINGS["clients"].unset.startswith(f"{len(federation_of(Job()))}, ")
 
 

@@ -8,7 +8,7 @@ from shoal.errors import UserError
 from shoal.experiment.job import Job
 from shoal.experiment.recipe import layered, load_recipe
 from shoal.experiment.run import run_job
-from shoal.store.reader import group_seeds, read_run
+from shoal.store.reader import read_run, runs_by_job
 
 RECIPE = """
 epochs = 1
@@ -63,7 +63,7 @@ def test_tables_call_runs_by_their_variants(tmp_path):
         job = Job(variant=name, clients=4, rows=200, rounds=1, cohort=2, epochs=1)
         run_job(job, tmp_path / str(name))
     runs = [read_run(tmp_path / str(name)) for name in (None, "Mine", "Mine too")]
-    assert [label for label, _ in group_seeds(runs)] == ["fedavg", "Mine", "Mine too"]
+    assert [label for label, _ in runs_by_job(runs)] == ["fedavg", "Mine", "Mine too"]
     assert "variant" not in runs[0].config  # as before there were any
 
 

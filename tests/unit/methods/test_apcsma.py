@@ -341,12 +341,12 @@ def test_cold_clients_are_represented_by_the_first_model(tiny):
 def test_fresh_metrics_are_those_of_the_models_that_clients_have_now(tiny):
     """Everybody is asked in every round but the first, in which all train anyway; nobody is sent a model for it."""
     result, _, _ = played(tiny, rounds=3, select={"metrics": "fresh"})
-    asked = [p for p in result.ledger.pages if p.stage == "measure"]
+    asked = [p for p in result.ledger.entries if p.stage == "measure"]
     assert [len(p.clients) for p in asked] == [6, 6]
-    whole = min(int(p.bytes_down.min()) for p in result.ledger.pages if p.stage == "update")
+    whole = min(int(p.bytes_down.min()) for p in result.ledger.entries if p.stage == "update")
     assert all(int(p.bytes_down.max()) < 0.2 * whole for p in asked)
     last, _, _ = played(tiny, rounds=3)
-    assert [p for p in last.ledger.pages if p.stage == "measure"] == []
+    assert [p for p in last.ledger.entries if p.stage == "measure"] == []
 
 
 def test_clients_go_on_from_their_own_models(tiny):
@@ -386,11 +386,11 @@ def test_by_chance_and_by_rows_it_is_fedavg(tiny):
 
 def test_the_model_that_everybody_was_sent_is_not_sent_again_to_train(tiny):
     result, _, _ = played(tiny, rounds=2)
-    pages = [p for p in result.ledger.pages if p.round == 2]
+    pages = [p for p in result.ledger.entries if p.round == 2]
     sent = {p.stage: int(p.bytes_down.max()) for p in pages}
     assert sent["train"] < 0.2 * sent["update"]
     plain, _, _ = played(tiny, rounds=2, components={"conditional_update": False})
-    assert min(int(p.bytes_down.min()) for p in plain.ledger.pages if p.stage == "train") > 0.9 * sent["update"]
+    assert min(int(p.bytes_down.min()) for p in plain.ledger.entries if p.stage == "train") > 0.9 * sent["update"]
 
 
 def test_the_result_says_on_whose_rows_coefficients_were_learned(tiny):
@@ -400,7 +400,7 @@ def test_the_result_says_on_whose_rows_coefficients_were_learned(tiny):
     result, _, method = played(tiny, rounds=1, public=False, share={"rows_of": "clients", "rows": 2})
     said = "up to 2 labelled rows of each of the first clients go to the server, to learn coefficients on"
     assert method.notes == (said,)
-    assert next(p.stage for p in result.ledger.pages) == "share"
+    assert next(p.stage for p in result.ledger.entries) == "share"
 
 
 def test_settings_without_effect_are_refused():
@@ -469,7 +469,7 @@ class TestWhoSaysNothing:
 
         result, _, _ = played(tiny, rounds=4, fleet=Deaf)
         assert [r.cohort for r in result.records] == [6, 2, 2, 2]
-        asked = [p.clients for p in result.ledger.pages if p.stage == "train"]
+        asked = [p.clients for p in result.ledger.entries if p.stage == "train"]
         assert all("c5" in clients for clients in asked)
 
     def test_several_silent_ones_take_turns(self):

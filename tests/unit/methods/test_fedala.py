@@ -153,7 +153,7 @@ def test_first_passes_are_made_once_and_charged(tiny):
     """Everybody is in every round, so everybody is back in the second. A pass is over round(0.8 n) rows: forward 4848
     operations and 240 for slopes of the last layer (see test_personal)."""
     found, fleet = run(tiny, "fedala", ala={"first_epochs": 7})
-    pages = [p for p in found.ledger.pages if p.stage == "ala"]
+    pages = [p for p in found.ledger.entries if p.stage == "ala"]
     assert [p.round for p in pages] == [2]
     rows = {c: len(tiny[c]["train"].y) for c in tiny}
     assert sorted(pages[0].flops.tolist()) == sorted(7 * round(0.8 * n) * (4848 + 240) for n in rows.values())

@@ -55,7 +55,7 @@ def test_local_clients_start_alike_and_part(tiny):
     first = build("local", setting()).init(0)
     assert tree.max_abs_difference(first.models, result.state.models) == 0
     assert tree.max_abs_difference(fleet.private["c0"], fleet.private["c1"]) > 1e-3
-    assert all(p.bytes_down.max() < 1000 and p.bytes_up.max() < 1000 for p in result.ledger.pages)  # no model travels
+    assert all(p.bytes_down.max() < 1000 and p.bytes_up.max() < 1000 for p in result.ledger.entries)  # no model travels
 
 
 def test_local_equals_training_alone_for_as_many_epochs(tiny):
@@ -122,7 +122,7 @@ def test_unknown_method():
 
 
 def test_methods_that_compare_on_validation_rows_refuse_to_do_without():
-    fleet = shoal.partition(shoal.load("digits"), "iid", clients=4, seed=0, val_share=0.0)
+    fleet = shoal.partition(shoal.load("digits"), "iid", clients=4, seed=0, val_fraction=0.0)
     with pytest.raises(UserError, match=r"scmoe needs validation rows, but val_share is 0; .* --set train.judge=train"):
         shoal.run("scmoe", fleet, rounds=1)
     with pytest.raises(UserError, match=r"pfmoe needs validation rows, but val_share is 0; it must be above 0$"):

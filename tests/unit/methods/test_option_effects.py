@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from option_effects import Case, case_of, distinct_pairs, look, run
+from option_effects import Case, distinct_pairs, find_case, run, try_option
 
 from shoal.methods import available_options
 
@@ -12,7 +12,7 @@ PAIRS = [pytest.param(*pair, id=f"{pair[0]} {pair[1]}") for pair in distinct_pai
 
 @pytest.mark.parametrize(("method", "path", "option"), PAIRS)
 def test_another_value_changes_what_a_run_leaves_or_serves(method, path, option):
-    found = look(method, path, option)
+    found = try_option(method, path, option)
     assert found.outcome == "changed", f"{found.outcome}: {found.detail}"
 
 
@@ -23,14 +23,14 @@ def test_the_same_options_change_nothing(method):
 
 def test_a_value_that_does_not_matter_is_found():
     clip = available_options("fedavg")["train"]["clip"]
-    assert look("fedavg", "train.clip", clip, Case((1e9,))).outcome == "NO EFFECT"
+    assert try_option("fedavg", "train.clip", clip, Case((1e9,))).outcome == "NO EFFECT"
 
 
 def test_a_refusal_is_told_with_its_reason():
     decay = available_options("fedavg")["train"]["decay"]
-    found = look("fedavg", "train.decay", decay, Case())
+    found = try_option("fedavg", "train.decay", decay, Case())
     assert (found.outcome, found.detail.split(" unless ")[1]) == (
         "refused",
         "train.schedule is not constant; change that or leave train.decay out",
     )
-    assert case_of("fedavg", "train.decay").options == {"train": {"schedule": "cosine"}}
+    assert find_case("fedavg", "train.decay").options == {"train": {"schedule": "cosine"}}

@@ -10,7 +10,7 @@ from shoal.errors import UserError
 from shoal.report.paper_tables import ordering_sheet, paper_sheets
 from shoal.reproduce.paper_table import beside_paper, check_paper, read_paper
 from shoal.store.failure import record_failure
-from shoal.store.reader import planned, read_run
+from shoal.store.reader import planned_run, read_run
 
 FINAL = {
     "source": "Table II, Fashion-MNIST",
@@ -104,7 +104,7 @@ def test_where_a_seed_has_no_number_nothing_is_decided(runs):
 def failed(path, **config):
     """A job that failed before it began."""
     record_failure(path, {"method": "fedavg", "seed": 2, "rounds": 3} | config, "training diverged")
-    return read_run(path, even_unbegun=True)
+    return read_run(path, allow_not_started=True)
 
 
 def test_a_seed_that_failed_is_one_without_a_number(runs, tmp_path):
@@ -210,7 +210,7 @@ def test_a_bad_table_is_named(change, message):
 def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path, change, message):
     configs = [{"method": "fedavg", "seed": s} for s in range(2)]
     configs += [{"method": "fedprox", "seed": 0, "lr": lr} for lr in (0.1, 0.2)]
-    plans = [planned(tmp_path / str(i), config) for i, config in enumerate(configs)]
+    plans = [planned_run(tmp_path / str(i), config) for i, config in enumerate(configs)]
     asked = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "simclust": 2.0}}}
     check_paper(asked, plans, ("fedavg", "fedprox", "simclust"))
     with pytest.raises(UserError, match=message):

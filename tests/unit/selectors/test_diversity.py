@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from selector_inputs import GRADIENTS, SHARE, SIZES, L, frequencies, frozen
+from selector_inputs import GRADIENTS, NUM_CLIENTS, SAMPLE_FRACTIONS, SIZES, frequencies, read_only
 
 from shoal.errors import UserError
 from shoal.selectors import diversity
@@ -11,8 +11,8 @@ from shoal.selectors import diversity
 class TestDiversity:
     def test_probabilities_by_hand(self):
         # mean 0, zeta^2 = 9, 9, 0: roots of 9 + 0, 9 + 7 and 0 + 4
-        gradients = frozen([[3, 0], [-3, 0], [0, 0]])
-        found = diversity.probabilities(gradients, frozen([0, 7, 4]), 1.0, 1.0)
+        gradients = read_only([[3, 0], [-3, 0], [0, 0]])
+        found = diversity.probabilities(gradients, read_only([0, 7, 4]), 1.0, 1.0)
         assert found == pytest.approx([3 / 9, 4 / 9, 2 / 9])
         # only the first term: 3, 3, 0; only the second, times any factor: 0, sqrt(7), 2
         assert diversity.probabilities(gradients, [0, 7, 4], 2.0, 0.0) == pytest.approx([0.5, 0.5, 0])
@@ -36,9 +36,9 @@ class TestDiversity:
         assert diversity.probabilities(gradients, np.zeros(4), 0.0, 0.0) == pytest.approx([0.25] * 4)
 
     def test_follow_a_relabelling(self):
-        order = np.random.default_rng(1).permutation(L)
-        found = diversity.probabilities(GRADIENTS[order], SIZES[order], 1.0, 0.5, SHARE[order])
-        assert found == pytest.approx(diversity.probabilities(GRADIENTS, SIZES, 1.0, 0.5, SHARE)[order])
+        order = np.random.default_rng(1).permutation(NUM_CLIENTS)
+        found = diversity.probabilities(GRADIENTS[order], SIZES[order], 1.0, 0.5, SAMPLE_FRACTIONS[order])
+        assert found == pytest.approx(diversity.probabilities(GRADIENTS, SIZES, 1.0, 0.5, SAMPLE_FRACTIONS)[order])
 
     def test_draw_follows_the_probabilities_of_those_available(self):
         found = frequencies(lambda seed: diversity.draw([0.1, 0.4, 0.3, 0.2], [0, 2], 1, seed), 2000, 4)
@@ -46,7 +46,7 @@ class TestDiversity:
 
     def test_importance_by_hand(self):
         # w / (2 p) = .5 / (2/3) = 3/4 and .25 / (8/9) = 9/32; over their sum 33/32: 8/11 and 3/11
-        p, w = frozen([3 / 9, 4 / 9, 2 / 9]), frozen([0.5, 0.25, 0.25])
+        p, w = read_only([3 / 9, 4 / 9, 2 / 9]), read_only([0.5, 0.25, 0.25])
         assert diversity.importance(p, w, [0, 1], normalised=False) == pytest.approx([3 / 4, 9 / 32])
         assert diversity.importance(p, w, [1, 0]) == pytest.approx([8 / 11, 3 / 11])
 

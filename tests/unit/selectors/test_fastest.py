@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from selector_inputs import frequencies, frozen
+from selector_inputs import frequencies, read_only
 
 from shoal.errors import UserError
 from shoal.selectors import fastest
@@ -11,7 +11,7 @@ from shoal.selectors import fastest
 class TestFastest:
     # Groups x = {0, 1}, y = {2}, z = {3}. Mean times 2, 4, 1: 1 - 2/4, 1 - 4/4, 1 - 1/4. Mean squared losses
     # (1 + 9) / 2 = 5, 4, 1: shares 1/2, 2/5, 1/10. With rho = 1/2 theta is (1/2, 1/5, 17/40), in all 9/8.
-    LABELS, TIMES, LOSSES = list("xxyz"), frozen([3, 1, 4, 1]), frozen([1, 3, 2, 1])
+    LABELS, TIMES, LOSSES = list("xxyz"), read_only([3, 1, 4, 1]), read_only([1, 3, 2, 1])
 
     def test_weights_by_hand(self):
         found = fastest.group_weights(self.LABELS, self.TIMES, self.LOSSES)

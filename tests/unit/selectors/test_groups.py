@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from selector_inputs import LABELS, L, frequencies, frozen
+from selector_inputs import LABELS, NUM_CLIENTS, frequencies, read_only
 
 from shoal.errors import UserError
 from shoal.selectors import groups
 
 
 class TestGroups:
-    FIVE = frozen(np.arange(100) // 20, int)
+    FIVE = read_only(np.arange(100) // 20, int)
 
     def test_two_of_each_of_five(self):
         for seed in range(100):
@@ -71,7 +71,10 @@ class TestGroups:
     def test_the_names_of_groups_do_not_matter(self, rule):
         names = np.array(["a", "b", "c", "d"])
         for seed in range(10):
-            assert rule(LABELS, range(L), 5, seed).tolist() == rule(names[LABELS], range(L), 5, seed).tolist()
+            assert (
+                rule(LABELS, range(NUM_CLIENTS), 5, seed).tolist()
+                == rule(names[LABELS], range(NUM_CLIENTS), 5, seed).tolist()
+            )
 
     def test_labels_must_be_one_per_client(self):
         with pytest.raises(UserError, match="one label per client"):

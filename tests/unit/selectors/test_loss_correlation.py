@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from selector_inputs import ONES, SHARE, SIGMA, L, frozen
+from selector_inputs import NUM_CLIENTS, ONES, SAMPLE_FRACTIONS, SIGMA, read_only
 
 from shoal.errors import UserError
 from shoal.selectors import loss_correlation
@@ -12,8 +12,8 @@ from shoal.selectors.loss_correlation import LossCorrelation
 class TestPick:
     # p = 1/3. First scores: (4 + 3) / 2 / 3 = 1.17 for 0 and for 1, 2.25 / 1.5 / 3 = .5 for 2. Given 0, the variance of
     # 1 is 4 - 9/4 = 1.75 and its score sqrt(1.75) / 3 = .44: less than .5, so 2 is next.
-    SIGMA = frozen([[4, 3, 0], [3, 4, 0], [0, 0, 2.25]])
-    SHARE = frozen([1 / 3, 1 / 3, 1 / 3])
+    SIGMA = read_only([[4, 3, 0], [3, 4, 0], [0, 0, 2.25]])
+    SHARE = read_only([1 / 3, 1 / 3, 1 / 3])
 
     def test_by_hand(self):
         for k, chosen in ((1, [0]), (2, [0, 2]), (3, [0, 1, 2])):
@@ -35,9 +35,9 @@ class TestPick:
         assert loss_correlation.pick(sigma, [0, 1, 1], [1, 2], 1, np.ones(3)).tolist() == [2]
 
     def test_follows_a_relabelling(self):
-        order = np.random.default_rng(1).permutation(L)
-        found = loss_correlation.pick(SIGMA, SHARE, range(L), 5, ONES)
-        again = loss_correlation.pick(SIGMA[np.ix_(order, order)], SHARE[order], range(L), 5, ONES)
+        order = np.random.default_rng(1).permutation(NUM_CLIENTS)
+        found = loss_correlation.pick(SIGMA, SAMPLE_FRACTIONS, range(NUM_CLIENTS), 5, ONES)
+        again = loss_correlation.pick(SIGMA[np.ix_(order, order)], SAMPLE_FRACTIONS[order], range(NUM_CLIENTS), 5, ONES)
         assert sorted(order[again]) == found.tolist()
 
     def test_perfect_copies_and_no_variance(self):
@@ -70,19 +70,19 @@ def log_likelihood(changes, weights, model):
 
 
 class TestLossCorrelation:
-    CHANGES = frozen(np.random.default_rng(2).normal(size=(9, 2)) @ np.random.default_rng(3).normal(size=(2, 6)))
+    CHANGES = read_only(np.random.default_rng(2).normal(size=(9, 2)) @ np.random.default_rng(3).normal(size=(2, 6)))
 
     def test_two_clients_by_hand(self):
         # mean square [[1, 1], [1, 1]] has the eigenvalue 2 along (1, 1) / sqrt(2); with noise^2 = .01,
         # X X' = (2 - .01) / 2 everywhere, so Sigma is .995 + .01 on the diagonal and .995 off it
-        model = LossCorrelation(dimension=1, noise=0.1).fit(frozen([[1, 1], [-1, -1]]))
+        model = LossCorrelation(dimension=1, noise=0.1).fit(read_only([[1, 1], [-1, -1]]))
         assert model.mean_ == pytest.approx([0, 0])
         assert model.covariance_ == pytest.approx(np.array([[1.005, 0.995], [0.995, 1.005]]))
         assert np.abs(model.embedding_[:, 0]) == pytest.approx([0.995**0.5, 0.995**0.5])
 
     def test_weights_by_hand(self):
         # mean (3 * 2 + 0) / 4 = 1.5, variance (3 * .25 + 2.25) / 4 = .75
-        model = LossCorrelation(noise=0.1).fit([[2.0], [0.0]], weights=frozen([3, 1]))
+        model = LossCorrelation(noise=0.1).fit([[2.0], [0.0]], weights=read_only([3, 1]))
         assert model.mean_ == pytest.approx([1.5])
         assert model.covariance_ == pytest.approx(np.array([[0.75]]))
 
@@ -90,7 +90,7 @@ class TestLossCorrelation:
         # Client 1 misses the last two of six rounds, all means are 0. Its slope on client 0 is (1 + 1) / 4 = 1/2 over
         # the rounds that both report, with the residuals .5, -.5, -.5, .5: variance 1/4. Client 0 has the variance
         # 22/6 over all six. Hence cov = 1/2 * 22/6 = 11/6 and var = 1/4 * 22/6 + 1/4 = 7/6.
-        changes = frozen([[1, 1], [-1, -1], [1, 0], [-1, 0], [3, np.nan], [-3, np.nan]])
+        changes = read_only([[1, 1], [-1, -1], [1, 0], [-1, 0], [3, np.nan], [-3, np.nan]])
         model = LossCorrelation(dimension=2, noise=0.01, steps=200).fit(changes)
         assert model.covariance_ == pytest.approx(np.array([[22, 11], [11, 7]]) / 6, abs=1e-3)
 
@@ -135,7 +135,7 @@ class TestLossCorrelation:
         later = np.array(self.CHANGES)
         later[:, 2] = np.nan
         cold = LossCorrelation(3, 0.1).fit(later)
-        warm = LossCorrelation(3, 0.1).fit(later, embedding=frozen(first.embedding_))
+        warm = LossCorrelation(3, 0.1).fit(later, embedding=read_only(first.embedding_))
         assert np.abs(cold.covariance_[2, [0, 1, 3, 4, 5]]).max() < 1e-9
         assert warm.covariance_ == pytest.approx(first.covariance_, abs=0.02)
 

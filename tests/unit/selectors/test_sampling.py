@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from selector_inputs import L, frequencies, frozen
+from selector_inputs import NUM_CLIENTS, frequencies, read_only
 
 from shoal.errors import UserError
 from shoal.selectors import sampling
@@ -32,7 +32,7 @@ class TestChoice:
             sampling.by_size([1, bad, 2], [0], 1, 0)
 
     def test_largest_ties_and_silence(self):
-        scores = frozen([2.0, np.nan, 3.0, 2.0, -np.inf, np.nan])
+        scores = read_only([2.0, np.nan, 3.0, 2.0, -np.inf, np.nan])
         everybody = range(6)
         assert sampling.largest(scores, everybody, 2).tolist() == [0, 2]
         assert sampling.largest(scores, [5, 4, 3, 2, 1, 0], 2).tolist() == [0, 2]
@@ -42,10 +42,10 @@ class TestChoice:
         assert sampling.largest(np.full(4, np.nan), range(4), 2).tolist() == [0, 1]
 
     def test_largest_follows_a_relabelling(self):
-        order = np.random.default_rng(0).permutation(L)
-        scores = np.linspace(-1, 1, L)
-        again = sampling.largest(scores[order], range(L), 5)
-        assert sorted(order[again]) == sampling.largest(scores, range(L), 5).tolist()
+        order = np.random.default_rng(0).permutation(NUM_CLIENTS)
+        scores = np.linspace(-1, 1, NUM_CLIENTS)
+        again = sampling.largest(scores[order], range(NUM_CLIENTS), 5)
+        assert sorted(order[again]) == sampling.largest(scores, range(NUM_CLIENTS), 5).tolist()
 
     def test_scores_must_be_one_per_client(self):
         with pytest.raises(UserError, match=r"scores has shape \(2, 2\)"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from selector_inputs import frequencies, frozen
+from selector_inputs import frequencies, read_only
 
 from shoal.errors import UserError
 from shoal.selectors import urns
@@ -11,8 +11,8 @@ from shoal.selectors import urns
 class TestUrns:
     def test_a_large_client_has_an_urn_alone(self):
         # M = 6, K n = 2, 4, 6: client 2 fills one urn, the others fill the second
-        gradients = frozen([[1, 0], [0, 1], [-1, 0]])
-        found = urns.distributions(frozen([1, 2, 3], int), gradients, 2)
+        gradients = read_only([[1, 0], [0, 1], [-1, 0]])
+        found = urns.distributions(read_only([1, 2, 3], int), gradients, 2)
         assert found == pytest.approx(np.array([[0, 0, 1], [1 / 3, 2 / 3, 0]]))
         # M = 12, K n = 2, 4, 18: client 2 fills one urn and half of the second
         found = urns.distributions([1, 2, 9], gradients, 2)
@@ -75,7 +75,7 @@ class TestUrns:
         assert urns.distributions([7], [[1.0]], 3) == pytest.approx(np.ones((3, 1)))
 
     def test_angles(self):
-        found = urns.angles(frozen([[1, 0], [0, 2], [-3, 0], [1, 1], [0, 0], [np.nan, 1]]))
+        found = urns.angles(read_only([[1, 0], [0, 2], [-3, 0], [1, 1], [0, 0], [np.nan, 1]]))
         right = np.pi / 2
         assert found[:4, :4] == pytest.approx(
             np.array(
@@ -91,12 +91,12 @@ class TestUrns:
         assert (found[:, 4:] == 0).all()
 
     def test_draw_takes_one_of_each_urn(self):
-        r = frozen([[0.25, 0.75, 0, 0], [0, 0, 0.5, 0.5]])
+        r = read_only([[0.25, 0.75, 0, 0], [0, 0, 0.5, 0.5]])
         found = frequencies(lambda seed: urns.draw(r, range(4), seed), 2000, 4)
         assert found == pytest.approx([0.25, 0.75, 0.5, 0.5], abs=0.05)
 
     def test_drawn_clients_are_distinct(self):
-        r = frozen([[0, 0, 1], [1 / 6, 1 / 3, 1 / 2]])
+        r = read_only([[0, 0, 1], [1 / 6, 1 / 3, 1 / 2]])
         found = frequencies(lambda seed: urns.draw(r, range(3), seed), 2000, 3)
         assert found == pytest.approx([1 / 3, 2 / 3, 1], abs=0.05)
         for seed in range(20):

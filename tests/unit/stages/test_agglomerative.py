@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from group_states import ORIGIN, model, setting
+from group_states import ORIGIN, make_model, make_setting
 
 from shoal.client.model_choice import Choose
 from shoal.client_table import ClientTable
@@ -115,7 +115,7 @@ class TestAgglomerate:
     @pytest.mark.parametrize(("key", "value"), [("patience", 0), ("smallest", 0), ("threshold", 1.5)])
     def test_bad_options(self, key, value):
         with pytest.raises(UserError, match=rf"cluster\.{key} is {value}"):
-            build("flacc", setting(options={"cluster": {key: value}}))
+            build("flacc", make_setting(options={"cluster": {key: value}}))
 
 
 class TestJoinBest:
@@ -123,7 +123,7 @@ class TestJoinBest:
 
     def test_models_that_are_the_same_are_not_offered(self):
         # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others
-        models = [model(1.0, 1.0), model(1.0, 2.0), model(1.0, 1.0), model(1.0, 3.0)]
+        models = [make_model(1.0, 1.0), make_model(1.0, 2.0), make_model(1.0, 1.0), make_model(1.0, 3.0)]
         state = grouped(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
         plan = self.stage.plan(state, 0)
         assert {c: sorted(t.models) for c, t in plan.tasks.items()} == {"e": ["expert-001", "expert-003"]}
@@ -133,7 +133,7 @@ class TestJoinBest:
         assert len(self.stage.plan(grouped(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4  # unless it is all
 
     def test_who_has_no_rows_joins_none_and_is_asked_once(self):
-        state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        state = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
         after = self.stage.fold(state, {"c": preferring(0, rows=0), "d": preferring(1)}, 0)
         assert after.membership.keys() == {"a", "b", "d"}
         assert sorted(self.stage.plan(after, 0).tasks) == ["e"]
@@ -141,13 +141,13 @@ class TestJoinBest:
     def test_nobody_is_asked_while_two_models_are_the_same(self):
         assert not self.stage.plan(ORIGIN, 0).tasks
         labels = np.array([0, 1])
-        same = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 1.0)], ("a", "b"), labels)
+        same = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 1.0)], ("a", "b"), labels)
         assert not self.stage.plan(same, 0).tasks
-        other = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), labels)
+        other = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), labels)
         assert sorted(self.stage.plan(other, 0).tasks) == ["c", "d", "e"]
 
     def test_who_chose_a_model_is_in_its_group(self):
-        state = grouped(ORIGIN, [model(1.0, 1.0), model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        state = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
         told = {c: preferring(k) for c, k in {"c": 1, "e": 0}.items()}
         after = self.stage.fold(state, told, 0)
         assert after.membership["c"].tolist() == [0, 1]

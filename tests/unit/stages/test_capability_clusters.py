@@ -280,8 +280,8 @@ class TestMethod:
 
     def test_rows_are_sent_once_and_one_model_travels(self, tiny):
         soft, plain = run(tiny, "clsm-fl"), run(tiny, "fedavg")
-        assert [p.round for p in soft.ledger.pages if p.stage == SHARE] == [1]
-        down = [[int(p.bytes_down.sum()) for p in r.ledger.pages if p.stage == "train"] for r in (soft, plain)]
+        assert [p.round for p in soft.ledger.entries if p.stage == SHARE] == [1]
+        down = [[int(p.bytes_down.sum()) for p in r.ledger.entries if p.stage == "train"] for r in (soft, plain)]
         assert down[0] == pytest.approx(down[1], rel=0.02)
 
     def test_centres_say_which_classes_a_cluster_knows(self, tiny):

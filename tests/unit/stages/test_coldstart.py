@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from group_states import ORIGIN, TRIAL, model, setting, trained
+from group_states import ORIGIN, PROGRAM, make_model, make_setting, training_reports
 
 from shoal import tree
 from shoal.errors import UserError
@@ -15,16 +15,16 @@ from shoal.types import Report, ServerState
 
 
 def idle(*values):
-    return Report({"model": model(*values)}, {}, {"train": 0})
+    return Report({"model": make_model(*values)}, {}, {"train": 0})
 
 
 class TestColdStart:
-    groups = GroupColdStart(TRIAL, ("w",), groups=2)
-    join = ClientColdStart(TRIAL, ("w",))
+    groups = GroupColdStart(PROGRAM, ("w",), groups=2)
+    join = ClientColdStart(PROGRAM, ("w",))
 
     def started(self):
         # from (1, 1): a and b went along (1, 0) by 2 and 4, c along (0, 1) by 1
-        return self.groups.fold(ORIGIN, trained(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)), 0)
+        return self.groups.fold(ORIGIN, training_reports(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)), 0)
 
     def test_groups_start_where_their_members_went(self):
         state = self.started()
@@ -40,12 +40,12 @@ class TestColdStart:
     def test_others_start_from_the_first_model_and_join_by_direction(self):
         # d goes by (1, 3), cosines 1/√10 and 3/√10; e by (-1, -2): both are behind, the first less so
         state = self.started()
-        state = replace(state, models={k: model(9.0, 9.0) for k in state.models})  # trained since
+        state = replace(state, models={k: make_model(9.0, 9.0) for k in state.models})  # trained since
         plan = self.join.plan(state, 0)
         assert sorted(plan.tasks) == ["d", "e"]
         assert plan.tasks["d"].models["first"]["w"].tolist() == [1, 1]
         assert plan.tasks["d"].models["first"]["seen"].dtype == torch.int64
-        after = self.join.fold(state, trained(d=(2.0, 4.0), e=(0.0, -1.0)), 0)
+        after = self.join.fold(state, training_reports(d=(2.0, 4.0), e=(0.0, -1.0)), 0)
         assert after.membership["d"].tolist() == [0, 1]
         assert after.membership["e"].tolist() == [1, 0]
         assert after.models is state.models
@@ -54,26 +54,27 @@ class TestColdStart:
     def test_buffers_are_means_too(self):
         seen = {"a": 5, "b": 9}
         reports = {
-            c: Report({"model": model(2.0, 1.0) | {"seen": torch.tensor(n)}}, {}, {"train": 1}) for c, n in seen.items()
+            c: Report({"model": make_model(2.0, 1.0) | {"seen": torch.tensor(n)}}, {}, {"train": 1})
+            for c, n in seen.items()
         }
         (started,) = self.groups.fold(ORIGIN, reports, 0).models.values()
         assert started["seen"].item() == 7
 
     def test_who_has_no_rows_joins_no_group_and_is_asked_once(self):
-        reports = trained(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)) | {"d": idle(1.0, 1.0)}
+        reports = training_reports(a=(3.0, 1.0), b=(5.0, 1.0), c=(1.0, 2.0)) | {"d": idle(1.0, 1.0)}
         state = self.groups.fold(ORIGIN, reports, 0)
         assert tree.max_abs_difference(state.models, self.started().models) == 0
         assert state.membership.keys() == {"a", "b", "c"}
         assert expert_for(state, "d")["expert"] is state.models["expert-000"]  # the largest group's
         assert self.groups.fold(ORIGIN, {"d": idle(1.0, 1.0)}, 0) is ORIGIN
         assert sorted(self.join.plan(state, 0).tasks) == ["d", "e"]
-        after = self.join.fold(state, {"d": idle(1.0, 1.0)} | trained(e=(0.0, -1.0)), 0)
+        after = self.join.fold(state, {"d": idle(1.0, 1.0)} | training_reports(e=(0.0, -1.0)), 0)
         assert after.membership.keys() == {"a", "b", "c", "e"}
         assert not self.join.plan(after, 0).tasks
         assert not self.join.plan(self.join.fold(after, {}, 0), 0).tasks
 
     def test_only_some_are_asked_at_first_and_by_chance(self):
-        stage = GroupColdStart(TRIAL, ("w",), groups=1, alpha=2)
+        stage = GroupColdStart(PROGRAM, ("w",), groups=1, alpha=2)
         asked = {tuple(stage.plan(ORIGIN, seed).tasks) for seed in range(30)}
         assert {len(clients) for clients in asked} == {2}
         assert set().union(*asked) == set(ORIGIN.roster)
@@ -86,13 +87,13 @@ class TestColdStart:
 
     def test_bad_options(self):
         with pytest.raises(UserError, match=r"cluster\.groups is 0; it must be 1 or more"):
-            build("fedgroup", setting(options={"cluster": {"groups": 0}}))
+            build("fedgroup", make_setting(options={"cluster": {"groups": 0}}))
         with pytest.raises(UserError, match=r"cluster\.eta is -1; it must be 0 or more"):
-            build("fedgroup", setting(options={"cluster": {"eta": -1}}))
+            build("fedgroup", make_setting(options={"cluster": {"eta": -1}}))
 
 
 class TestInterGroup:
-    state = ServerState(0, {"expert-000": model(3.0, 4.0), "expert-001": model(0.0, 2.0)})
+    state = ServerState(0, {"expert-000": make_model(3.0, 4.0), "expert-001": make_model(0.0, 2.0)})
 
     def test_by_hand(self):
         # lengths 5 and 2, eta 1: the first is ((3, 4) + (0, 2)/2) / (1 + 1/2), the second ((0, 2) + (3, 4)/5) / (6/5)

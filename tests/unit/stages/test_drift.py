@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from changing import ChangingFleet, Life, World
+from changing import ChangingFleet, MethodRun, SyntheticClients
 
 from shoal.client.prior import LABEL_COUNTS
 from shoal.client_table import ClientTable
@@ -16,46 +16,50 @@ SKEWS = ([0.6, 0.3, 0.1, 0.0], [0.0, 0.6, 0.3, 0.1], [0.1, 0.0, 0.6, 0.3], [0.3,
 @pytest.fixture(scope="module")
 def told():
     """What was seen at each turn of the story."""
-    world, seen = World(), {}
+    world, seen = SyntheticClients(), {}
     model = load_model("mlp", (8,), 4)
     setting = Setting(model, rounds=60, cohort=6, epochs=1, batch_size=10, lr=0.1, eval_every=15, options=AGAIN)
     method = build("shoal", setting)
-    data = {f"c{i:02d}": world.client(f"c{i:02d}", SKEWS[i % 4]) for i in range(12)}
-    life = Life(method, ChangingFleet(data))
+    data = {f"c{i:02d}": world.make_client(f"c{i:02d}", SKEWS[i % 4]) for i in range(12)}
+    life = MethodRun(method, ChangingFleet(data))
 
     def note(name, *clients):
         accuracies = {c: life.accuracy(c) for c in clients or life.fleet.data}
         models = {c: sorted(life.method.models_for(life.state, c)) for c in clients}
         seen[name] = {
-            "groups": life.groups,
+            "groups": life.clusters,
             "accuracy": accuracies,
             "models": models,
             "private": dict(life.fleet.private),
         }
         seen[name]["told"] = ClientTable.load(life.state, "represent")
 
-    life.play(14)
+    life.run_until(14)
     note("no shift")
-    drifted = {f"c{i:02d}": world.client(f"c{i:02d}", SKEWS[i % 4], inverted=True) for i in range(1, 12, 2)}
-    life.fleet.change(**drifted)
+    drifted = {f"c{i:02d}": world.make_client(f"c{i:02d}", SKEWS[i % 4], is_inverted=True) for i in range(1, 12, 2)}
+    life.fleet.update_clients(**drifted)
     note("half of them drifted")
-    life.play(16)
+    life.run_until(16)
     note("split")
-    life.play(30)
+    life.run_until(30)
     note("recovered")
-    life.fleet.change(n0=world.client("n0", SKEWS[0]), n1=world.client("n1", SKEWS[1], inverted=True))
+    life.fleet.update_clients(
+        n0=world.make_client("n0", SKEWS[0]), n1=world.make_client("n1", SKEWS[1], is_inverted=True)
+    )
     note("came", "n0", "n1")
-    life.play(31)
+    life.run_until(31)
     note("first report", "n0", "n1")
-    gone = life.fleet.leave("c02", "c03")
-    life.play(41)
+    gone = life.fleet.remove_clients("c02", "c03")
+    life.run_until(41)
     note("before", "c00", "c04")
-    life.fleet.change(c00=world.client("c00", SKEWS[0], inverted=True), c04=world.client("c04", SKEWS[2]))
+    life.fleet.update_clients(
+        c00=world.make_client("c00", SKEWS[0], is_inverted=True), c04=world.make_client("c04", SKEWS[2])
+    )
     note("one drifted", "c00", "c04")
-    life.play(46)
+    life.run_until(46)
     note("moved", "c00", "c04")
-    life.fleet.change(**gone)
-    life.play(60)
+    life.fleet.update_clients(**gone)
+    life.run_until(60)
     note("end")
     return seen, life
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from federations import tiny_federation
-from quick import quick
+from quick import quick_options
 
 from shoal import engine, tree
 from shoal.client_table import ClientTable
-from shoal.cost.costs import Costs
-from shoal.cost.ledger import LONG, EdgeClock, Ledger, Page
+from shoal.cost.costs import CostModel
+from shoal.cost.ledger import EDGE_CLOUD, EdgeClock, Ledger, LedgerEntry
 from shoal.cost.links import LINKS
 from shoal.data import load, partition
 from shoal.errors import UserError
@@ -45,7 +45,7 @@ def played(method, federation=None, rounds=3, fleet="plain", of=None, **keys):
     """`rounds` of a run, or the first of a run `of` more."""
     federation = federation or tiny_federation()
     settings = {"cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "model": "mlp", "fleet": fleet}
-    keys = {"set": quick(method)} | keys
+    keys = {"set": quick_options(method)} | keys
     bench = arrange(Job(method=method, rounds=of or rounds, **settings | keys), method, federation)
     ledger = Ledger(bench.costs)
     result = engine.run(
@@ -238,7 +238,7 @@ class TestMethodsUnderEdges:
     @pytest.mark.parametrize("method", UNDER_EDGES)
     def test_each_edge_plays_with_its_own_clients(self, method):
         result, _ = played(method, tiny_federation(8), edges="2", cloud_every=2, cohort=4)
-        pages = [p for p in result.ledger.pages if p.edge]
+        pages = [p for p in result.ledger.entries if p.edge]
         of = {c: e["edge"] for e in edges_of(result.state) for c in e["clients"]}
         assert {p.edge for p in pages} == {"edge-000", "edge-001"}
         assert all(of[c] == p.edge for p in pages for c in p.clients)
@@ -254,7 +254,7 @@ class TestMethodsUnderEdges:
     def test_one_client_per_edge_is_enough_for_contributions(self):
         """Of a single client every logarithm is 0 of 0."""
         federation = tiny_federation()
-        federation.public = tiny_federation(seed=1)["c5"]["train"]
+        federation.public_samples = tiny_federation(seed=1)["c5"]["train"]
         result, _ = played("apcsma", federation, edges="6", cohort=6, cloud_every=2)
         assert all(bool(torch.isfinite(x).all()) for x in tree.leaves(result.state.models))
         assert result.records[-1].metrics["edge-000.train.coefficient_num"] == pytest.approx(1 / 6)
@@ -284,7 +284,7 @@ class TestMethodsUnderEdges:
         assert sorted(chosen.values()) == [1.0, 4.0], "the edges must differ to show anything"
         done = {
             client: flops / (chosen[page.edge] * len(federation[client]["train"].y))
-            for page in result.ledger.pages
+            for page in result.ledger.entries
             if page.stage == "personalise"
             for client, flops in zip(page.clients, page.flops.tolist(), strict=True)
         }
@@ -294,7 +294,7 @@ class TestMethodsUnderEdges:
     @pytest.mark.parametrize("by", ["alike", "mixed"])
     def test_clients_tell_their_labels_to_be_divided(self, by):
         result, bench = played("fedavg", tiny_federation(8), edges=f"{by}:2")
-        asked = [p for p in result.ledger.pages if p.stage == WHEREABOUTS]
+        asked = [p for p in result.ledger.entries if p.stage == WHEREABOUTS]
         assert [len(p.clients) for p in asked] == [8]
         assert any("label distributions" in note for note in bench.method.notes)
 
@@ -316,15 +316,17 @@ class TestTheBill:
         numbers = meetings * 2 * 3 * 4 * bench.model.parameters
         sent = sum(r.bytes_long for r in result.records)
         assert numbers <= sent <= numbers + meetings * 2 * 3 * 800
-        assert sent == sum(int(p.bytes_up.sum() + p.bytes_down.sum()) for p in result.ledger.pages if p.link == LONG)
+        assert sent == sum(
+            int(p.bytes_up.sum() + p.bytes_down.sum()) for p in result.ledger.entries if p.link == EDGE_CLOUD
+        )
 
     def test_the_figures_of_the_paper_s_network(self):
         """P = 159,010, five edges, 60 rounds: 381.6, 76.3 and 19.1 MB with a meeting every 1, 5 and 20 rounds."""
         layer = {"a": torch.zeros(784, 200), "b": torch.zeros(200), "c": torch.zeros(200, 10), "d": torch.zeros(10)}
         ledger = Ledger()
         relays = {f"edge-{k:03d}": EdgeExchange(Report({"global": layer}), Task({"global": layer})) for k in range(5)}
-        ledger.book_relays(1, "cloud", "train", relays)
-        (page,) = ledger.pages
+        ledger.record_edge_exchanges(1, "cloud", "train", relays)
+        (page,) = ledger.entries
         sent = int(page.bytes_up.sum() + page.bytes_down.sum())
         for every, megabytes in ((1, 381.6), (5, 76.3), (20, 19.1)):
             assert 60 // every * sent / 1e6 == pytest.approx(megabytes, rel=3e-3)
@@ -339,25 +341,27 @@ class TestTheBill:
         assert result.ledger.total_joules == pytest.approx(clients)
 
     def test_seconds_of_a_link(self):
-        ledger = Ledger(Costs(long_link=LINKS["lte-m"]))
+        ledger = Ledger(CostModel(cloud_link=LINKS["lte-m"]))
         model = {"w": torch.zeros(1000)}
-        ledger.book_relays(1, "cloud", "train", {"edge-000": EdgeExchange(Report({"m": model}), Task({"m": model}))})
-        (page,) = ledger.pages
+        ledger.record_edge_exchanges(
+            1, "cloud", "train", {"edge-000": EdgeExchange(Report({"m": model}), Task({"m": model}))}
+        )
+        (page,) = ledger.entries
         # 300 kb/s down, 375 kb/s up
         expected = 8 * page.bytes_down[0] / 300e3 + 8 * page.bytes_up[0] / 375e3
         assert page.radio_s[0] == pytest.approx(expected)
 
     def test_pages_are_read_as_they_are_written(self):
         result, _ = played("fedavg", edges="2", cloud_every=1)
-        for page in result.ledger.pages:
-            assert Page.read(page.line()) == page
-            assert Page.read(page.line()).edge == page.edge
-        again = Ledger(result.ledger.costs, list(result.ledger.pages))
-        assert again.lasted_s == result.ledger.lasted_s
+        for page in result.ledger.entries:
+            assert LedgerEntry.from_json(page.line()) == page
+            assert LedgerEntry.from_json(page.line()).edge == page.edge
+        again = Ledger(result.ledger.costs, list(result.ledger.entries))
+        assert again.round_duration_s == result.ledger.round_duration_s
 
     def test_without_edges_nothing_is_written_of_them(self):
         result, _ = played("fedavg")
-        assert all(page.line().keys().isdisjoint({"edge", "link"}) for page in result.ledger.pages)
+        assert all(page.line().keys().isdisjoint({"edge", "link"}) for page in result.ledger.entries)
         assert all("bytes_long" not in r.line() and "long" not in r.joules for r in result.records)
 
 
@@ -365,42 +369,42 @@ class TestTheClock:
     def test_edges_work_at_the_same_time(self):
         clock = EdgeClock()
         # a works 3 s, b 5 s, a 4 s: a ends at 7 s, b at 5 s
-        assert [clock.passed_s(*x) for x in (("a", 3.0), ("b", 5.0), ("a", 4.0))] == [3.0, 2.0, 2.0]
+        assert [clock.advance(*x) for x in (("a", 3.0), ("b", 5.0), ("a", 4.0))] == [3.0, 2.0, 2.0]
         # b goes on from 5 s to 6 s, behind a: no time passes; then to 10 s
-        assert [clock.passed_s("b", 1.0), clock.passed_s("b", 4.0)] == [0.0, 3.0]
+        assert [clock.advance("b", 1.0), clock.advance("b", 4.0)] == [0.0, 3.0]
         # c has not worked since the beginning: it needs more than 10 s to be the last
-        assert [clock.passed_s("c", 4.0), clock.passed_s("c", 8.0)] == [0.0, 2.0]
+        assert [clock.advance("c", 4.0), clock.advance("c", 8.0)] == [0.0, 2.0]
         # all wait for each other
-        assert clock.passed_s("", 1.5) == 1.5
-        assert [clock.passed_s("a", 2.0), clock.passed_s("d", 3.0)] == [2.0, 1.0]
+        assert clock.advance("", 1.5) == 1.5
+        assert [clock.advance("a", 2.0), clock.advance("d", 3.0)] == [2.0, 1.0]
 
     def test_a_run_lasts_as_long_as_its_slowest_edge_between_meetings(self):
         result, bench = played("fedavg", rounds=4, edges="2", cloud_every=2)
         worked = {}
-        for page in result.ledger.pages:
+        for page in result.ledger.entries:
             if page.edge and page.round <= 2:
                 worked[page.edge] = worked.get(page.edge, 0.0) + bench.costs.duration_s(page.seconds)
-        long_s = next(float(p.seconds.max()) for p in result.ledger.pages if p.link == LONG)
+        long_s = next(float(p.seconds.max()) for p in result.ledger.entries if p.link == EDGE_CLOUD)
         two = sum(r.sim_time_s for r in result.records[:2])
         assert two == pytest.approx(max(worked.values()) + long_s)
         assert len(worked) == 2
 
     def test_one_server_is_as_before(self):
-        ledger = Ledger(Costs())
+        ledger = Ledger(CostModel())
         task, report = Task({"m": {"w": torch.zeros(8)}}), Report(flops=10**9)
-        late = ledger.book(1, "train", "train", Plan(None, {"a": task, "b": task}), {"a": report, "b": report})
-        ledger.book(1, "update", "train", Plan(None, {"a": task}), {"a": report})
+        late = ledger.record_stage(1, "train", "train", Plan(None, {"a": task, "b": task}), {"a": report, "b": report})
+        ledger.record_stage(1, "update", "train", Plan(None, {"a": task}), {"a": report})
         assert not late
-        assert ledger.lasted_s[1] == sum(ledger.costs.duration_s(p.seconds) for p in ledger.pages)
+        assert ledger.round_duration_s[1] == sum(ledger.costs.duration_s(p.seconds) for p in ledger.entries)
 
     def test_a_deadline_is_each_edge_s(self):
-        ledger = Ledger(Costs(deadline_s=1.0))
+        ledger = Ledger(CostModel(deadline_s=1.0))
         task = Task({"m": {"w": torch.zeros(8)}})
         reports = {"a": Report(flops=1), "b": Report(flops=10**13)}
         plan = Plan(None, dict.fromkeys(reports, task), edge_of_client={"a": "edge-000", "b": "edge-001"})
-        assert ledger.book(1, "train", "train", plan, reports) == {"b"}
-        assert [p.edge for p in ledger.pages] == ["edge-000", "edge-001"]
-        assert ledger.lasted_s[1] == 1.0
+        assert ledger.record_stage(1, "train", "train", plan, reports) == {"b"}
+        assert [p.edge for p in ledger.entries] == ["edge-000", "edge-001"]
+        assert ledger.round_duration_s[1] == 1.0
 
 
 class TestJobs:
@@ -423,7 +427,7 @@ class TestJobs:
         assert [e["clients"] for e in found["edges"]] == [["a", "b"], ["c", "d"]]
         assert [e["name"] for e in found["edges"]] == ["north", "south"]
         federation = partition(load(keys["data"], client_column="who", edge_column="where"), "natural", seed=0)
-        assert federation.edges == {"a": "north", "b": "north", "c": "south", "d": "south"}
+        assert federation.edge_of_client == {"a": "north", "b": "north", "c": "south", "d": "south"}
         assert federation.input_shape == (3,), "the column is no feature"
         result = run("fedavg", federation, edges="place", rounds=1)
         assert len(views(result.state)) == 2

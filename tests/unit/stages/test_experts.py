@@ -12,7 +12,7 @@ from shoal import engine
 from shoal.client.sparsity import Sparsity
 from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
-from shoal.cost.costs import Costs
+from shoal.cost.costs import CostModel
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
@@ -319,7 +319,7 @@ class TestExtractor:
     def test_warm_up_rounds_train_one_model(self, tiny):
         method = build("fedepc", setting(rounds=4, options={"represent": {"warmup": 2}}))
         result = engine.run(method, PlainFleet(tiny), rounds=4, seed=0)
-        asked = [p.round for p in result.ledger.pages if p.stage == "represent"]
+        asked = [p.round for p in result.ledger.entries if p.stage == "represent"]
         assert asked == [3]
         trained = engine.run(method, PlainFleet(tiny), rounds=2, seed=0).state
         assert list(trained.models) == ["global"]
@@ -355,21 +355,21 @@ class TestBudgeted:
     def run(self, tiny, rounds=8, **options):
         slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
         built = build("fedepc", setting(rounds=rounds, options={"cluster": {"guard": 1e9}, "select": options}))
-        return engine.run(built, PlainFleet(tiny), rounds=rounds, seed=0, ledger=Ledger(Costs(profiles=slow)))
+        return engine.run(built, PlainFleet(tiny), rounds=rounds, seed=0, ledger=Ledger(CostModel(profiles=slow)))
 
     @pytest.mark.parametrize("choice", ["bandit", "waiting", "random"])
     def test_slow_clients_do_not_fit(self, tiny, choice):
         """One group; c5 is forty times slower than the others, more than the budget."""
         result = self.run(tiny, choice=choice, quantile=0.5)
         assert sorted(result.state.models) == ["expert-000"]
-        cohorts = [p.clients for p in result.ledger.pages if p.stage == "train"]
+        cohorts = [p.clients for p in result.ledger.entries if p.stage == "train"]
         assert len(cohorts) == 8
         assert all(cohorts)
         assert not any("c5" in cohort for cohort in cohorts)
 
     def test_everybody_fits_a_budget_of_all(self, tiny):
         result = self.run(tiny, share=1.0)
-        assert all(len(p.clients) == 6 for p in result.ledger.pages if p.stage == "train")
+        assert all(len(p.clients) == 6 for p in result.ledger.entries if p.stage == "train")
 
     def test_who_waited_longest_comes_next(self, tiny):
         """A budget of a sixth is one client of six that cost the same: all have been there after six rounds."""
@@ -377,18 +377,18 @@ class TestBudgeted:
         even = {c: {k: Examples(e.x[:12], e.y[:12]) for k, e in data.items()} for c, data in tiny.items()}
         options = {"cluster": {"guard": 1e9}, "select": {"choice": "waiting", "share": 0.17}}
         built = build("fedepc", setting(rounds=6, options=options))
-        result = engine.run(built, PlainFleet(even), rounds=6, seed=0, ledger=Ledger(Costs(profiles=alike)))
-        cohorts = [p.clients for p in result.ledger.pages if p.stage == "train"]
+        result = engine.run(built, PlainFleet(even), rounds=6, seed=0, ledger=Ledger(CostModel(profiles=alike)))
+        cohorts = [p.clients for p in result.ledger.entries if p.stage == "train"]
         assert sorted(cohorts) == [(c,) for c in sorted(tiny)]
 
     def test_a_group_that_learns_no_more_is_done(self, tiny):
         result = self.run(tiny, rounds=12, tolerance=1e9, history=2)
-        trained = [p.round for p in result.ledger.pages if p.stage == "train"]
+        trained = [p.round for p in result.ledger.entries if p.stage == "train"]
         assert trained == [1, 2]  # each with a change that is below the tolerance
 
     @pytest.mark.parametrize(("choice", "asked"), [("bandit", 8), ("random", 0), ("waiting", 0)])
     def test_losses_are_asked_for_where_they_are_used(self, tiny, choice, asked):
-        pages = [p for p in self.run(tiny, choice=choice).ledger.pages if p.stage == "probe"]
+        pages = [p for p in self.run(tiny, choice=choice).ledger.entries if p.stage == "probe"]
         assert [len(p.clients) for p in pages] == [6] * asked
 
     def learned(self, losses, round=4):
@@ -419,8 +419,8 @@ class TestBudgeted:
 
         slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
         built = build("fedepc", setting(rounds=20, options={"cluster": {"guard": 1e9}, "select": {"choice": choice}}))
-        result = engine.run(built, Silent(tiny), rounds=20, seed=0, ledger=Ledger(Costs(profiles=slow)))
-        trained = {p.round for p in result.ledger.pages if p.stage == "train" and any(c != "c5" for c in p.clients)}
+        result = engine.run(built, Silent(tiny), rounds=20, seed=0, ledger=Ledger(CostModel(profiles=slow)))
+        trained = {p.round for p in result.ledger.entries if p.stage == "train" and any(c != "c5" for c in p.clients)}
         assert len(trained) >= 10
 
     def test_groups_go_on_under_other_numbers(self):
@@ -465,9 +465,9 @@ class TestBudgeted:
         method = build("fedepc", setting(rounds=12, options=options))
         five = {c: d for c, d in tiny.items() if c != "c5"}
         first = engine.run(method, PlainFleet(five), rounds=6, seed=0)
-        assert [p.round for p in first.ledger.pages if p.stage == "train"] == [1, 2]
+        assert [p.round for p in first.ledger.entries if p.stage == "train"] == [1, 2]
         then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, earlier_rounds=first.records)
-        assert [p.round for p in then.ledger.pages if p.stage == "train"] == [7, 8]
+        assert [p.round for p in then.ledger.entries if p.stage == "train"] == [7, 8]
 
     def test_what_was_learned_is_kept(self, tiny):
         memory = self.run(tiny).state.memory["select"]

@@ -8,7 +8,7 @@ import torch
 
 from shoal import engine
 from shoal.client_table import ClientTable
-from shoal.cost.costs import Costs
+from shoal.cost.costs import CostModel
 from shoal.cost.devices import PROFILES
 from shoal.cost.ledger import Ledger
 from shoal.fleet.plain import PlainFleet
@@ -139,9 +139,9 @@ class TestStage:
 def run(clients, cohort=4, slow=(), **options):
     chips = {c: PROFILES["microcontroller" if c in slow else "pi"] for c in clients}
     setting = Setting(load_model("mlp", (6,), 4), rounds=6, cohort=cohort, batch_size=8, options=options)
-    ledger = Ledger(Costs(profiles=chips))
+    ledger = Ledger(CostModel(profiles=chips))
     result = engine.run(build("haccs", setting), PlainFleet(clients), rounds=6, seed=0, ledger=ledger)
-    return result, [set(p.clients) for p in result.ledger.pages if p.stage == "train"]
+    return result, [set(p.clients) for p in result.ledger.entries if p.stage == "train"]
 
 
 class TestMethod:
@@ -166,7 +166,7 @@ class TestMethod:
 
     def test_only_the_label_distribution_is_asked_for(self, tiny):
         result, _ = run(tiny)
-        asked = [p for p in result.ledger.pages if p.stage == "represent"]
+        asked = [p for p in result.ledger.entries if p.stage == "represent"]
         assert len(asked) == 1
         assert int(asked[0].bytes_down.max()) < 200
         assert int(asked[0].bytes_up.max()) < 400

@@ -319,13 +319,13 @@ class TestMethod:
     def test_everybody_is_a_member_when_evaluated(self, tiny):
         result = engine.run(build("ifca", setting(eval_every=2)), PlainFleet(tiny), rounds=4, seed=0, eval_every=2)
         assert set(result.state.membership) == set(tiny)
-        asked = {(p.round, p.stage, p.purpose): len(p.clients) for p in result.ledger.pages}
+        asked = {(p.round, p.stage, p.purpose): len(p.clients) for p in result.ledger.entries}
         training = {(r, "train", "train"): 3 for r in (1, 2, 3, 4)}
         assert asked == training | {(r, "choose", "pre"): 6 for r in (2, 4)}
 
     def test_all_models_go_down_and_one_comes_up(self, tiny):
         result = engine.run(build("ifca", setting()), PlainFleet(tiny), rounds=4, seed=0)
-        page = next(p for p in result.ledger.pages if p.stage == "train")
+        page = next(p for p in result.ledger.entries if p.stage == "train")
         model = load_model("mlp", (6,), 4)
         one = task_bytes(Task({"m": model.init(0)}))
         assert 2.9 * one < page.bytes_down.min() <= page.bytes_down.max() < 3.1 * one
@@ -335,7 +335,7 @@ class TestMethod:
         options = {"cluster": {"groups": 2, "restarts": 2}}
         method = build("ifca", setting(rounds=8, options=options))
         result = engine.run(method, PlainFleet(tiny), rounds=8, seed=0)
-        assert [p.round for p in result.ledger.pages if p.stage == "restart"] == [3, 5]  # at their beginning
+        assert [p.round for p in result.ledger.entries if p.stage == "restart"] == [3, 5]  # at their beginning
         assert set(result.state.membership) == set(tiny)
         assert result.state.memory == {}
 
@@ -351,7 +351,7 @@ class TestMethod:
         fleet = shoal.partition(shoal.load("digits"), "groups:3,100", clients=12, seed=0)
         result = shoal.run("ifca", fleet, rounds=6, cohort=12, epochs=2, lr=0.1, seed=0, eval_every=6, fleet="vector")
         found = [int(result.state.membership[c].argmax()) for c in fleet]
-        assert adjusted_rand_score([fleet.groups[c] for c in fleet], found) == 1
+        assert adjusted_rand_score([fleet.planted_groups[c] for c in fleet], found) == 1
         assert result.accuracy["mean"] > 0.9
 
 

@@ -316,7 +316,7 @@ class TestSurvey:
 class TestEveryMethod:
     def test_takes_exactly_the_cohort(self, tiny, name):
         result = engine.run(build(name, setting(rounds=13)), PlainFleet(tiny), rounds=13, seed=1)
-        trained = [p for p in result.ledger.pages if p.stage == "train"]
+        trained = [p for p in result.ledger.entries if p.stage == "train"]
         assert [len(set(p.clients)) for p in trained] == [3] * 13
         assert all(r.cohort == 3 for r in result.records)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federations import inverted, tiny_federation
+from federations import invert_clients, tiny_federation
 
 from shoal import engine, tree
 from shoal.client.shift_probe import ClassFeatures
@@ -235,7 +235,7 @@ class TestBeside:
 
 
 def half_inverted(clients):
-    return inverted(tiny_federation(clients, classes=2), ("c1", "c3", "c5"))
+    return invert_clients(tiny_federation(clients, classes=2), ("c1", "c3", "c5"))
 
 
 def played(fleet, rounds=4, federation=None, **keys):
@@ -300,5 +300,5 @@ class TestAfterASplit:
             federation,
         )
         result = engine.run(bench.method, make_fleet(bench), rounds=4, seed=4)
-        asked = {(p.round, p.stage) for p in result.ledger.pages}
+        asked = {(p.round, p.stage) for p in result.ledger.entries}
         assert asked == {(1, "represent"), (1, "prior"), (2, "probe"), *((r, "train") for r in (1, 2, 3, 4))}

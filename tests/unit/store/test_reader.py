@@ -4,26 +4,26 @@ import pytest
 
 from shoal.errors import UserError
 from shoal.store.failure import record_failure
-from shoal.store.reader import differing, group_seeds, labels, read_run, require_rounds, runs_in
+from shoal.store.reader import differing_settings, find_run_folders, read_run, require_rounds, run_labels, runs_by_job
 
 
 def test_a_finished_run_is_read_whole(write_run):
     run = read_run(write_run())
     assert run.label == "fedavg"
-    assert run.finished and run.status == "finished"
+    assert run.is_finished and run.status == "finished"
     assert [line["round"] for line in run.rounds] == [1, 2, 3, 4]
-    assert [line["round"] for line in run.evaluated] == [2, 4]
+    assert [line["round"] for line in run.evaluated_rounds] == [2, 4]
 
 
 def test_an_unfinished_run_says_how_far_it_came(write_run):
     run = read_run(write_run(done=3))
-    assert not run.finished
+    assert not run.is_finished
     assert run.status == "unfinished (round 3 of 4)"
 
 
 def test_a_run_that_was_stopped_says_why_and_when(write_course):
     run = read_run(write_course("run", [0.1, 0.2, 0.3], stopped="the budget of 30 J is spent"))
-    assert run.finished
+    assert run.is_finished
     assert run.status == "finished (the budget of 30 J is spent at round 3)"
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_failed_says_why_until_it_is_finished(write_run):
     path, job = write_run(done=3), {"method": "fedavg", "seed": 0, "rounds": 4}
     record_failure(path, job, "training diverged")
     run = read_run(path)
-    assert (run.failure, run.status, run.finished) == ("training diverged", "failed: training diverged", False)
+    assert (run.failure, run.status, run.is_finished) == ("training diverged", "failed: training diverged", False)
     (path / "result.json").write_text("{}")
     assert (read_run(path).failure, read_run(path).status) == (None, "finished")
 
@@ -96,11 +96,11 @@ def test_a_run_that_failed_before_it_began_is_read_where_that_is_asked_for(tmp_p
     record_failure(tmp_path / "lost", {"method": "fedavg", "seed": 2, "rounds": 4, "clients": None}, "no data")
     with pytest.raises(UserError, match=r"it lacks config.json and about.json"):
         read_run(tmp_path / "lost")
-    run = read_run(tmp_path / "lost", even_unbegun=True)
+    run = read_run(tmp_path / "lost", allow_not_started=True)
     assert (run.failure, run.rounds, run.config["seed"]) == ("no data", (), 2)
-    assert [path.name for path in runs_in(tmp_path)] == ["lost", "s0", "s1"]
-    assert labels([*whole, run]) == ["fedavg seed=0", "fedavg seed=1", "fedavg seed=2"]
-    assert [len(group) for _, group in group_seeds([*whole, run])] == [2]
+    assert [path.name for path in find_run_folders(tmp_path)] == ["lost", "s0", "s1"]
+    assert run_labels([*whole, run]) == ["fedavg seed=0", "fedavg seed=1", "fedavg seed=2"]
+    assert [len(group) for _, group in runs_by_job([*whole, run])] == [2]
 
 
 def test_labels_name_what_differs_within_a_method(write_run):
@@ -109,18 +109,18 @@ def test_labels_name_what_differs_within_a_method(write_run):
         read_run(write_run("b", seed=1)),
         read_run(write_run("c", method="fedprox", config={"set": {"train": {"mu": 0.1}}, "keep": 5})),
     ]
-    assert labels(runs) == ["fedavg seed=0", "fedavg seed=1", "fedprox"]
-    assert differing(runs) == ["method", "seed", "train.mu"]
+    assert run_labels(runs) == ["fedavg seed=0", "fedavg seed=1", "fedprox"]
+    assert differing_settings(runs) == ["method", "seed", "train.mu"]
 
 
 def test_a_label_does_not_name_what_a_run_does_not_have(write_run):
     runs = [read_run(write_run("a", config={"battery": None})), read_run(write_run("b", config={"battery": 5.0}))]
-    assert labels(runs) == ["fedavg", "fedavg battery=5.0"]
+    assert run_labels(runs) == ["fedavg", "fedavg battery=5.0"]
 
 
 def test_equal_jobs_are_told_apart_by_their_folder(write_run):
     runs = [read_run(write_run("first")), read_run(write_run("second"))]
-    assert labels(runs) == ["fedavg · first", "fedavg · second"]
+    assert run_labels(runs) == ["fedavg · first", "fedavg · second"]
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_job(write_run):
@@ -131,5 +131,5 @@ def test_runs_that_differ_only_in_the_seed_are_one_job(write_run):
         read_run(write_run("d", seed=2, done=3)),  # unfinished beside finished ones
         read_run(write_run("e", seed=0, config={"lr": 0.5}, done=3)),  # unfinished, but all there is
     ]
-    groups = [(name, [run.path.name for run in group]) for name, group in group_seeds(runs)]
+    groups = [(name, [run.path.name for run in group]) for name, group in runs_by_job(runs)]
     assert groups == [("fedavg lr=0.1", ["a", "b"]), ("fedavg lr=0.5", ["e"])]

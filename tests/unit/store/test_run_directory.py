@@ -11,7 +11,7 @@ from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store.checkpoint import Checkpoints
 from shoal.store.private import PrivateStore
-from shoal.store.run_directory import RunStore, evaluation_line, read_evaluation, read_record
+from shoal.store.run_directory import RunStore, evaluation_from_json, evaluation_to_json, round_record_from_json
 from shoal.types import ServerState
 
 
@@ -45,7 +45,7 @@ def test_checkpoint_round_trip(tmp_path):
 
 
 def test_the_last_k_are_kept(tmp_path):
-    store = Checkpoints(tmp_path, keep=2)
+    store = Checkpoints(tmp_path, num_kept=2)
     for r in range(1, 6):
         store.save(state(r), [])
         store.discard_old()
@@ -118,7 +118,7 @@ class TestPrivate:
         path = tmp_path / "run/private/round-000002.safetensors"
         path.write_bytes(path.read_bytes()[:-10])
         with RunStore.open(tmp_path / "run") as run:
-            found, records = (kept := run.restore()).state, kept.records
+            found, records = (kept := run.restore()).state, kept.rounds
             assert found is not None
             assert found.round == len(records) == 1
             assert run.private["c1"]["x"][0] == 1
@@ -153,7 +153,7 @@ class TestPrivate:
             for i in range(10):
                 store[f"c/{i}"] = {"m": {"w": torch.full((20,), float(r * 100 + i))}}  # 80 bytes
             store.save(r)
-            assert store._memory_used <= 900
+            assert store._memory_used_bytes <= 900
             store["c/0"] = {"m": {"w": torch.full((20,), -1.0)}}  # not yet on disk: must not be forgotten
             assert [float(store[f"c/{i}"]["m"]["w"][0]) for i in range(10)] == [
                 -1,
@@ -168,7 +168,7 @@ class TestPrivate:
         store = PrivateStore(tmp_path / "private", memory_bytes=400)  # five trees of 80 bytes
         for i in range(12):
             store[f"c{i}"] = {"w": torch.full((20,), float(i))}
-            assert store._memory_used <= 480
+            assert store._memory_used_bytes <= 480
         store["c0"] = {"w": torch.full((20,), 100.0)}  # again in the same round: the last one counts
         now = [100.0, *range(1, 12)]
         assert value(store) == now
@@ -211,7 +211,7 @@ def test_lines_without_a_checkpoint_are_dropped(tmp_path):
         with (run.path / "rounds.jsonl").open("a") as f:
             f.write('{"round": 4, "coh')
     with RunStore.open(tmp_path / "run") as run:
-        found, records, spent = (kept := run.restore()).state, kept.records, kept.clock.wall_s
+        found, records, spent = (kept := run.restore()).state, kept.rounds, kept.timing.wall_s
         assert found is not None
         assert found.round == 2
         assert records == [record(1), record(2, evaluated=False)]
@@ -292,8 +292,8 @@ def test_not_a_run_directory(tmp_path):
 def test_evaluations_survive_as_lines():
     evaluation = record(1).evaluation
     assert evaluation is not None
-    line = json.loads(json.dumps(evaluation_line(1, evaluation, ["c0", "c1"])))
+    line = json.loads(json.dumps(evaluation_to_json(1, evaluation, ["c0", "c1"])))
     assert line["accuracy"] == [None, 0.5]
-    assert read_evaluation(line, ["c0", "c1"]) == evaluation
+    assert evaluation_from_json(line, ["c0", "c1"]) == evaluation
     whole = json.loads(json.dumps(record(1).line()))
-    assert read_record(whole, evaluation) == record(1)
+    assert round_record_from_json(whole, evaluation) == record(1)

@@ -36,8 +36,8 @@ def run(central=(0.5, 0.8, 0.9), local=0.9, clients=(1.0, 0.8), joules=(10.0, 5.
         rounds=rounds,
         clients=({"accuracy": list(clients)},),
         result={"accuracy": accuracy, "joules_of_clients": spent, **result},
-        judged="central",
-        counted="clients",
+        accuracy_key="central",
+        joules_scope="clients",
     )
 
 

@@ -18,8 +18,8 @@ def test_everybody_is_served_the_expert_of_the_group_that_it_was_planted_in():
     result = shoal.run(oracle, fleet, **keys)
     state, method = result.state, arrange(Job(**keys), oracle, fleet).method
     assert sorted(state.models) == ["expert-000", "expert-001", GLOBAL]
-    assert {c: int(w.argmax()) for c, w in state.membership.items()} == fleet.groups
-    for client, group in fleet.groups.items():
+    assert {c: int(w.argmax()) for c, w in state.membership.items()} == fleet.planted_groups
+    for client, group in fleet.planted_groups.items():
         served, expert = method.models_for(state, client)[GLOBAL], averaged(state)[f"expert-{group:03d}"]
         assert all(torch.equal(served[k], expert[k]) for k in expert)
     anybody = method.models_for(state, None)[GLOBAL]

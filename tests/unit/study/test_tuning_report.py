@@ -24,8 +24,8 @@ def tuned(epochs=5.0, lr=0.02, seed=0, variant="a", **options):
         rounds=tuple({"round": i, "metrics": metrics} for i, metrics in enumerate(said)),
         clients=(),
         result={},
-        judged="central",
-        counted="clients",
+        accuracy_key="central",
+        joules_scope="clients",
     )
     return Measured(Entry("here", variant, seed, Job(seed=seed)), run, {}, 1, 50)
 

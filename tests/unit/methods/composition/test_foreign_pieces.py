@@ -15,7 +15,7 @@ from compositions import smallest_composition
 from federations import tiny_federation
 from foreign_pieces import Halves, LargestUpdates, Median
 from installed import forget_pieces_afterwards, install
-from quick import quick
+from quick import quick_options
 
 import shoal
 from shoal import tree
@@ -147,7 +147,7 @@ TRAINED = (
 def test_methods_with_foreign_pieces_train(method):
     federation = tiny_federation(5)
     keys = {"rounds": 2, "cohort": 3, "epochs": 2, "fleet": "plain", "seed": 4}
-    result = shoal.run(method, federation, **keys, set=quick(method))
+    result = shoal.run(method, federation, **keys, set=quick_options(method))
     first = build(method, Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3)).init(4).models
     moved = [tree.max_abs_difference(next(iter(first.values())), model) for model in result.state.models.values()]
     assert all(0 < distance < 10 for distance in moved)
