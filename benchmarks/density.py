@@ -66,7 +66,7 @@ def measure_fit(fleet: str, clients: int, references: int | None) -> dict[str, A
     found["fit_s"] = _seconds(lambda: clusterer.fit(rows))
     found["labels"] = clusterer.labels_.tolist()
     found["clusters"], found["planted"] = int(clusterer.labels_.max()) + 1, planted.tolist()
-    found["splits"], found["merges"] = clusterer.splits_, clusterer.merges_
+    found["splits"], found["merges"] = clusterer.n_splits_, clusterer.n_merges_
     found["predict_s"] = _seconds(lambda: clusterer.predict(changed[:NUM_LATE_JOINING]))
     found["update_s"] = _seconds(lambda: clusterer.update(changed[:NUM_CHANGED], np.arange(min(NUM_CHANGED, clients))))
     found["joules"] = SERVER_W * found["fit_s"]
@@ -88,7 +88,7 @@ def measure_guard(fleet: str, seeds: int) -> dict[str, Any]:
         rows, halves, _ = draw_sparsities(fleet, NUM_GUARD_CLIENTS, seed)
         fits.append(AdaptiveDensityClusters().fit(rows, halves=halves))
     ratios = [f.noise_ratio_ for f in fits]
-    one = sum(f.guarded_ for f in fits)
+    one = sum(f.is_guarded_ for f in fits)
     return {
         "fleet": fleet,
         "seeds": seeds,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 import shoal
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.data.federation import Federation
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
@@ -62,7 +62,9 @@ FULL = Sizes("cnn-cifar", 50, 20_000, 200, 80, 5, (0.0, 0.01, 0.05, 0.2), (0.1, 
 TINY = Sizes("mlp", 10, None, 10, 8, 1, (0.0, 0.05), (1.0,))
 
 
-def collect_sparsity(program: Sparsity, sent_model: Params, data: Clients, seed: int) -> dict[ClientId, torch.Tensor]:
+def collect_sparsity(
+    program: MeasureSparsity, sent_model: Params, data: Clients, seed: int
+) -> dict[ClientId, torch.Tensor]:
     tasks = {c: Task({"first": sent_model}, {}, derive_seed(seed, c)) for c in data}
     reports = PlainFleet(data).execute(Plan(program, tasks))
     return {c: r.tensors["sparsity"]["s"] for c, r in reports.items()}
@@ -72,7 +74,7 @@ def collect_sparsity(program: Sparsity, sent_model: Params, data: Clients, seed:
 class QueriedClients:
     """Clients, and what they told without noise."""
 
-    program: Sparsity
+    program: MeasureSparsity
     data: Clients
     noiseless_vectors: Mapping[ClientId, torch.Tensor]
 
@@ -88,10 +90,10 @@ class QueriedClients:
 
     def released_vectors(self, noise: float, seed: int) -> Floats:
         """[clients, 4, channels] with noise, which is the last thing that happens to them on the client."""
-        program = replace(self.program, noise=noise)
+        program = replace(self.program, noise_std=noise)
         rows = {c: len(self.data[c]["train"].y) for c in self.data}
         each = [
-            program.released(s[[0, 2, 3]], rows[c], derive_seed(seed, noise, c))
+            program.release_vectors(s[[0, 2, 3]], rows[c], derive_seed(seed, noise, c))
             for c, s in self.noiseless_vectors.items()
         ]
         found: Floats = torch.stack(each).double().numpy()
@@ -101,14 +103,14 @@ class QueriedClients:
 class Server:
     """The model it sent, and what that gives on public rows."""
 
-    def __init__(self, program: Sparsity, sent_model: Params, public_samples: Examples) -> None:
+    def __init__(self, program: MeasureSparsity, sent_model: Params, public_samples: Examples) -> None:
         self.program, self.sent_model, self.public_samples = program, sent_model, public_samples
         zeros, y = self.zero_activations(public_samples.x), public_samples.y.numpy()
         self.class_means: Floats = np.stack([zeros[y == k].mean(axis=0) for k in range(CLASSES)])
         self.class_covariance: Floats = np.cov((zeros - self.class_means[y]).T) + 1e-3 * np.eye(zeros.shape[1])
 
     def zero_activations(self, x: torch.Tensor) -> Floats:
-        found = self.program.adaptation.model.relu_output(self.sent_model, x, self.program.place) == 0
+        found = self.program.adaptation.model.relu_output(self.sent_model, x, self.program.layer_index) == 0
         return found.double().numpy()
 
     def query(self, data: Clients, seed: int) -> QueriedClients:
@@ -256,7 +258,7 @@ def measure_dataset(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
     source = shoal.load(data, max_train_samples=sizes.samples)
     model = load_model(sizes.model, source.input_shape, CLASSES)
     program = build("fedepc", Setting(model, rounds=1, cohort=1, lr=0.05)).programs["represent"]
-    assert isinstance(program, Sparsity)
+    assert isinstance(program, MeasureSparsity)
     server = Server(
         program, model.init(derive_seed(seed, "init")), choose_public_samples(source.test, sizes.public, seed)
     )
@@ -270,7 +272,7 @@ def measure_dataset(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
     same = dealt("iid")
     groups = measure_clusters(server, dealt(f"groups:{NUM_PLANTED_GROUPS},100"), same, sizes, seed)
     proved = [
-        replace(program, noise=n).privacy_guarantee(same.samples_per_client("train").tolist())
+        replace(program, noise_std=n).privacy_guarantee(same.samples_per_client("train").tolist())
         for n in sizes.noises
         if n
     ]

@@ -180,7 +180,7 @@ def evaluate(
     timer: Timer | None = None,
 ) -> Evaluation:
     """Of exactly what is served: `models_for` and `predict`, on the test split that nothing else opens."""
-    program, timer = Evaluate.of(method), timer or Timer()
+    program, timer = Evaluate.for_method(method), timer or Timer()
     with timer("evaluate: clients"):
         tasks = {c: Task(method.models_for(state, c)) for c in fleet.roster()}
         reports = fleet.execute(Plan(program, tasks)) if tasks else {}
@@ -223,7 +223,7 @@ def evaluate_unseen(
         PlainFleet({c: {UNLABELLED_SPLIT: rows} for c, rows in unlabelled_by_client.items()}, fleet.private).execute(
             Plan(method.adaptation_program, tasks)
         )
-    reports = fleet.execute(Plan(Evaluate.of(method), tasks))
+    reports = fleet.execute(Plan(Evaluate.for_method(method), tasks))
     samples_by_model = {
         c: _samples_by_model(method, tasks[c].models, fleet.private.get(c, {}), rows.x) for c, rows in unseen.items()
     }

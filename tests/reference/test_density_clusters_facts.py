@@ -14,7 +14,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from shoal.clusterers import AdaptiveDensityClusters
-from shoal.clusterers.density import dense_clusters, printed_least, printed_radius, split_clusters
+from shoal.clusterers.density import dense_clusters, printed_min_neighbours, printed_radius, split_clusters
 from shoal.clusterers.jensen_shannon import modified_js, pairwise_modified_js
 
 SEEDS = range(5)
@@ -100,16 +100,16 @@ class TestPrintedEquations:
         assert 0.25 < printed_radius(rows) < 0.5
 
     def test_eq_6_lies_between_half_and_all(self):
-        assert printed_least(np.zeros((50, 64))) == printed_least(np.ones((50, 64))) == 25
-        assert printed_least(np.random.default_rng(0).random((50, 64))) == 50
+        assert printed_min_neighbours(np.zeros((50, 64))) == printed_min_neighbours(np.ones((50, 64))) == 25
+        assert printed_min_neighbours(np.random.default_rng(0).random((50, 64))) == 50
         for seed in SEEDS:
-            assert 25 <= printed_least(np.random.default_rng(seed).random((50, 1)) * 0.01) <= 50
+            assert 25 <= printed_min_neighbours(np.random.default_rng(seed).random((50, 1)) * 0.01) <= 50
 
     @pytest.mark.parametrize("spread", [0.1, 1.0])
     @pytest.mark.parametrize("law", [(1, 1), (1, 1, 1, 1, 1), 0.1, 0.5, 1.0], ids=str)
     def test_dense_clusters_as_printed_are_one_or_none(self, law, spread):
         rows, _, _ = fleet(law, 0, clients=50, spread=spread)
-        radius, least = np.full(50, printed_radius(rows)), np.full(50, printed_least(rows))
+        radius, least = np.full(50, printed_radius(rows)), np.full(50, printed_min_neighbours(rows))
         labels = dense_clusters(pairwise_modified_js(rows), radius, least)
         assert set(labels) in ({0}, {-1})
 
@@ -144,9 +144,11 @@ class TestSplitsAndMerges:
         rows, _, _ = fleet(law, 1)
         found = AdaptiveDensityClusters(scale=scale).fit(rows)
         assert found.converged_
-        assert found.splits_ < 100 and found.merges_ < 100
+        assert found.n_splits_ < 100 and found.n_merges_ < 100
         d = pairwise_modified_js(rows) / found.distances_scale_
-        clusters = [np.flatnonzero(found.settled_ == k) for k in range(found.settled_.max() + 1)]
+        clusters = [
+            np.flatnonzero(found.labels_before_joining_ == k) for k in range(found.labels_before_joining_.max() + 1)
+        ]
         assert all(d[np.ix_(c, c)].mean() <= 0.36 for c in clusters)
         assert all(d[np.ix_(*pair)].mean() >= 0.30 for pair in combinations(clusters, 2))
 
@@ -156,7 +158,9 @@ class TestSplitsAndMerges:
     def test_two_settings_of_table_2_may_go_on_for_ever(self, merge, split, clients, distance):
         # clients pairwise d apart: b = d < merge, and w = d (n - 1) / n = 0.126 > 0.12 or 0.185 > 0.18
         unit = 2 * log(2) / distance  # unit vectors are 2 ln 2 apart with γ = 1
-        found = AdaptiveDensityClusters(merge * unit, split * unit, scale="none", literal=True).fit(np.eye(clients))
+        found = AdaptiveDensityClusters(merge * unit, split * unit, scale="none", as_published=True).fit(
+            np.eye(clients)
+        )
         assert not found.converged_
         assert found.n_iter_ == found.max_iter
 
@@ -171,7 +175,7 @@ class TestFleets:
     def test_planted_groups_are_found(self, law, seed):
         rows, halves, planted = fleet(law, seed)
         found = AdaptiveDensityClusters().fit(rows, halves=halves)
-        assert not found.guarded_
+        assert not found.is_guarded_
         assert found.labels_.tolist() == planted.tolist()
         assert found.predict(fleet(law, seed)[1][0]).tolist() == planted.tolist()
 
@@ -187,7 +191,7 @@ class TestFleets:
     def test_skewed_fleets_pass_the_guard(self, law, seed):
         rows, halves, _ = fleet(law, seed)
         found = AdaptiveDensityClusters().fit(rows, halves=halves)
-        assert found.noise_ratio_ > 2 * found.guard
+        assert found.noise_ratio_ > 2 * found.noise_guard_ratio
         assert found.labels_.max() > 5
 
     @pytest.mark.parametrize("examples", [(100, 100), (100, 500), (500, 500)])
@@ -202,7 +206,9 @@ class TestFleets:
     @pytest.mark.parametrize("spread", [0.5, 2.0])
     @pytest.mark.parametrize("seed", SEEDS)
     def test_the_guard_holds_where_classes_differ_less_or_more(self, seed, spread):
-        guarded = [fitted(*fleet(law, seed, spread=spread)).guarded_ for law in (inf, 10.0, 0.5, 0.1, (1, 1, 1, 1, 1))]
+        guarded = [
+            fitted(*fleet(law, seed, spread=spread)).is_guarded_ for law in (inf, 10.0, 0.5, 0.1, (1, 1, 1, 1, 1))
+        ]
         assert guarded == [True, True, False, False, False]
 
     @pytest.mark.parametrize("seed", SEEDS)
@@ -211,7 +217,7 @@ class TestFleets:
         """More than half of all pairs are within a group, and so is the median distance."""
         rows, halves, planted = fleet(law, seed, spread=2.0)
         median, mean = (AdaptiveDensityClusters(scale=scale).fit(rows, halves=halves) for scale in ("median", "mean"))
-        assert not mean.guarded_
+        assert not mean.is_guarded_
         assert adjusted_rand_score(planted, mean.labels_) == 1
         assert adjusted_rand_score(planted, median.labels_) < 0.9
 

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine
-from shoal.client.gaussian_mechanism import label_noise, noisy_distribution
+from shoal.client.gaussian_mechanism import label_noise_std, noisy_distribution
 from shoal.clusterers.similar import SimilarClusters
 from shoal.cost.costs import CostModel
 from shoal.data import Dataset
@@ -74,13 +74,13 @@ def agreement(gamma, rho=5, seeds=5):
     p, truth = uniform_blocks(rho)
     found = []
     for seed in range(seeds):
-        noisy = noisy_distribution(torch.from_numpy(p), label_noise(gamma, CLASSES), seed)
+        noisy = noisy_distribution(torch.from_numpy(p), label_noise_std(gamma, CLASSES), seed)
         found.append(adjusted_rand_score(truth, SimilarClusters(rho, random_state=seed).fit(noisy.numpy()).labels_))
     return float(np.mean(found))
 
 
 def test_noise_on_labels_blurs_the_groups():
-    assert label_noise(1.0, CLASSES) == pytest.approx(0.1)
+    assert label_noise_std(1.0, CLASSES) == pytest.approx(0.1)
     assert agreement(0.0) == 1.0
     assert agreement(1.0) > 0.97
     assert 0.2 < agreement(3.0) < 0.65

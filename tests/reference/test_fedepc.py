@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import shoal
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client.train import LocalTraining
 from shoal.fleet.plain import PlainFleet
 from shoal.models import load_model
@@ -32,8 +32,8 @@ def represented(partition, seed):
     """Sparsity of the last hidden ReLU (64 channels) after one local epoch from common first weights."""
     fleet = shoal.partition(fashion(), partition, clients=CLIENTS, seed=seed)
     model = load_model("cnn-cifar", fleet.input_shape, 10)
-    program = Sparsity(LocalTraining(model, epochs=1, batch_size=32, lr=0.05))
-    assert program.channels == 64
+    program = MeasureSparsity(LocalTraining(model, epochs=1, batch_size=32, lr=0.05))
+    assert program.num_channels == 64
     tasks = {c: Task({"first": model.init(derive_seed(seed, "init"))}, {}, derive_seed(seed, c)) for c in fleet}
     reports = PlainFleet(fleet).execute(Plan(program, tasks))
     rows = torch.stack([vector(reports[c].tensors["sparsity"]) for c in fleet]).double().numpy()

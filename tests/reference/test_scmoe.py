@@ -102,7 +102,7 @@ def test_z_does_not_hang_on_how_far_a_client_went():
 
 def test_three_orthogonal_groups_centred():
     rows = np.repeat(np.eye(3), 4, axis=0)
-    found = OverlappingClusters(3, threshold=0.2).fit(principal_directions(rows, 1.0, centred=True))
+    found = OverlappingClusters(3, threshold=0.2).fit(principal_directions(rows, 1.0, is_centred=True))
     assert found.membership_.sum(1).tolist() == [1] * 12
     assert [found.labels_[k : k + 4].tolist().count(found.labels_[k]) for k in (0, 4, 8)] == [4, 4, 4]
     assert len(set(found.labels_.tolist())) == 3

@@ -156,7 +156,7 @@ def test_a_service_that_is_known_to_be_away_is_asked_once_in_a_while(runs, tmp_p
                 assert all(remote.predict(images[:1]).offline for _ in range(3))
                 asked.append(len(server.seen) - before)
             assert asked == [5, 1, 0, 1, 0, 0, 0, 1]  # after 1, 2 and 4 s
-            server.failures.clear()
+            server.failures.is_clear()
             assert remote.predict(images[:1]).offline
             now[0] = 15.0
             assert not remote.predict(images[:1]).offline

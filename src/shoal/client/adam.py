@@ -23,10 +23,10 @@ class Adam:
         device = next(iter(params.values())).device
         return {"mean": zeros, "square": dict(zeros), "steps": torch.zeros((), device=device)}
 
-    def update(self, params: Params, slopes: Params, s: Tree) -> tuple[Params, Tree]:
-        steps = s["steps"] + 1
-        mean = {k: self.beta1 * s["mean"][k] + (1 - self.beta1) * g for k, g in slopes.items()}
-        square = {k: self.beta2 * s["square"][k] + (1 - self.beta2) * g * g for k, g in slopes.items()}
+    def update(self, params: Params, gradients: Params, state: Tree) -> tuple[Params, Tree]:
+        steps = state["steps"] + 1
+        mean = {k: self.beta1 * state["mean"][k] + (1 - self.beta1) * g for k, g in gradients.items()}
+        square = {k: self.beta2 * state["square"][k] + (1 - self.beta2) * g * g for k, g in gradients.items()}
         bias1, bias2 = 1 - self.beta1**steps, 1 - self.beta2**steps
         moved = {
             k: p - self.lr * (mean[k] / bias1) / ((square[k] / bias2).sqrt() + self.eps) for k, p in params.items()

@@ -27,18 +27,18 @@ class AlignedTraining(LocalTraining):
 
     def begin(self, task: Task, private: Tree) -> Tree:
         received = task.models["global"]
-        s = super().begin(replace(task, models={"global": received}), private)
+        state = super().begin(replace(task, models={"global": received}), private)
         if "direction" not in task.models or not self.cosine:
-            return s
-        way = {k: task.models["direction"][k] for k in s["params"]}
-        return s | {"direction": way, "anchor": {k: received[k] for k in s["params"]}}
+            return state
+        direction = {k: task.models["direction"][k] for k in state["params"]}
+        return state | {"direction": direction, "anchor": {k: received[k] for k in state["params"]}}
 
-    def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
-        loss = super().penalised(loss, logits, params, s, b)
-        if "direction" not in s:
+    def add_penalties(self, loss: Tensor, logits: Tensor, params: Params, state: Tree, batch: Batch) -> Tensor:
+        loss = super().add_penalties(loss, logits, params, state, batch)
+        if "direction" not in state:
             return loss
-        gone = {k: p - s["anchor"][k] for k, p in params.items()}
-        return loss + self.cosine * (1 - cosine(gone, s["direction"]))
+        local_update = {k: p - state["anchor"][k] for k, p in params.items()}
+        return loss + self.cosine * (1 - cosine(local_update, state["direction"]))
 
 
 def cosine(a: Params, b: Params) -> Tensor:

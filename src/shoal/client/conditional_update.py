@@ -20,19 +20,19 @@ class ConditionalUpdate:
     one sensitivity; who has none of them takes the received one. A model that has become no number hits nothing."""
 
     model: Model
-    judge: Literal["val", "train"] = option(
+    validation_split: Literal["val", "train"] = option(
         "val",
         "Compare the personal and the received model on the client's validation samples (val) or on its training "
         "samples (train).",
         value_without_validation="train",
     )
-    rows: Literal["all", "low", "high"] = "all"  # as the client trains on
+    sensitivity: Literal["all", "low", "high"] = "all"  # as the client trains on
     name: str = "update"
     batchable: bool = True  # as served, a row is its own affair
 
     @property
     def split(self) -> str:
-        return self.judge if self.rows == "all" else f"{self.judge}/{self.rows}"
+        return self.validation_split if self.sensitivity == "all" else f"{self.validation_split}/{self.sensitivity}"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -43,20 +43,22 @@ class ConditionalUpdate:
         hits = torch.zeros(2, device=self.model.device)
         return {"received": received, "own": private.get("model", received), "hits": hits}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        logits = torch.stack([self.model.predict(s[k], b.x) for k in ("own", "received")])
-        right = (logits.argmax(-1) == b.y) & logits.isfinite().all(-1)  # of NaNs the first class would be the largest
-        return s | {"hits": s["hits"] + (right * b.w).sum(-1)}
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        logits = torch.stack([self.model.predict(state[k], batch.x) for k in ("own", "received")])
+        right = (logits.argmax(-1) == batch.y) & logits.isfinite().all(
+            -1
+        )  # of NaNs the first class would be the largest
+        return state | {"hits": state["hits"] + (right * batch.w).sum(-1)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        better = state["hits"][0] > state["hits"][1]
-        model = mixed(state["received"], state["own"], task.config["kappa"], better)
-        return Report(metrics={"kept": (float(better), float(counts[self.split] > 0))}), {"model": model}
+        is_personal_better = state["hits"][0] > state["hits"][1]
+        model = mix_models(state["received"], state["own"], task.config["kappa"], is_personal_better)
+        return Report(metrics={"kept": (float(is_personal_better), float(counts[self.split] > 0))}), {"model": model}
 
 
-def mixed(received: Params, own: Params, kappa: float, better: Tensor) -> Params:
+def mix_models(received: Params, personal: Params, kappa: float, is_personal_better: Tensor) -> Params:
     """Eq. 16. Whole numbers (batch counters) are the received ones."""
     return {
-        k: torch.where(better, (1 - kappa) * x + kappa * own[k], x) if x.is_floating_point() else x
+        k: torch.where(is_personal_better, (1 - kappa) * x + kappa * personal[k], x) if x.is_floating_point() else x
         for k, x in received.items()
     }

@@ -16,14 +16,14 @@ class Evaluate:
     """Counts per class and the summed loss over one split. The only program that opens "test"."""
 
     predict: Predict
-    classes: int
+    num_classes: int
     batchable: bool = True  # as served, a row is its own affair, with batch norm too
     split: str = "test"
     batch_size: int = 1024  # large: nothing depends on it but speed
     name: str = "evaluate"
 
     @classmethod
-    def of(cls, method: Method) -> Evaluate:
+    def for_method(cls, method: Method) -> Evaluate:
         return cls(method.predict, method.num_classes)
 
     @property
@@ -31,19 +31,19 @@ class Evaluate:
         return (Phase(self.split, 1, self.batch_size, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        counts = torch.zeros(3, self.classes)  # hits, predicted and actual rows of each class
+        counts = torch.zeros(3, self.num_classes)  # hits, predicted and actual rows of each class
         return {"models": dict(task.models), "private": private, "counts": counts, "loss": torch.zeros(2)}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        logits = self.predict(s["models"], s["private"], b.x)
-        each = torch.arange(self.classes, device=b.y.device)
-        chosen = (logits.argmax(-1)[:, None] == each) * b.w[:, None]  # [rows, classes]
-        actual = (b.y[:, None] == each) * b.w[:, None]
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        logits = self.predict(state["models"], state["private"], batch.x)
+        each = torch.arange(self.num_classes, device=batch.y.device)
+        chosen = (logits.argmax(-1)[:, None] == each) * batch.w[:, None]  # [rows, classes]
+        actual = (batch.y[:, None] == each) * batch.w[:, None]
         seen = torch.stack([(chosen * actual).sum(0), chosen.sum(0), actual.sum(0)])
-        loss = (F.cross_entropy(logits, b.y, reduction="none") * b.w).sum()
-        return s | {
-            "counts": s["counts"].to(seen.device) + seen,
-            "loss": s["loss"].to(loss.device) + torch.stack([loss, b.w.sum()]),
+        loss = (F.cross_entropy(logits, batch.y, reduction="none") * batch.w).sum()
+        return state | {
+            "counts": state["counts"].to(seen.device) + seen,
+            "loss": state["loss"].to(loss.device) + torch.stack([loss, batch.w.sum()]),
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

@@ -12,12 +12,12 @@ from shoal.types import Batch, Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
-class FeatureMoments:
+class ComputeFeatureMoments:
     """Of the received model's features h over the training rows: how many rows each class has, the sum of h over them,
     and the sum of h hᵀ over all. The last two leave divided by the number of rows."""
 
     model: Model
-    width: int  # channels at most
+    max_features: int  # channels at most
     split: str = "train"  # what the client trains on
     name: str = "describe"
     batchable: bool = True  # as served, a row is its own affair
@@ -30,19 +30,19 @@ class FeatureMoments:
         received = next(iter(task.models.values()))
         with torch.no_grad():
             x = torch.zeros(1, *self.model.input_shape, device=self.model.device)
-            channels = self.model.features(received, x, self.width).shape[1]
+            channels = self.model.features(received, x, self.max_features).shape[1]
         shapes = {"count": (), "mean": (channels,)}
         zeros = {k: torch.zeros(self.model.num_classes, *shape, device=x.device) for k, shape in shapes.items()}
         return {"model": received, **zeros, "square": torch.zeros(channels, channels, device=x.device)}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        h = self.model.features(s["model"], b.x, self.width)
-        each = torch.arange(self.model.num_classes, device=b.y.device)
-        held = (b.y[:, None] == each) * b.w[:, None]  # [rows, classes]
-        return s | {
-            "count": s["count"] + held.sum(0),
-            "mean": s["mean"] + held.T @ h,
-            "square": s["square"] + (b.w[:, None] * h).T @ h,
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        h = self.model.features(state["model"], batch.x, self.max_features)
+        each = torch.arange(self.model.num_classes, device=batch.y.device)
+        held = (batch.y[:, None] == each) * batch.w[:, None]  # [rows, classes]
+        return state | {
+            "count": state["count"] + held.sum(0),
+            "mean": state["mean"] + held.T @ h,
+            "square": state["square"] + (batch.w[:, None] * h).T @ h,
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

@@ -15,17 +15,17 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from shoal.client.adam import Adam
-from shoal.client.model_choice import Choose
+from shoal.client.model_choice import ChooseModel
 from shoal.client.train import LocalTraining, cross_entropy
 from shoal.models import Model
 from shoal.rng import derive_seed, generator
 from shoal.types import Batch, HasOptions, OnlyIf, Params, Phase, Predict, Report, Task, Tree, option
 
 EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
-TRAINED = OnlyIf(
+IF_GATE_IS_TRAINED = OnlyIf(
     "gate.prior is learned and gate.epochs is above 0", lambda fit: fit.gate.prior == "learned" and fit.epochs > 0
 )
-KEPT = 0  # the place of the model that is always used: the client's own
+ALWAYS_USED_INDEX = 0  # the place of the model that is always used: the client's own
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Gate(HasOptions):
         ge=0,
         only_if=OnlyIf(
             "gate.top is above 0, gate.prior is learned, and gate.calibrate or gate.denoise is true",
-            lambda gate: not gate.shortlist or (gate.top > 0 and gate.prior == "learned" and gate.is_confident),
+            lambda gate: not gate.shortlist or (gate.top > 0 and gate.prior == "learned" and gate.uses_confidence),
         ),
     )
     temperature: float = option(
@@ -66,7 +66,7 @@ class Gate(HasOptions):
         "Divide the logits by this temperature before the confidence of a model is computed from them.",
         gt=0,
         only_if=OnlyIf(
-            "gate.calibrate or gate.denoise is true", lambda gate: gate.is_confident or gate.serves_without_gate
+            "gate.calibrate or gate.denoise is true", lambda gate: gate.uses_confidence or gate.serves_without_gate
         ),
     )
     calibrate: bool = option(
@@ -87,14 +87,14 @@ class Gate(HasOptions):
     )
     serves_without_gate: bool = False  # whether a client without a gate weighs several models by their confidence
 
-    def init(self, inputs: int, models: int, seed: int, device: str = "cpu") -> Params:
+    def init(self, num_inputs: int, num_models: int, seed: int, device: str = "cpu") -> Params:
         """The last layer is zero: at first all models count the same."""
-        g, bound = generator(derive_seed(seed, "gate")), inputs**-0.5
+        g, bound = generator(derive_seed(seed, "gate")), num_inputs**-0.5
         first = {
-            "weight1": (torch.rand(self.hidden, inputs, generator=g) * 2 - 1) * bound,
+            "weight1": (torch.rand(self.hidden, num_inputs, generator=g) * 2 - 1) * bound,
             "bias1": (torch.rand(self.hidden, generator=g) * 2 - 1) * bound,
-            "weight2": torch.zeros(models, self.hidden),
-            "bias2": torch.zeros(models),
+            "weight2": torch.zeros(num_models, self.hidden),
+            "bias2": torch.zeros(num_models),
         }
         return {k: x.to(device) for k, x in first.items()}
 
@@ -104,54 +104,63 @@ class Gate(HasOptions):
         scores = F.linear(inside, gate["weight2"], gate["bias2"])
         return scores if self.prior == "learned" else torch.zeros_like(scores)
 
-    def run(self, scores: Tensor) -> Tensor:
+    def models_to_run(self, scores: Tensor) -> Tensor:
         """Which models are run for a row: [rows, models], by priors only, which decide alone where confidence does not
         matter."""
-        return F.pad(self._largest(scores[..., KEPT + 1 :], self._runs), (1, 0), value=True)
+        return F.pad(
+            self._is_among_largest(scores[..., ALWAYS_USED_INDEX + 1 :], self._num_experts_to_run), (1, 0), value=True
+        )
 
     def log_weights(self, scores: Tensor, logits: Tensor) -> Tensor:
         """[rows, models] from logits [rows, models, classes]; -inf for a model that does not count (Alg. 2, 4-19)."""
-        told = scores  # log of the prior, line 5, but for what all have in common and line 19 takes away
+        corrected_scores = scores  # log of the prior, line 5, but for what all have in common and line 19 takes away
         if self.calibrate or self.denoise:
-            sure = torch.logsumexp(logits / self.temperature, dim=-1)  # log of beta, line 9
-            told = told + sure if self.calibrate else told  # line 10
-        own, experts = told[..., : KEPT + 1], told[..., KEPT + 1 :]
+            confidence = torch.logsumexp(logits / self.temperature, dim=-1)  # log of beta, line 9
+            corrected_scores = corrected_scores + confidence if self.calibrate else corrected_scores  # line 10
+        always_used, experts = (
+            corrected_scores[..., : ALWAYS_USED_INDEX + 1],
+            corrected_scores[..., ALWAYS_USED_INDEX + 1 :],
+        )
         if self.denoise:
-            experts = experts.masked_fill(sure[..., KEPT + 1 :] < sure[..., : KEPT + 1], -torch.inf)
-        if 0 < self._runs < experts.shape[-1]:
-            experts = experts.masked_fill(~self._largest(scores[..., KEPT + 1 :], self._runs), -torch.inf)
-        if 0 < self.top < min(experts.shape[-1], self._runs or experts.shape[-1]):
-            experts = experts.masked_fill(~self._largest(experts, self.top), -torch.inf)  # lines 12-17
-        return F.log_softmax(torch.cat([own, experts], dim=-1), dim=-1)  # line 19
+            experts = experts.masked_fill(
+                confidence[..., ALWAYS_USED_INDEX + 1 :] < confidence[..., : ALWAYS_USED_INDEX + 1], -torch.inf
+            )
+        if 0 < self._num_experts_to_run < experts.shape[-1]:
+            experts = experts.masked_fill(
+                ~self._is_among_largest(scores[..., ALWAYS_USED_INDEX + 1 :], self._num_experts_to_run), -torch.inf
+            )
+        if 0 < self.top < min(experts.shape[-1], self._num_experts_to_run or experts.shape[-1]):
+            experts = experts.masked_fill(~self._is_among_largest(experts, self.top), -torch.inf)  # lines 12-17
+        return F.log_softmax(torch.cat([always_used, experts], dim=-1), dim=-1)  # line 19
 
-    def mixed(self, log_weights: Tensor, logits: Tensor) -> Tensor:
+    def mixture_logits(self, log_weights: Tensor, logits: Tensor) -> Tensor:
         """[rows, classes]: what is predicted, as logits (line 20)."""
         if self.mix == "logits":
             return (log_weights.exp()[..., None] * logits).sum(-2)
         return torch.logsumexp(log_weights[..., None] + F.log_softmax(logits, dim=-1), dim=-2)
 
     @property
-    def _runs(self) -> int:
+    def _num_experts_to_run(self) -> int:
         """How many experts are run for a row; 0: all."""
         if self.prior == "uniform":
             return 0  # there is nothing to choose by
-        return self.top and self.shortlist and max(self.top, self.shortlist) if self.is_confident else self.top
+        return self.top and self.shortlist and max(self.top, self.shortlist) if self.uses_confidence else self.top
 
     @property
-    def is_confident(self) -> bool:
+    def uses_confidence(self) -> bool:
         """Whether the confidence of models counts."""
         return self.calibrate or self.denoise
 
-    def _largest(self, experts: Tensor, count: int) -> Tensor:
+    def _is_among_largest(self, experts: Tensor, num_largest: int) -> Tensor:
         """As many as are asked for, of equals the first, on every fleet."""
-        if not 0 < count < experts.shape[-1]:
+        if not 0 < num_largest < experts.shape[-1]:
             return torch.ones_like(experts, dtype=torch.bool)
         order = 1e-6 * torch.arange(experts.shape[-1], device=experts.device)
-        places = (experts.detach() - order).topk(count, dim=-1).indices
+        places = (experts.detach() - order).topk(num_largest, dim=-1).indices
         return torch.zeros_like(experts, dtype=torch.bool).scatter(-1, places, True)
 
 
-def confident(logits: Tensor, temperature: float = 1.0) -> Tensor:
+def confidence_weighted_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Models [rows, models, classes] weighed by their confidence alone: for whoever has no gate."""
     weights = torch.logsumexp(logits / temperature, dim=-1).softmax(-1)
     return (weights[..., None] * logits).sum(-2)
@@ -170,43 +179,45 @@ class FitGate(HasOptions):
         ge=0,
         only_if=OnlyIf("gate.prior is learned", lambda fit: fit.gate.prior == "learned"),
     )
-    batch_size: int = option(64, "Each step of gate training uses this many samples.", ge=1, only_if=TRAINED)
-    lr: float = option(0.005, "Adam trains the gate network with this learning rate.", gt=0, only_if=TRAINED)
+    batch_size: int = option(64, "Each step of gate training uses this many samples.", ge=1, only_if=IF_GATE_IS_TRAINED)
+    lr: float = option(0.005, "Adam trains the gate network with this learning rate.", gt=0, only_if=IF_GATE_IS_TRAINED)
     split: str = "train"
 
     @property
     def optimiser(self) -> Adam:
         return Adam(self.lr, eps=EPS)
 
-    def begin(self, models: int, seed: int) -> Tree:
+    def begin(self, num_models: int, seed: int) -> Tree:
         inputs = torch.Size(self.model.input_shape).numel()
-        gate = self.gate.init(inputs, models, seed, self.model.device)
+        gate = self.gate.init(inputs, num_models, seed, self.model.device)
         return {"gate": gate, "adam": self.optimiser.init(gate)}
 
-    def phases(self, say: Callable[[Tree, Tensor], Tensor]) -> tuple[Phase, ...]:
+    def phases(self, logits_fn: Callable[[Tree, Tensor], Tensor]) -> tuple[Phase, ...]:
         """`say`: logits of all models, [rows, models, classes], computed of each row once. Without a network there is
         nothing to train."""
         if self.gate.prior == "uniform":
             return ()
 
-        def inputs(s: Tree, x: Tensor) -> Tensor:
+        def precompute(state: Tree, x: Tensor) -> Tensor:
             """What the gate sees and what every model says, side by side."""
-            return torch.cat([x.flatten(1), say(s, x).flatten(1)], dim=1)
+            return torch.cat([x.flatten(1), logits_fn(state, x).flatten(1)], dim=1)
 
-        return (Phase(self.split, self.epochs, self.batch_size, self.step, precompute=inputs),)
+        return (Phase(self.split, self.epochs, self.batch_size, self.step, precompute=precompute),)
 
-    def objective(self, gate: Params, b: Batch) -> Tensor:
+    def objective(self, gate: Params, batch: Batch) -> Tensor:
         models = gate["bias2"].shape[0]
-        width = b.x.shape[1] - models * self.model.num_classes
-        x, logits = b.x[:, :width], b.x[:, width:].reshape(-1, models, self.model.num_classes)
+        width = batch.x.shape[1] - models * self.model.num_classes
+        x, logits = batch.x[:, :width], batch.x[:, width:].reshape(-1, models, self.model.num_classes)
         weights = self.gate.log_weights(self.gate.scores(gate, x), logits)
-        return cross_entropy(self.gate.mixed(weights, logits), b) / b.w.sum().clamp(min=1)  # Alg. 2, line 21
+        return cross_entropy(self.gate.mixture_logits(weights, logits), batch) / batch.w.sum().clamp(
+            min=1
+        )  # Alg. 2, line 21
 
-    def step(self, s: Tree, b: Batch) -> Tree:
+    def step(self, state: Tree, batch: Batch) -> Tree:
         """Only the gate is trained (Alg. 2, 22-23)."""
-        slopes = grad(self.objective)(s["gate"], b)
-        gate, adam = self.optimiser.update(s["gate"], slopes, s["adam"])
-        return s | {"gate": gate, "adam": adam}
+        gradients = grad(self.objective)(state["gate"], batch)
+        gate, adam = self.optimiser.update(state["gate"], gradients, state["adam"])
+        return state | {"gate": gate, "adam": adam}
 
 
 @dataclass(frozen=True)
@@ -220,45 +231,51 @@ class TrainGate:
     """
 
     fit: FitGate
-    own: LocalTraining
-    choice: Choose | None
+    personal_training: LocalTraining
+    choice: ChooseModel | None
     start: Literal["warm", "cold"] = "warm"
     name: str = "personalise"
 
     @property
     def batchable(self) -> bool:
-        return self.own.batchable
+        return self.personal_training.batchable
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        warm = self.own.phases if self.start == "warm" else ()
+        warm = self.personal_training.phases if self.start == "warm" else ()
         if warm and self.choice is not None:
             (compare,) = self.choice.phases
-            warm = (replace(compare, on_end=self.take), *warm)
-        return (*warm, *self.fit.phases(self.say))
+            warm = (replace(compare, on_end=self.start_from_choice), *warm)
+        return (*warm, *self.fit.phases(self.model_logits))
 
     def begin(self, task: Task, private: Tree) -> Tree:
         own = private["model"] if self.start == "cold" and "model" in private else next(iter(task.models.values()))
-        s = self.own.begin(replace(task, models={"own": own}), {}) | {"models": dict(sorted(task.models.items()))}
+        state = self.personal_training.begin(replace(task, models={"own": own}), {}) | {
+            "models": dict(sorted(task.models.items()))
+        }
         if self.choice is not None:
-            s |= self.choice.begin(task, private)
-        return s | self.fit.begin(1 + len(task.models), task.seed)
+            state |= self.choice.begin(task, private)
+        return state | self.fit.begin(1 + len(task.models), task.seed)
 
-    def take(self, s: Tree) -> Tree:
+    def start_from_choice(self, state: Tree) -> Tree:
         assert self.choice is not None
-        chosen = self.choice.chosen(s)
-        return s | self.own.start_at(chosen, towards=chosen)
+        chosen = self.choice.chosen_model(state)
+        return state | self.personal_training.start_at(chosen, anchor=chosen)
 
-    def say(self, s: Tree, x: Tensor) -> Tensor:
-        models = [self.own.whole(s), *s["models"].values()]
+    def model_logits(self, state: Tree, x: Tensor) -> Tensor:
+        models = [self.personal_training.current_model(state), *state["models"].values()]
         return torch.stack([self.fit.model.predict(m, x) for m in models], dim=1)
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        marks = torch.stack([mark(self.fit.model, m) for m in state["models"].values()])
-        return Report(), {"model": self.own.whole(state), "gate": state["gate"], "experts": {"marks": marks}}
+        marks = torch.stack([expert_fingerprint(self.fit.model, m) for m in state["models"].values()])
+        return Report(), {
+            "model": self.personal_training.current_model(state),
+            "gate": state["gate"],
+            "experts": {"marks": marks},
+        }
 
 
-def mark(model: Model, params: Params) -> Tensor:
+def expert_fingerprint(model: Model, params: Params) -> Tensor:
     """What tells one expert from another: the last of its parameters, which every step changes."""
     return params[model.trainable[-1]].flatten()
 
@@ -270,11 +287,11 @@ def gated_predict(model: Model, gate: Gate) -> Predict:
         experts = [models[k] for k in sorted(models)]
         own = [private["model"]] if "model" in private else []
         logits = torch.stack([model.predict(m, x) for m in (*own, *experts)], dim=1)
-        sure = confident(logits, gate.temperature)
-        if not fits(private, experts):
+        sure = confidence_weighted_logits(logits, gate.temperature)
+        if not has_gate_for(private, experts):
             return sure
-        mixed = gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
-        return torch.where(same(model, private, experts), mixed, sure)
+        mixed = gate.mixture_logits(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
+        return torch.where(has_same_experts(model, private, experts), mixed, sure)
 
     return predict
 
@@ -283,10 +300,10 @@ def _rows(x: Tensor, rows: Tensor) -> Tensor:
     return x if len(rows) == len(x) else x.index_select(0, rows)
 
 
-def same(model: Model, private: Tree, experts: Sequence[Params]) -> Tensor:
+def has_same_experts(model: Model, private: Tree, experts: Sequence[Params]) -> Tensor:
     """Whether a gate was trained for just these: clusters are renumbered, and a client may have been away."""
-    return (torch.stack([mark(model, m) for m in experts]) == private["experts"]["marks"]).all()
+    return (torch.stack([expert_fingerprint(model, m) for m in experts]) == private["experts"]["marks"]).all()
 
 
-def fits(private: Tree, experts: Sequence[Params]) -> bool:
+def has_gate_for(private: Tree, experts: Sequence[Params]) -> bool:
     return "gate" in private and len(private["gate"]["bias2"]) == 1 + len(experts)

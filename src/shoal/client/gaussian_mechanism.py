@@ -37,12 +37,12 @@ from shoal.errors import UserError
 DELTA = 1e-5
 
 
-def label_noise(gamma: float, classes: int) -> float:
-    if not (math.isfinite(gamma) and gamma >= 0):
-        raise UserError(f"gamma is {gamma}; it must be a number, 0 (no noise) or more")
-    if classes < 1:
-        raise UserError(f"classes is {classes}; it must be 1 or more")
-    return gamma / classes
+def label_noise_std(noise_scale: float, num_classes: int) -> float:
+    if not (math.isfinite(noise_scale) and noise_scale >= 0):
+        raise UserError(f"gamma is {noise_scale}; it must be a number, 0 (no noise) or more")
+    if num_classes < 1:
+        raise UserError(f"classes is {num_classes}; it must be 1 or more")
+    return noise_scale / num_classes
 
 
 def noisy_distribution(p: Tensor, sigma: float, seed: int) -> Tensor:
@@ -62,11 +62,11 @@ def as_distribution(p: Tensor) -> Tensor:
     return torch.where(total > 0, positive / total, 1 / p.shape[-1])
 
 
-def record_sensitivity(n: int) -> float:
+def record_sensitivity(num_records: int) -> float:
     """How far (L2) the distribution of `n` records moves at most when one of them is replaced."""
-    if n < 1:
-        raise UserError(f"a client has {n} records; a label distribution needs 1 or more")
-    return local_sensitivity() / n
+    if num_records < 1:
+        raise UserError(f"a client has {num_records} records; a label distribution needs 1 or more")
+    return local_sensitivity() / num_records
 
 
 def local_sensitivity() -> float:
@@ -93,33 +93,40 @@ def epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> float:
     return float(common.inverse_monotone_function(mechanism.get_delta_for_epsilon, delta, search))
 
 
-def guarantee(
-    gamma: float, classes: int, sizes: Sequence[int], delta: float = DELTA, releases: int = 1
+def label_privacy_guarantee(
+    noise_scale: float, num_classes: int, client_sizes: Sequence[int], delta: float = DELTA, num_releases: int = 1
 ) -> dict[str, float]:
     """What the noisy releases of every client give: for a record of the smallest client, and for a whole client."""
-    if not sizes:
+    if not client_sizes:
         raise UserError("sizes is empty; a guarantee needs the records of 1 client or more")
-    sigma = label_noise(gamma, classes)
-    return stated(sigma, min(sizes), record_sensitivity(min(sizes)), local_sensitivity(), delta, releases)
+    sigma = label_noise_std(noise_scale, num_classes)
+    return gaussian_privacy_guarantee(
+        sigma, min(client_sizes), record_sensitivity(min(client_sizes)), local_sensitivity(), delta, num_releases
+    )
 
 
-def stated(
-    sigma: float, smallest: int, record: float, local: float, delta: float = DELTA, releases: int = 1
+def gaussian_privacy_guarantee(
+    sigma: float,
+    min_client_size: int,
+    record_l2_sensitivity: float,
+    local_l2_sensitivity: float,
+    delta: float = DELTA,
+    num_releases: int = 1,
 ) -> dict[str, float]:
     """What Gaussian noise of deviation `sigma` gives to what moves so far (L2) when one of the rows of a client with
     the `smallest` number of them is replaced, and when all are; in so many releases together."""
-    if releases < 1:
-        raise UserError(f"releases is {releases}; a guarantee needs 1 release or more")
-    together = math.sqrt(releases)
-    stated = {
+    if num_releases < 1:
+        raise UserError(f"releases is {num_releases}; a guarantee needs 1 release or more")
+    sqrt_releases = math.sqrt(num_releases)
+    guarantees = {
         "sigma": sigma,
         "delta": delta,
-        "smallest_client": smallest,
-        "releases": releases,
-        "record_epsilon": epsilon(sigma, together * record, delta),
-        "local_epsilon": epsilon(sigma, together * local, delta),
+        "smallest_client": min_client_size,
+        "releases": num_releases,
+        "record_epsilon": epsilon(sigma, sqrt_releases * record_l2_sensitivity, delta),
+        "local_epsilon": epsilon(sigma, sqrt_releases * local_l2_sensitivity, delta),
     }
-    if releases == 1:
-        return stated
-    one = {"record": epsilon(sigma, record, delta), "local": epsilon(sigma, local, delta)}
-    return stated | {f"{of}_epsilon_of_one_release": x for of, x in one.items()}
+    if num_releases == 1:
+        return guarantees
+    one = {"record": epsilon(sigma, record_l2_sensitivity, delta), "local": epsilon(sigma, local_l2_sensitivity, delta)}
+    return guarantees | {f"{of}_epsilon_of_one_release": x for of, x in one.items()}

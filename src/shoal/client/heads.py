@@ -15,7 +15,7 @@ from shoal.types import Params, Phase, Predict, Report, Task, Tree
 
 
 @dataclass(frozen=True)
-class TellHead:
+class SendHead:
     """The head that the client has trained for itself; nothing of one who has none."""
 
     name: str = "heads"
@@ -29,12 +29,12 @@ class TellHead:
         return Report(state), None
 
 
-def say(model: Model, base: Params, heads: Params, x: Tensor) -> Tensor:
+def head_logits(model: Model, base: Params, heads: Params, x: Tensor) -> Tensor:
     """Logits [rows, heads, classes] of heads that are stacked; the base is run once."""
     return vmap(lambda head: model.predict(base | head, x), out_dims=1)(heads)
 
 
-def stacked(own: Params, others: Params | None) -> Params:
+def stack_heads(own: Params, others: Params | None) -> Params:
     return {k: torch.cat([x[None], others[k]]) if others else x[None] for k, x in own.items()}
 
 
@@ -51,11 +51,11 @@ class MixHeads:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return self.fit.phases(lambda s, x: say(self.fit.model, s["base"], s["heads"], x))
+        return self.fit.phases(lambda s, x: head_logits(self.fit.model, s["base"], s["heads"], x))
 
     def begin(self, task: Task, private: Tree) -> Tree:
         own = private.get("head", task.models["head"])
-        heads = stacked(own, task.models.get("heads"))
+        heads = stack_heads(own, task.models.get("heads"))
         count = len(next(iter(heads.values())))
         trained = {k: v for k, v in private.items() if k == "head"}  # the first head is nobody's own
         return {"base": task.models["base"], "heads": heads, "own": trained} | self.fit.begin(count, task.seed)
@@ -70,10 +70,10 @@ def mixed_heads_predict(fit: FitGate) -> Predict:
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         own = private.get("head", models["head"])
-        heads = stacked(own, models.get("heads"))
+        heads = stack_heads(own, models.get("heads"))
         if "gate" not in private or len(private["gate"]["bias2"]) != len(next(iter(heads.values()))):
             return model.predict(models["base"] | own, x)
-        logits = say(model, models["base"], heads, x)
-        return gate.mixed(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
+        logits = head_logits(model, models["base"], heads, x)
+        return gate.mixture_logits(gate.log_weights(gate.scores(private["gate"], x), logits), logits)
 
     return predict

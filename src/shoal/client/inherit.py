@@ -48,19 +48,24 @@ class InheritedTraining(LocalTraining):
         times = private.get("times", torch.zeros((), device=self.model.device))
         return super().begin(task, private) | {"private": private.get("model", received), "times": times}
 
-    def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
+    def add_penalties(self, loss: Tensor, logits: Tensor, params: Params, state: Tree, batch: Batch) -> Tensor:
         if self.transfer:
-            told = (self.model.predict(s["private"], b.x) / self.temperature).softmax(-1)
-            unlike = -((told * F.log_softmax(logits, dim=-1)).sum(-1) * b.w).sum() / b.w.sum().clamp(min=1)
-            loss = (1 - self.transfer) * loss + self.transfer * unlike
-        return super().penalised(loss, logits, params, s, b)
+            teacher_probabilities = (self.model.predict(state["private"], batch.x) / self.temperature).softmax(-1)
+            distillation_loss = -(
+                (teacher_probabilities * F.log_softmax(logits, dim=-1)).sum(-1) * batch.w
+            ).sum() / batch.w.sum().clamp(min=1)
+            loss = (1 - self.transfer) * loss + self.transfer * distillation_loss
+        return super().add_penalties(loss, logits, params, state, batch)
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, _ = super().end(task, state, counts)
         mu = self.inherit * min(1.0, float(state["times"]) / task.config["planned"])
-        return report, {"model": mixed(state["private"], self.whole(state), mu), "times": state["times"] + 1}
+        return report, {
+            "model": mix_models(state["private"], self.current_model(state), mu),
+            "times": state["times"] + 1,
+        }
 
 
-def mixed(old: Params, new: Params, mu: float) -> Params:
+def mix_models(old: Params, new: Params, mu: float) -> Params:
     """`mu` of the old and the rest of the new. Whole numbers (batch counters) are the new ones."""
     return {k: mu * old[k] + (1 - mu) * x if x.is_floating_point() else x for k, x in new.items()}

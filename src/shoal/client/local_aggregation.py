@@ -15,7 +15,9 @@ from shoal.errors import UserError
 from shoal.models import Model
 from shoal.types import Batch, HasOptions, OnlyIf, Params, Phase, Predict, Report, Task, Tree, option
 
-LEARNED = OnlyIf("ala.epochs or ala.first_epochs is above 0", lambda ala: ala.epochs > 0 or ala.first_epochs > 0)
+IF_WEIGHTS_ARE_LEARNED = OnlyIf(
+    "ala.epochs or ala.first_epochs is above 0", lambda ala: ala.epochs > 0 or ala.first_epochs > 0
+)
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,18 @@ class LocalAggregation(HasOptions):
         "received model.",
         ge=1,
     )
-    share: float = option(
+    sample_fraction: float = option(
         0.8,
         "Learn the aggregation weights on this fraction of the client's samples, drawn at random.",
         gt=0,
         le=1,
-        only_if=LEARNED,
+        only_if=IF_WEIGHTS_ARE_LEARNED,
     )
     lr: float = option(
         1.0,
         "Multiply the gradient of the aggregation weights by this learning rate in each step.",
         gt=0,
-        only_if=LEARNED,
+        only_if=IF_WEIGHTS_ARE_LEARNED,
     )
     epochs: int = option(1, "Update the aggregation weights for this many epochs before each local training.", ge=0)
     first_epochs: int = option(
@@ -51,7 +53,9 @@ class LocalAggregation(HasOptions):
         "0 leaves the extra epochs out.",
         ge=0,
     )
-    batch_size: int = option(32, "Each step on the aggregation weights uses this many samples.", ge=1, only_if=LEARNED)
+    batch_size: int = option(
+        32, "Each step on the aggregation weights uses this many samples.", ge=1, only_if=IF_WEIGHTS_ARE_LEARNED
+    )
     split: str = "train"
 
     def __post_init__(self) -> None:
@@ -63,43 +67,43 @@ class LocalAggregation(HasOptions):
             )
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def param_names(self) -> tuple[str, ...]:
         return tuple(k for layer in self.model.layers[-self.layers :] for k in layer)
 
     @property
     def phase(self) -> Phase:
-        return Phase(self.split, self.epochs, self.batch_size, self.step, sample_fraction=self.share)
+        return Phase(self.split, self.epochs, self.batch_size, self.step, sample_fraction=self.sample_fraction)
 
     def begin(self, received: Params, private: Tree) -> Tree:
         """Who has no model of its own has the received one: then weights change nothing, and are not changed."""
         own = private.get("model", received)
-        weights = private.get("weights") or {k: torch.ones_like(received[k]) for k in self.names}
+        weights = private.get("weights") or {k: torch.ones_like(received[k]) for k in self.param_names}
         return {
-            "own": {k: own[k] for k in self.names},
-            "received": {k: received[k] for k in self.names},
+            "own": {k: own[k] for k in self.param_names},
+            "received": {k: received[k] for k in self.param_names},
             "below": {k: v for k, v in received.items() if k not in weights},
             "weights": weights,
         }
 
-    def objective(self, weights: Params, s: Tree, b: Batch) -> Tensor:
-        model = s["below"] | between(s["own"], s["received"], weights)
-        logits, _ = self.model.forward(model, b.x, b.key)
-        return cross_entropy(logits, b) / b.w.sum().clamp(min=1)
+    def objective(self, weights: Params, state: Tree, batch: Batch) -> Tensor:
+        model = state["below"] | interpolate(state["own"], state["received"], weights)
+        logits, _ = self.model.forward(model, batch.x, batch.key)
+        return cross_entropy(logits, batch) / batch.w.sum().clamp(min=1)
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        slopes = grad(self.objective)(s["weights"], s, b)
-        return s | {"weights": {k: (w - self.lr * slopes[k]).clamp(0, 1) for k, w in s["weights"].items()}}
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        gradients = grad(self.objective)(state["weights"], state, batch)
+        return state | {"weights": {k: (w - self.lr * gradients[k]).clamp(0, 1) for k, w in state["weights"].items()}}
 
-    def start(self, s: Tree) -> Params:
-        return dict(sorted((s["below"] | between(s["own"], s["received"], s["weights"])).items()))
+    def initial_model(self, state: Tree) -> Params:
+        return dict(sorted((state["below"] | interpolate(state["own"], state["received"], state["weights"])).items()))
 
 
-def between(own: Params, received: Params, weights: Params) -> Params:
+def interpolate(own: Params, received: Params, weights: Params) -> Params:
     return {k: torch.lerp(own[k], received[k], w) for k, w in weights.items()}
 
 
 @dataclass(frozen=True)
-class LearnWeights:
+class LearnAggregationWeights:
     """The weights alone, of a client that has a model of its own; the report says whether it has."""
 
     aggregation: LocalAggregation
@@ -136,26 +140,28 @@ class AggregateAndTrain:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (replace(self.aggregation.phase, on_end=self.take), *self.training.phases)
+        return (replace(self.aggregation.phase, on_end=self.start_training), *self.training.phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (received,) = task.models.values()
         return self.training.begin(task, private) | self.aggregation.begin(received, private)
 
-    def take(self, s: Tree) -> Tree:
-        kept = {k: s[k] for k in ("lr", "loss", "weights")}
-        return kept | self.training.start_at(self.aggregation.start(s), towards=s["below"] | s["received"])
+    def start_training(self, state: Tree) -> Tree:
+        kept = {k: state[k] for k in ("lr", "loss", "weights")}
+        return kept | self.training.start_at(
+            self.aggregation.initial_model(state), anchor=state["below"] | state["received"]
+        )
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, _ = self.training.end(task, state, counts)
-        return report, {"model": self.training.whole(state), "weights": state["weights"]}
+        return report, {"model": self.training.current_model(state), "weights": state["weights"]}
 
 
 def aggregated_predict(aggregation: LocalAggregation) -> Predict:
     """The newest global model in the client's own, by the weights that it learned last."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
-        s = aggregation.begin(models["global"], private)
-        return aggregation.model.predict(aggregation.start(s), x)
+        state = aggregation.begin(models["global"], private)
+        return aggregation.model.predict(aggregation.initial_model(state), x)
 
     return predict

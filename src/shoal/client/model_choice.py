@@ -15,12 +15,12 @@ from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
-class Choose:
+class ChooseModel:
     """Which of the received models, by their sorted names, has the lowest loss over the client's rows, as served, or
     the most hits, and of those with equally many the lowest loss; of several, the first."""
 
     model: Model
-    by: Literal["loss", "hits"] = "loss"
+    criterion: Literal["loss", "hits"] = "loss"
     split: str = "train"
     name: str = "choose"
     batchable: bool = True  # as served, a row is its own affair
@@ -32,32 +32,32 @@ class Choose:
     def begin(self, task: Task, private: Tree) -> Tree:
         models = {name: task.models[name] for name in sorted(task.models)}
         zeros = torch.zeros(len(models), device=self.model.device)
-        return {"models": models, "losses": zeros, **({"hits": zeros} if self.by == "hits" else {})}
+        return {"models": models, "losses": zeros, **({"hits": zeros} if self.criterion == "hits" else {})}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
+    def step(self, state: Tree, batch: Batch) -> Tree:
         """One model after the other: stacked they would be copied for every client."""
-        logits = [self.model.predict(m, b.x) for m in s["models"].values()]
-        losses = s["losses"] + torch.stack([cross_entropy(x, b) for x in logits])
-        if self.by == "loss":
-            return s | {"losses": losses}
-        hits = torch.stack([((x.argmax(-1) == b.y) * b.w).sum() for x in logits])
-        return s | {"losses": losses, "hits": s["hits"] + hits}
+        logits = [self.model.predict(m, batch.x) for m in state["models"].values()]
+        losses = state["losses"] + torch.stack([cross_entropy(x, batch) for x in logits])
+        if self.criterion == "loss":
+            return state | {"losses": losses}
+        hits = torch.stack([((x.argmax(-1) == batch.y) * batch.w).sum() for x in logits])
+        return state | {"losses": losses, "hits": state["hits"] + hits}
 
-    def best(self, s: Tree) -> Tensor:
-        losses: Tensor = s["losses"]
-        if self.by == "hits":
+    def best_index(self, state: Tree) -> Tensor:
+        losses: Tensor = state["losses"]
+        if self.criterion == "hits":
             finite = losses.clamp(max=torch.finfo(losses.dtype).max)
-            losses = torch.where(s["hits"] == s["hits"].amax(), finite, torch.inf)
+            losses = torch.where(state["hits"] == state["hits"].amax(), finite, torch.inf)
         return losses.argmin()
 
-    def chosen(self, s: Tree) -> Params:
-        place, models = self.best(s), list(s["models"].values())
-        return {k: torch.stack([m[k] for m in models]).index_select(0, place[None]).squeeze(0) for k in models[0]}
+    def chosen_model(self, state: Tree) -> Params:
+        index, models = self.best_index(state), list(state["models"].values())
+        return {k: torch.stack([m[k] for m in models]).index_select(0, index[None]).squeeze(0) for k in models[0]}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        choice, rows = self.best(state), counts[self.split]
-        loss = (float(state["losses"][choice]), float(rows))
-        return Report({"choice": {"place": choice}}, {"loss": loss}, {"train": rows}), None
+        choice, num_samples = self.best_index(state), counts[self.split]
+        loss = (float(state["losses"][choice]), float(num_samples))
+        return Report({"choice": {"place": choice}}, {"loss": loss}, {"train": num_samples}), None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ChooseAndTrain:
     """The model of its choice is what the client trains."""
 
     training: LocalTraining
-    by: Literal["loss", "hits"] = "loss"
+    criterion: Literal["loss", "hits"] = "loss"
     split: str = "train"  # on which models are compared
     name: str = "train"
 
@@ -74,21 +74,21 @@ class ChooseAndTrain:
         return self.training.batchable
 
     @property
-    def choice(self) -> Choose:
-        return Choose(self.training.model, self.by, self.split)
+    def choice(self) -> ChooseModel:
+        return ChooseModel(self.training.model, self.criterion, self.split)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         (compare,) = self.choice.phases
-        return (replace(compare, on_end=self.take), *self.training.phases)
+        return (replace(compare, on_end=self.start_from_choice), *self.training.phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return self.training.begin(task, private) | self.choice.begin(task, private)
 
-    def take(self, s: Tree) -> Tree:
-        chosen = self.choice.chosen(s)
-        kept = {k: v for k, v in s.items() if k not in ("models", "losses", "hits")}
-        return kept | self.training.start_at(chosen, towards=chosen) | {"place": self.choice.best(s)}
+    def start_from_choice(self, state: Tree) -> Tree:
+        chosen = self.choice.chosen_model(state)
+        kept = {k: v for k, v in state.items() if k not in ("models", "losses", "hits")}
+        return kept | self.training.start_at(chosen, anchor=chosen) | {"place": self.choice.best_index(state)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, private = self.training.end(task, state, counts)

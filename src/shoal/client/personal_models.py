@@ -13,7 +13,7 @@ from shoal.types import Batch, ClientProgram, HasOptions, Params, Phase, Report,
 
 
 @dataclass(frozen=True)
-class TrainBoth:
+class TrainSharedAndPersonal:
     """What is received is trained as `shared` says, and sent back; then the client's own model is trained, which
     stays."""
 
@@ -30,7 +30,7 @@ class TrainBoth:
         """The shared model first: the order of rows follows from a phase's number, and is thus that of training it
         without the other."""
         both = {"shared": self.shared, "personal": self.personal}
-        return tuple(_inside(key, phase) for key, program in both.items() for phase in program.phases)
+        return tuple(_in_substate(key, phase) for key, program in both.items() for phase in program.phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         """The task's learning rate is that of the shared model."""
@@ -39,19 +39,19 @@ class TrainBoth:
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, _ = self.shared.end(task, state["shared"], counts)
-        return report, {"model": self.personal.whole(state["personal"])}
+        return report, {"model": self.personal.current_model(state["personal"])}
 
 
-def _inside(key: str, phase: Phase) -> Phase:
+def _in_substate(key: str, phase: Phase) -> Phase:
     """A phase of a program whose state is one part of a larger one."""
 
-    def step(s: Tree, b: Batch) -> Tree:
-        return s | {key: phase.step(s[key], b)}
+    def step(state: Tree, batch: Batch) -> Tree:
+        return state | {key: phase.step(state[key], batch)}
 
-    def finish(s: Tree) -> Tree:
-        return s | {key: phase.on_end(s[key])}
+    def on_end(state: Tree) -> Tree:
+        return state | {key: phase.on_end(state[key])}
 
-    return replace(phase, step=step, on_end=identity if phase.on_end is identity else finish)
+    return replace(phase, step=step, on_end=identity if phase.on_end is identity else on_end)
 
 
 @dataclass(frozen=True)
@@ -73,35 +73,35 @@ class KeepHead(HasOptions):
         return self.training.batchable
 
     @property
-    def turns(self) -> tuple[LocalTraining, ...]:
+    def training_sequence(self) -> tuple[LocalTraining, ...]:
         """What is trained, one after the other, of the same model."""
         return (self.training,)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         return tuple(
-            replace(phase, on_end=partial(handed_over, turn, after) if after else identity)
-            for turn, after in zip_longest(self.turns, self.turns[1:])
+            replace(phase, on_end=partial(switch_trained_part, turn, after) if after else identity)
+            for turn, after in zip_longest(self.training_sequence, self.training_sequence[1:])
             for phase in turn.phases
         )
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (base,) = task.models.values()
-        head = private["head"] if "head" in private else self.first_head(int(task.config["first"]))
-        return self.turns[0].begin(replace(task, models={"model": base | head}), {})
+        head = private["head"] if "head" in private else self.initial_head(int(task.config["first"]))
+        return self.training_sequence[0].begin(replace(task, models={"model": base | head}), {})
 
-    def first_head(self, seed: int) -> Params:
+    def initial_head(self, seed: int) -> Params:
         _, head = self.training.model.split_base_and_head(self.training.model.init(seed))
         return head
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        report, _ = self.turns[-1].end(task, state, counts)
+        report, _ = self.training_sequence[-1].end(task, state, counts)
         base, head = self.training.model.split_base_and_head(report.tensors["model"])
         return replace(report, tensors={"model": base}), {"head": head}
 
 
 @dataclass(frozen=True)
-class HeadFirst(KeepHead):
+class TrainHeadThenBase(KeepHead):
     """First `head_epochs` passes in which only the head is trained, then those of `training` for the base only."""
 
     head_epochs: int = option(
@@ -111,12 +111,12 @@ class HeadFirst(KeepHead):
     )
 
     @property
-    def turns(self) -> tuple[LocalTraining, ...]:
+    def training_sequence(self) -> tuple[LocalTraining, ...]:
         head = replace(self.training, part="head", epochs=self.head_epochs)
         return head, replace(self.training, part="base")
 
 
-def handed_over(before: LocalTraining, after: LocalTraining, s: Tree) -> Tree:
+def switch_trained_part(before: LocalTraining, after: LocalTraining, state: Tree) -> Tree:
     """The model as the one leaves it is where the other starts."""
-    model = before.whole(s)
-    return {"lr": s["lr"], "loss": s["loss"]} | after.start_at(model, towards=model)
+    model = before.current_model(state)
+    return {"lr": state["lr"], "loss": state["loss"]} | after.start_at(model, anchor=model)

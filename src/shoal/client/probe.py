@@ -30,9 +30,9 @@ class LossProbe:
     def begin(self, task: Task, private: Tree) -> Tree:
         return {"model": next(iter(task.models.values())), "loss": torch.zeros(2)}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        total = cross_entropy(self.model.predict(s["model"], b.x), b)
-        return s | {"loss": s["loss"].to(total.device) + torch.stack([total, b.w.sum()])}
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        total = cross_entropy(self.model.predict(state["model"], batch.x), batch)
+        return state | {"loss": state["loss"].to(total.device) + torch.stack([total, batch.w.sum()])}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         total, rows = state["loss"].tolist()
@@ -63,15 +63,15 @@ class GradientProbe:
             "squares": torch.zeros(2),  # of the batches' gradients, each counted by its rows; and the rows
         }
 
-    def objective(self, params: Params, s: Tree, b: Batch) -> torch.Tensor:
-        return cross_entropy(self.model.predict(params | s["buffers"], b.x), b) / b.w.sum().clamp(min=1)
+    def objective(self, params: Params, state: Tree, batch: Batch) -> torch.Tensor:
+        return cross_entropy(self.model.predict(params | state["buffers"], batch.x), batch) / batch.w.sum().clamp(min=1)
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        slopes = grad(self.objective)(s["params"], s, b)
-        rows, square = b.w.sum(), squared_norm(slopes)
-        return s | {
-            "slopes": {k: total + rows * slopes[k] for k, total in s["slopes"].items()},
-            "squares": s["squares"].to(square.device) + torch.stack([rows * square, rows]),
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        gradients = grad(self.objective)(state["params"], state, batch)
+        rows, square = batch.w.sum(), squared_norm(gradients)
+        return state | {
+            "slopes": {k: total + rows * gradients[k] for k, total in state["slopes"].items()},
+            "squares": state["squares"].to(square.device) + torch.stack([rows * square, rows]),
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
@@ -83,36 +83,40 @@ class GradientProbe:
 
 
 @dataclass(frozen=True)
-class ShareRows(HasOptions):
+class SendSamples(HasOptions):
     """Some of the client's own rows, with their labels if asked: what a server without data needs to try models on,
     and what a private client would refuse."""
 
-    shape: tuple[int, ...]
-    rows: int = option(5, "Each client sends this many of its training samples to the server, drawn at random.", ge=1)
-    labelled: bool = False
+    input_shape: tuple[int, ...]
+    num_samples: int = option(
+        5, "Each client sends this many of its training samples to the server, drawn at random.", ge=1
+    )
+    sends_labels: bool = False
     split: str = "train"  # what the method trains on: nothing else may leave
     name: str = "share"
     batchable: bool = True
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(self.split, 1, self.rows, self.step),)
+        return (Phase(self.split, 1, self.num_samples, self.step),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return {
-            "x": torch.zeros(self.rows, *self.shape),
-            "y": torch.zeros(self.rows, dtype=torch.int64),
-            "w": torch.zeros(self.rows),
+            "x": torch.zeros(self.num_samples, *self.input_shape),
+            "y": torch.zeros(self.num_samples, dtype=torch.int64),
+            "w": torch.zeros(self.num_samples),
         }
 
-    def step(self, s: Tree, b: Batch) -> Tree:
+    def step(self, state: Tree, batch: Batch) -> Tree:
         """The first batch of a shuffled pass is kept; it may be short."""
-        missing = self.rows - len(b.w)
-        first = s["w"].sum() == 0
-        x = F.pad(b.x.flatten(1), (0, 0, 0, missing)).view(self.rows, *self.shape)
-        batch = {"x": x, "y": F.pad(b.y, (0, missing)), "w": F.pad(b.w, (0, missing))}
-        return {k: torch.where(first, v, s[k]) for k, v in batch.items()}
+        missing = self.num_samples - len(batch.w)
+        first = state["w"].sum() == 0
+        x = F.pad(batch.x.flatten(1), (0, 0, 0, missing)).view(self.num_samples, *self.input_shape)
+        padded = {"x": x, "y": F.pad(batch.y, (0, missing)), "w": F.pad(batch.w, (0, missing))}
+        return {k: torch.where(first, v, state[k]) for k, v in padded.items()}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        sent = {"rows": {"w": state["w"], "x": state["x"]}} | ({"labels": {"y": state["y"]}} if self.labelled else {})
+        sent = {"rows": {"w": state["w"], "x": state["x"]}} | (
+            {"labels": {"y": state["y"]}} if self.sends_labels else {}
+        )
         return Report(sent, {}, {"train": counts[self.split]}), None

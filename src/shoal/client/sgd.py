@@ -26,45 +26,45 @@ class Sgd:
         """Velocities; none without momentum, so that nothing is carried that is not used."""
         return {k: torch.zeros_like(p) for k, p in params.items()} if self.momentum else {}
 
-    def update(self, params: Params, slopes: Params, velocity: Params, lr: Tensor) -> tuple[Params, Params]:
+    def update(self, params: Params, gradients: Params, velocity: Params, lr: Tensor) -> tuple[Params, Params]:
         if self.clip:
-            slopes = clipped(slopes, self.clip)
+            gradients = clip_gradients(gradients, self.clip)
         if self.weight_decay:
-            slopes = {k: g + self.weight_decay * params[k] for k, g in slopes.items()}
+            gradients = {k: g + self.weight_decay * params[k] for k, g in gradients.items()}
         if self.momentum:
-            velocity = {k: torch.add(g, velocity[k], alpha=self.momentum) for k, g in slopes.items()}
-            slopes = velocity
-        return {k: torch.addcmul(p, slopes[k], lr, value=-1) for k, p in params.items()}, velocity
+            velocity = {k: torch.add(g, velocity[k], alpha=self.momentum) for k, g in gradients.items()}
+            gradients = velocity
+        return {k: torch.addcmul(p, gradients[k], lr, value=-1) for k, p in params.items()}, velocity
 
 
 def squared_norm(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([x.square().sum() for x in tensors.values()]).sum()
 
 
-def clipped(slopes: Params, limit: float) -> Params:
-    scale = (limit / (squared_norm(slopes).sqrt() + 1e-6)).clamp(max=1.0)
-    return {k: g * scale for k, g in slopes.items()}
+def clip_gradients(gradients: Params, max_norm: float) -> Params:
+    scale = (max_norm / (squared_norm(gradients).sqrt() + 1e-6)).clamp(max=1.0)
+    return {k: g * scale for k, g in gradients.items()}
 
 
 RateSchedule = Literal["constant", "cosine", "step", "exponential", "warmup-cosine"]
 SCHEDULES: tuple[str, ...] = get_args(RateSchedule)
 
 
-def learning_rate(schedule: str, lr: float, round: int, rounds: int, decay: float = 0.1) -> float:
+def learning_rate(schedule: str, lr: float, round_index: int, num_rounds: int, decay: float = 0.1) -> float:
     """The rate of a round that counts from 0. `decay` is what is left at the end (step: a third each)."""
-    done = round / max(1, rounds)
+    progress = round_index / max(1, num_rounds)
     match schedule:
         case "constant":
             return lr
         case "cosine":
-            return lr * (decay + (1 - decay) * 0.5 * (1 + math.cos(math.pi * done)))
+            return lr * (decay + (1 - decay) * 0.5 * (1 + math.cos(math.pi * progress)))
         case "step":
-            return lr * decay ** (min(2, math.floor(3 * done)) / 2)
+            return lr * decay ** (min(2, math.floor(3 * progress)) / 2)
         case "exponential":
-            return lr * decay**done
+            return lr * decay**progress
         case "warmup-cosine":
-            warm = max(1, rounds // 20)
-            if round < warm:
-                return lr * (round + 1) / warm
-            return learning_rate("cosine", lr, round - warm, rounds - warm, decay)
+            num_warmup_rounds = max(1, num_rounds // 20)
+            if round_index < num_warmup_rounds:
+                return lr * (round_index + 1) / num_warmup_rounds
+            return learning_rate("cosine", lr, round_index - num_warmup_rounds, num_rounds - num_warmup_rounds, decay)
     raise UserError(f"train.schedule {schedule!r} is not known; choose one of {', '.join(SCHEDULES)}")

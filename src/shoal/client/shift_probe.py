@@ -13,14 +13,14 @@ from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, op
 
 
 @dataclass(frozen=True)
-class ClassFeatures(HasOptions):
+class SumClassFeatures(HasOptions):
     """One look at the training rows with the received model; nothing is trained. Told are, of every other row and of
     the rest apart, how many are of each class and the sum of their features, and over all rows the sum of squared
     features. Features are what the last ReLUs give, of at most `width` channels (of a network without ReLUs its
     logits). The sum of a class with a single row in a half is that row's features."""
 
     model: Model
-    width: int = option(
+    max_features: int = option(
         256,
         "Compare clients in the shift probe by at most this many feature channels. The last ReLU layer is always used.",
         ge=1,
@@ -45,20 +45,22 @@ class ClassFeatures(HasOptions):
         return {"model": received} | {k: torch.zeros(shape, device=self.model.device) for k, shape in shapes.items()}
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        return self.model.features(params, x, self.width) if self.model.has_relu else self.model.predict(params, x)
-
-    def step(self, s: Tree, b: Batch) -> Tree:
-        h = self.features(s["model"], b.x)
-        each, odd = (
-            torch.arange(self.model.num_classes, device=b.y.device),
-            torch.arange(len(b.w), device=b.w.device) % 2,
+        return (
+            self.model.features(params, x, self.max_features) if self.model.has_relu else self.model.predict(params, x)
         )
-        held = (b.y[:, None] == each) * b.w[:, None]  # [rows, classes]
+
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        h = self.features(state["model"], batch.x)
+        each, odd = (
+            torch.arange(self.model.num_classes, device=batch.y.device),
+            torch.arange(len(batch.w), device=batch.w.device) % 2,
+        )
+        held = (batch.y[:, None] == each) * batch.w[:, None]  # [rows, classes]
         halves = torch.stack([held * (1 - odd)[:, None], held * odd[:, None]])  # [2, rows, classes]
-        return s | {
-            "count": s["count"] + halves.sum(1),
-            "sum": s["sum"] + halves.transpose(1, 2) @ h,
-            "square": s["square"] + b.w @ h**2,
+        return state | {
+            "count": state["count"] + halves.sum(1),
+            "sum": state["sum"] + halves.transpose(1, 2) @ h,
+            "square": state["square"] + batch.w @ h**2,
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

@@ -9,7 +9,7 @@ from shoal.types import Phase, Report, Task, Tree
 
 
 @dataclass(frozen=True)
-class TellSize:
+class SendSampleCount:
     """Nothing is computed: a report always says how many rows there are."""
 
     name: str = "sizes"

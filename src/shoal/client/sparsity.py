@@ -10,16 +10,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoal.client.gaussian_mechanism import epsilon, stated
+from shoal.client.gaussian_mechanism import epsilon, gaussian_privacy_guarantee
 from shoal.client.train import LocalTraining
 from shoal.rng import derive_seed, generator
 from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
-RELEASED = "released sparsity"  # in a client's private tree
+RELEASED_SPARSITY = "released sparsity"  # in a client's private tree
 
 
 @dataclass(frozen=True)
-class Sparsity(HasOptions):
+class MeasureSparsity(HasOptions):
     """The vector s of Eq. (2), after `adaptation.epochs` of training from the received model.
 
     Zeros are counted for each row and averaged over rows (Eq. 1 knows one feature map only). Four vectors leave: that
@@ -35,7 +35,7 @@ class Sparsity(HasOptions):
     layer: str = option(
         "last", "Measure the sparsity of this ReLU layer: last, its number counted from 1, or the name of its module."
     )
-    noise: float = option(
+    noise_std: float = option(
         0.0,
         "Add Gaussian noise with this standard deviation to each reported sparsity vector. 0 adds no noise.",
         ge=0,
@@ -43,14 +43,14 @@ class Sparsity(HasOptions):
     name: str = "represent"
 
     @cached_property
-    def place(self) -> int:
+    def layer_index(self) -> int:
         return self.adaptation.model.relu_index(self.layer)
 
     @cached_property
-    def channels(self) -> int:
+    def num_channels(self) -> int:
         model = self.adaptation.model
         x = torch.zeros(2, *model.input_shape, device=model.device)
-        return model.relu_output(model.init(0), x, self.place).shape[1]
+        return model.relu_output(model.init(0), x, self.layer_index).shape[1]
 
     @property
     def batchable(self) -> bool:
@@ -60,74 +60,84 @@ class Sparsity(HasOptions):
     def phases(self) -> tuple[Phase, ...]:
         count = Phase("train", 1, 1024, self.step, shuffle=False)
         adapted = (*self.adaptation.phases, count) if self.adaptation.epochs else ()
-        return (replace(count, on_end=self.set_aside), *adapted)
+        return (replace(count, on_end=self.store_received_zeros), *adapted)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        s = self.adaptation.begin(task, private)
-        zeros = torch.zeros(2, self.channels, device=s["loss"].device)
-        return s | {"zeros": zeros, "received": zeros, "kept": {k: private[k] for k in (RELEASED,) if k in private}}
+        state = self.adaptation.begin(task, private)
+        zeros = torch.zeros(2, self.num_channels, device=state["loss"].device)
+        return state | {
+            "zeros": zeros,
+            "received": zeros,
+            "kept": {k: private[k] for k in (RELEASED_SPARSITY,) if k in private},
+        }
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        zero = (self.adaptation.model.relu_output(s["params"] | s["rest"], b.x, self.place) == 0).float()
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        zero = (
+            self.adaptation.model.relu_output(state["params"] | state["rest"], batch.x, self.layer_index) == 0
+        ).float()
         each = zero.flatten(2).mean(-1) if zero.dim() > 2 else zero  # [rows, channels]: Eq. (1)
-        odd = torch.arange(len(b.w), device=b.w.device) % 2
-        halves = torch.stack([b.w * (1 - odd), b.w * odd])  # [2, rows]
-        return s | {"zeros": s["zeros"] + halves @ each}
+        odd = torch.arange(len(batch.w), device=batch.w.device) % 2
+        halves = torch.stack([batch.w * (1 - odd), batch.w * odd])  # [2, rows]
+        return state | {"zeros": state["zeros"] + halves @ each}
 
-    def set_aside(self, s: Tree) -> Tree:
+    def store_received_zeros(self, state: Tree) -> Tree:
         """Between the received model and the adapted one."""
-        return s | {"received": s["zeros"], "zeros": torch.zeros_like(s["zeros"])}
+        return state | {"received": state["zeros"], "zeros": torch.zeros_like(state["zeros"])}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        kept: Tree | None = None
-        if self.noise and RELEASED in state["kept"]:
-            vectors = state["kept"][RELEASED]
+        new_private: Tree | None = None
+        if self.noise_std and RELEASED_SPARSITY in state["kept"]:
+            vectors = state["kept"][RELEASED_SPARSITY]
         else:
-            rows = counts["train"]
+            num_samples = counts["train"]
             adapted, received = state["zeros"].cpu().sum(0, keepdim=True), state["received"].cpu()
-            exact = torch.cat([adapted / max(1, rows), received / _halves(rows).clamp(min=1)[:, None]])  # Eq. (2)
-            vectors = self.released(exact, rows, task.seed)
-            kept = {RELEASED: vectors} if self.noise else None
-        return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), kept
+            exact = torch.cat(
+                [adapted / max(1, num_samples), received / _half_sizes(num_samples).clamp(min=1)[:, None]]
+            )  # Eq. (2)
+            vectors = self.release_vectors(exact, num_samples, task.seed)
+            new_private = {RELEASED_SPARSITY: vectors} if self.noise_std else None
+        return Report({"sparsity": {"s": vectors}}, {}, {"train": counts["train"]}), new_private
 
-    def received(self, model: Params, x: Tensor) -> Tensor:
+    def sparsity_vector(self, model: Params, x: Tensor) -> Tensor:
         """The vector of a model as received, over rows without labels."""
-        zero = (self.adaptation.model.relu_output(model, x, self.place) == 0).float()
+        zero = (self.adaptation.model.relu_output(model, x, self.layer_index) == 0).float()
         return zero.flatten(2).mean(-1).mean(0) if zero.dim() > 2 else zero.mean(0)
 
-    def released(self, exact: Tensor, rows: int, seed: int) -> Tensor:
+    def release_vectors(self, exact: Tensor, num_samples: int, seed: int) -> Tensor:
         """All four, from the adapted vector and those of both halves. Only these three are given noise: the vector
         over all rows is the mean of the noisy halves and, without adaptation, the adapted one too, so that neither
         tells anything more."""
-        noise = torch.randn(exact.shape, generator=generator(derive_seed(seed, "noise"))) if self.noise else 0.0
-        noisy = exact + self.noise * noise
-        noisy = noisy if rows > 1 else noisy[[0, 1, 1]]  # one row has no halves: its noisy vector is told twice
-        received = (_halves(rows) / max(1, rows)) @ noisy[1:]
+        noise = torch.randn(exact.shape, generator=generator(derive_seed(seed, "noise"))) if self.noise_std else 0.0
+        noisy = exact + self.noise_std * noise
+        noisy = noisy if num_samples > 1 else noisy[[0, 1, 1]]  # one row has no halves: its noisy vector is told twice
+        received = (_half_sizes(num_samples) / max(1, num_samples)) @ noisy[1:]
         adapted = noisy[0] if self.adaptation.epochs else received
         return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
 
     def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int = 1) -> dict[str, float]:
         """With adaptation any row may change the adapted vector in any way, for all that can be proved. However many
         tasks there are, a client releases its vectors once."""
-        if not self.noise:
+        if not self.noise_std:
             return {}
         smallest, vectors = min(num_train_samples), 3 if self.adaptation.epochs else 2
-        halves = halves_sensitivity(self.channels, smallest)
-        record = math.hypot(halves, range_sensitivity(self.channels)) if self.adaptation.epochs else halves
-        found = stated(self.noise, smallest, record, range_sensitivity(self.channels, vectors))
-        return found | {"record_epsilon_without_adaptation": epsilon(self.noise, halves)}
+        halves = halves_sensitivity(self.num_channels, smallest)
+        record = math.hypot(halves, range_sensitivity(self.num_channels)) if self.adaptation.epochs else halves
+        found = gaussian_privacy_guarantee(
+            self.noise_std, smallest, record, range_sensitivity(self.num_channels, vectors)
+        )
+        return found | {"record_epsilon_without_adaptation": epsilon(self.noise_std, halves)}
 
 
-def _halves(rows: int) -> Tensor:
-    return torch.tensor([(rows + 1) // 2, rows // 2], dtype=torch.float32)
+def _half_sizes(num_samples: int) -> Tensor:
+    return torch.tensor([(num_samples + 1) // 2, num_samples // 2], dtype=torch.float32)
 
 
-def halves_sensitivity(channels: int, rows: int) -> float:
+def halves_sensitivity(num_channels: int, num_samples: int) -> float:
     """How far (L2) both halves' vectors move together at most when one row is replaced: it is in one half, perhaps the
     smaller, and counts between 0 and 1 in each channel. The model is one that was not trained on the row."""
-    return math.sqrt(channels) / max(1, rows // 2)
+    return math.sqrt(num_channels) / max(1, num_samples // 2)
 
 
-def range_sensitivity(channels: int, vectors: int = 1) -> float:
+def range_sensitivity(num_channels: int, num_vectors: int = 1) -> float:
     """How far (L2) vectors of fractions are apart at most."""
-    return math.sqrt(vectors * channels)
+    return math.sqrt(num_vectors * num_channels)

@@ -16,10 +16,10 @@ from shoal.models import Model
 from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
 
-def cross_entropy(logits: Tensor, b: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Summed over the real rows of a batch. Written out, because torch's own takes twice the steps when stacked."""
-    chosen = F.log_softmax(logits, dim=-1).gather(-1, b.y.unsqueeze(-1)).squeeze(-1)
-    return -(chosen * b.w).sum()
+    chosen = F.log_softmax(logits, dim=-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+    return -(chosen * batch.w).sum()
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class LocalTraining(HasOptions):
         "0 turns this pull off.",
         ge=0,
     )
-    rows: Literal["all", "low", "high"] = option(
+    sensitivity: Literal["all", "low", "high"] = option(
         "all", "Train on all samples of a client, or only on its samples of low or of high sensitivity."
     )
     part: Literal["all", "head", "base"] = "all"
     start: Literal["received", "own"] = "received"
-    send: bool = True
-    keep: bool = False
+    sends_model: bool = True
+    keeps_model: bool = False
     name: str = "train"
 
     @property
@@ -79,10 +79,10 @@ class LocalTraining(HasOptions):
 
     @property
     def split(self) -> str:
-        return "train" if self.rows == "all" else f"train/{self.rows}"
+        return "train" if self.sensitivity == "all" else f"train/{self.sensitivity}"
 
     @property
-    def trained(self) -> tuple[str, ...]:
+    def trained_names(self) -> tuple[str, ...]:
         if self.part == "all":
             return self.model.trainable
         return tuple(k for k in self.model.trainable if (k in self.model.head) == (self.part == "head"))
@@ -92,50 +92,50 @@ class LocalTraining(HasOptions):
         received = next(iter(task.models.values())) if task.models else None
         model = own or received or self.model.init(int(task.config["first"]))
         device = model[self.model.trainable[0]].device
-        return self.start_at(model, towards=received or model) | {
+        return self.start_at(model, anchor=received or model) | {
             "lr": torch.tensor(task.config.get("lr", self.lr), device=device),
             "loss": torch.zeros(2, device=device),
         }
 
-    def start_at(self, model: Params, towards: Params) -> Tree:
-        params = {k: model[k] for k in self.trained}
-        s: Tree = {
+    def start_at(self, model: Params, anchor: Params) -> Tree:
+        params = {k: model[k] for k in self.trained_names}
+        state: Tree = {
             "params": params,
             "rest": {k: v for k, v in model.items() if k not in params},
             "velocity": self.optimiser.init(params),
         }
-        return s | ({"anchor": {k: towards[k] for k in params}} if self.mu else {})
+        return state | ({"anchor": {k: anchor[k] for k in params}} if self.mu else {})
 
-    def objective(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
-        logits, buffers = self.said(params, s, b)
-        total = cross_entropy(logits, b)
-        return self.penalised(total / b.w.sum().clamp(min=1), logits, params, s, b), (total, buffers)
+    def objective(self, params: Params, state: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
+        logits, buffers = self.forward_logits(params, state, batch)
+        total = cross_entropy(logits, batch)
+        return self.add_penalties(total / batch.w.sum().clamp(min=1), logits, params, state, batch), (total, buffers)
 
-    def said(self, params: Params, s: Tree, b: Batch) -> tuple[Tensor, Params]:
+    def forward_logits(self, params: Params, state: Tree, batch: Batch) -> tuple[Tensor, Params]:
         """The logits whose loss is made small, and the buffers after this batch."""
-        return self.model.forward(params | s["rest"], b.x, b.key)
+        return self.model.forward(params | state["rest"], batch.x, batch.key)
 
-    def penalised(self, loss: Tensor, logits: Tensor, params: Params, s: Tree, b: Batch) -> Tensor:
+    def add_penalties(self, loss: Tensor, logits: Tensor, params: Params, state: Tree, batch: Batch) -> Tensor:
         """The mean loss of a batch, and what else is made small."""
         if self.mu:
-            loss = loss + self.mu / 2 * squared_norm({k: p - s["anchor"][k] for k, p in params.items()})
+            loss = loss + self.mu / 2 * squared_norm({k: p - state["anchor"][k] for k, p in params.items()})
         return loss
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        slopes, (total, buffers) = grad(self.objective, has_aux=True)(s["params"], s, b)
-        params, velocity = self.optimiser.update(s["params"], slopes, s["velocity"], s["lr"])
-        seen = s["loss"] + torch.stack([total, b.w.sum()])
-        rest = s["rest"] if self.part == "head" else s["rest"] | buffers
-        return s | {"params": params, "velocity": velocity, "rest": rest, "loss": seen}
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        gradients, (total, buffers) = grad(self.objective, has_aux=True)(state["params"], state, batch)
+        params, velocity = self.optimiser.update(state["params"], gradients, state["velocity"], state["lr"])
+        seen = state["loss"] + torch.stack([total, batch.w.sum()])
+        rest = state["rest"] if self.part == "head" else state["rest"] | buffers
+        return state | {"params": params, "velocity": velocity, "rest": rest, "loss": seen}
 
-    def whole(self, s: Tree) -> Params:
+    def current_model(self, state: Tree) -> Params:
         """The model as it is now, by sorted names."""
-        return dict(sorted((s["params"] | s["rest"]).items()))
+        return dict(sorted((state["params"] | state["rest"]).items()))
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        model = self.whole(state)
-        total, rows = state["loss"].tolist()
-        whole = {k: n for k, n in counts.items() if "/" not in k} if self.rows == "all" else {}
-        held = whole | {"train": counts[self.split]}
-        report = Report({"model": model} if self.send else {}, {"loss": (total, rows)}, held)
-        return report, {"model": model} if self.keep else None
+        model = self.current_model(state)
+        total, num_samples = state["loss"].tolist()
+        split_counts = {k: n for k, n in counts.items() if "/" not in k} if self.sensitivity == "all" else {}
+        sample_counts = split_counts | {"train": counts[self.split]}
+        report = Report({"model": model} if self.sends_model else {}, {"loss": (total, num_samples)}, sample_counts)
+        return report, {"model": model} if self.keeps_model else None

@@ -12,23 +12,23 @@ from shoal.client.train import LocalTraining, cross_entropy
 from shoal.models import Model
 from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
-ROWS = 1024
+BATCH_SIZE = 1024
 
 
-def seen(model: Model, params: Params, b: Batch) -> Tensor:
+def hits_and_loss(model: Model, params: Params, batch: Batch) -> Tensor:
     """Hits and loss of a batch, summed, and its rows."""
-    logits = model.predict(params, b.x)
-    hits = ((logits.argmax(-1) == b.y) * b.w).sum()
-    return torch.stack([hits, cross_entropy(logits, b), b.w.sum()])
+    logits = model.predict(params, batch.x)
+    hits = ((logits.argmax(-1) == batch.y) * batch.w).sum()
+    return torch.stack([hits, cross_entropy(logits, batch), batch.w.sum()])
 
 
-def told(total: Tensor) -> dict[str, tuple[float, float]]:
+def to_metrics(total: Tensor) -> dict[str, tuple[float, float]]:
     hits, loss, rows = total.tolist()
     return {"accuracy": (hits, rows), "loss_after": (loss, rows)}
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureAccuracy:
     """Accuracy and loss of the client's own model, or of the received one where it has none."""
 
     model: Model
@@ -38,17 +38,17 @@ class Measure:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(self.split, 1, ROWS, self.step, shuffle=False),)
+        return (Phase(self.split, 1, BATCH_SIZE, self.step, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
         (received,) = task.models.values()
         return {"model": private.get("model", received), "seen": torch.zeros(3, device=self.model.device)}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        return s | {"seen": s["seen"] + seen(self.model, s["model"], b)}
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        return state | {"seen": state["seen"] + hits_and_loss(self.model, state["model"], batch)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        return Report({}, told(state["seen"]), {"train": counts[self.split]}), None
+        return Report({}, to_metrics(state["seen"]), {"train": counts[self.split]}), None
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class MeasuredTraining(LocalTraining):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (*super().phases, Phase(self.split, 1, ROWS, self.look, shuffle=False))
+        return (*super().phases, Phase(self.split, 1, BATCH_SIZE, self.count_hits, shuffle=False))
 
     def begin(self, task: Task, private: Tree) -> Tree:
         return super().begin(task, private) | {"seen": torch.zeros(3, device=self.model.device)}
 
-    def look(self, s: Tree, b: Batch) -> Tree:
-        return s | {"seen": s["seen"] + seen(self.model, s["params"] | s["rest"], b)}
+    def count_hits(self, state: Tree, batch: Batch) -> Tree:
+        return state | {"seen": state["seen"] + hits_and_loss(self.model, state["params"] | state["rest"], batch)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, private = super().end(task, state, counts)
-        return replace(report, metrics={**report.metrics, **told(state["seen"])}), private
+        return replace(report, metrics={**report.metrics, **to_metrics(state["seen"])}), private

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.train import LocalTraining
-from shoal.client.training_metrics import ROWS, seen
+from shoal.client.training_metrics import BATCH_SIZE, hits_and_loss
 from shoal.types import Batch, Phase, Report, Task, Tree
 
 VAL = "val"
@@ -24,8 +24,8 @@ class TryTuning:
     nothing."""
 
     training: LocalTraining
-    rates: tuple[float, ...]
-    passes: tuple[int, ...]
+    lr_grid: tuple[float, ...]
+    epochs_grid: tuple[int, ...]
     name: str = "tune"
 
     @property
@@ -36,30 +36,30 @@ class TryTuning:
     def phases(self) -> tuple[Phase, ...]:
         """A path is walked once for each step: what was there after one pass goes on to the second."""
         found = []
-        for place, (before, after) in enumerate(pairwise((0, *self.passes))):
+        for place, (before, after) in enumerate(pairwise((0, *self.epochs_grid))):
             if after > before:
                 found.append(Phase(self.training.split, after - before, self.training.batch_size, self.step))
-            found.append(Phase(VAL, 1, ROWS, partial(self.look, place), shuffle=False))
+            found.append(Phase(VAL, 1, BATCH_SIZE, partial(self.count_hits, place), shuffle=False))
         return tuple(found)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        tries = [self.training.begin(replace(task, config={"lr": rate}), {}) for rate in self.rates]
-        hits = torch.zeros(len(self.passes), len(self.rates), device=self.training.model.device)
+        tries = [self.training.begin(replace(task, config={"lr": rate}), {}) for rate in self.lr_grid]
+        hits = torch.zeros(len(self.epochs_grid), len(self.lr_grid), device=self.training.model.device)
         return {"tries": {str(k): s for k, s in enumerate(tries)}, "hits": hits}
 
-    def step(self, s: Tree, b: Batch) -> Tree:
-        return s | {"tries": {k: self.training.step(one, b) for k, one in s["tries"].items()}}
+    def step(self, state: Tree, batch: Batch) -> Tree:
+        return state | {"tries": {k: self.training.step(one, batch) for k, one in state["tries"].items()}}
 
-    def look(self, place: int, s: Tree, b: Batch) -> Tree:
-        models = [self.training.whole(one) for one in s["tries"].values()]
-        hits = torch.stack([seen(self.training.model, model, b)[0] for model in models])
-        here = torch.arange(len(self.passes), device=hits.device)[:, None] == place
-        return s | {"hits": s["hits"] + here * hits}
+    def count_hits(self, index: int, state: Tree, batch: Batch) -> Tree:
+        models = [self.training.current_model(one) for one in state["tries"].values()]
+        hits = torch.stack([hits_and_loss(self.training.model, model, batch)[0] for model in models])
+        here = torch.arange(len(self.epochs_grid), device=hits.device)[:, None] == index
+        return state | {"hits": state["hits"] + here * hits}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report({"val": {"hits": state["hits"]}}, {}, {VAL: counts[VAL]}), None
 
 
-def most_hits(hits: Tensor) -> tuple[int, int]:
+def index_of_most_hits(hits: Tensor) -> tuple[int, int]:
     """The place of the largest of [passes, rates]: of several, that of the fewest passes, then of the smallest step."""
     return divmod(int(hits.flatten().argmax()), hits.shape[1])

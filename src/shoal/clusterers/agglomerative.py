@@ -32,11 +32,11 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from shoal.clusterers.validation import (
     Floats,
     Labels,
-    by_first_appearance,
     check_features,
+    check_number,
     check_shape,
-    number,
-    numeric,
+    number_by_first_appearance,
+    to_floats,
 )
 from shoal.errors import UserError
 
@@ -99,23 +99,23 @@ class GreedyClusters(ClusterMixin, BaseEstimator):
         UserError
             If a parameter, `X` or `start` is not as described.
         """
-        number("threshold", self.threshold, -np.inf)
-        similarities = _symmetric(X)
+        check_number("threshold", self.threshold, -np.inf)
+        similarities = _check_similarities(X)
         check_features(self, X, reset=True)
         given = np.arange(len(similarities)) if start is None else np.asarray(start)
         if given.shape != (len(similarities),):
             raise UserError(
                 f"start has shape {given.shape}; it must be ({len(similarities)},), a label for each row of X"
             )
-        labels, _ = by_first_appearance(given)
-        least, merges = _least(similarities, labels), []
+        labels, _ = number_by_first_appearance(given)
+        least, merges = _smallest_similarities(similarities, labels), []
         while (closest := np.max(least, initial=-np.inf, where=np.isfinite(least))) > self.threshold:
             p, q = np.argwhere(least == closest)[0]
             labels[labels == q] = p
             least[p] = least[:, p] = np.minimum(least[p], least[q])
             least[q] = least[:, q] = least[p, p] = np.inf
             merges.append(closest)
-        self.labels_, _ = by_first_appearance(labels)
+        self.labels_, _ = number_by_first_appearance(labels)
         self.merges_ = np.array(merges, dtype=np.float64)
         return self
 
@@ -126,8 +126,8 @@ class GreedyClusters(ClusterMixin, BaseEstimator):
         return tags
 
 
-def _symmetric(X: ArrayLike) -> Floats:
-    similarities = numeric(X)
+def _check_similarities(X: ArrayLike) -> Floats:
+    similarities = to_floats(X)
     check_shape(similarities.shape, "X", min_rows=1)
     rows, columns = similarities.shape
     if rows == columns:
@@ -139,7 +139,7 @@ def _symmetric(X: ArrayLike) -> Floats:
     return similarities
 
 
-def _least(similarities: Floats, labels: Labels) -> Floats:
+def _smallest_similarities(similarities: Floats, labels: Labels) -> Floats:
     """Returns [clusters, clusters]: the smallest known similarity between the rows of two clusters; infinite where none
     is known, and between a cluster and itself."""
     count = int(labels.max(initial=-1)) + 1

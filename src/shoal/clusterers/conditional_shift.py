@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.validation import Floats, Labels, one_thread, whole
+from shoal.clusterers.validation import Floats, Labels, check_whole_number, limit_blas_threads
 from shoal.errors import UserError
 
-REPEATS = 0.5  # smallest cosine between the differences in either half: 0 by chance, 1 where samples are many
-AXES, STARTS, PASSES = 3, 10, 30
+MIN_AGREEMENT = 0.5  # smallest cosine between the differences in either half: 0 by chance, 1 where samples are many
+NUM_AXES, NUM_STARTS, MAX_ITERATIONS = 3, 10, 30
 TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Told:
+class ClassMeans:
     """Means of the features of each class, in units of the spread within classes.
 
     Attributes
@@ -38,7 +38,7 @@ class Told:
     count: Floats
     mean: Floats
 
-    def of(self, rows: NDArray[np.bool_] | Labels) -> Told:
+    def select_rows(self, rows: NDArray[np.bool_] | Labels) -> ClassMeans:
         """Return the means of some rows.
 
         Parameters
@@ -51,9 +51,9 @@ class Told:
         Told
             The counts and means of these rows.
         """
-        return Told(self.count[rows], self.mean[rows])
+        return ClassMeans(self.count[rows], self.mean[rows])
 
-    def centres(self, labels: Labels, groups: int) -> Floats:
+    def centres(self, labels: Labels, num_clusters: int) -> Floats:
         """Return the means of groups of rows.
 
         A mean is drawn, as if by one sample, towards the mean of all rows, which is all that is known of a class that a
@@ -73,7 +73,7 @@ class Told:
         """
         total = self.count[..., None] * self.mean
         common = total.sum(0) / np.maximum(self.count.sum(0), TINY)[:, None]
-        held = [(self.count[labels == g].sum(0)[:, None], total[labels == g].sum(0)) for g in range(groups)]
+        held = [(self.count[labels == g].sum(0)[:, None], total[labels == g].sum(0)) for g in range(num_clusters)]
         return np.stack([(inside + common) / (count + 1) for count, inside in held])
 
     def distances(self, centres: Floats) -> Floats:
@@ -97,7 +97,7 @@ class Told:
         return own - 2 * weighted @ flat.T + self.count @ (centres**2).sum(-1).T
 
 
-def told(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[Told, Told, Told]:
+def class_means(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[ClassMeans, ClassMeans, ClassMeans]:
     """Return the means of classes over all samples and over either half of them.
 
     Parameters
@@ -131,13 +131,13 @@ def told(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[Told, T
     spread = np.sqrt(np.maximum(within, 0) / max(1.0, np.maximum(both - 1, 0).sum()))
     live = spread > 1e-6 * max(spread.max(initial=0), TINY)
 
-    def means(k: Floats, x: Floats) -> Told:
-        return Told(k, x[..., live] / np.maximum(k, TINY)[..., None] / spread[live] * (k > 0)[..., None])
+    def means(k: Floats, x: Floats) -> ClassMeans:
+        return ClassMeans(k, x[..., live] / np.maximum(k, TINY)[..., None] / spread[live] * (k > 0)[..., None])
 
     return means(both, sums), means(n[:, 0], s[:, 0]), means(n[:, 1], s[:, 1])
 
 
-class Division(NamedTuple):
+class ShiftClusters(NamedTuple):
     """Groups of rows, and the effect of the first split, made or not.
 
     Attributes
@@ -158,7 +158,7 @@ class Division(NamedTuple):
     parents: dict[int, int]
 
 
-class Cut(NamedTuple):
+class TwoWaySplit(NamedTuple):
     """A split of rows in two.
 
     Attributes
@@ -173,9 +173,9 @@ class Cut(NamedTuple):
 
     effect: float
     agreement: float
-    aside: NDArray[np.bool_]
+    is_second_side: NDArray[np.bool_]
 
-    def clear(self, threshold: float, agreement: float) -> bool:
+    def is_clear(self, min_effect: float, min_agreement: float) -> bool:
         """Return whether effect and agreement are above the given values.
 
         Parameters
@@ -190,22 +190,22 @@ class Cut(NamedTuple):
         bool
             True if both are, and a split was found.
         """
-        return bool(self.aside.any()) and self.effect > threshold and self.agreement > agreement
+        return bool(self.is_second_side.any()) and self.effect > min_effect and self.agreement > min_agreement
 
 
-NO_CUT = Cut(0.0, 0.0, np.zeros(0, dtype=bool))
+NO_SPLIT = TwoWaySplit(0.0, 0.0, np.zeros(0, dtype=bool))
 
 
-def divided(
-    rows: tuple[Told, Told, Told],
+def split_clusters_by_shift(
+    rows: tuple[ClassMeans, ClassMeans, ClassMeans],
     labels: Labels,
-    threshold: float,
-    smallest: int,
-    most: int,
+    min_effect: float,
+    min_cluster_size: int,
+    max_clusters: int,
     seed: int,
-    groups: int = 1,
-    agreement: float = REPEATS,
-) -> Division:
+    num_clusters: int = 1,
+    min_agreement: float = MIN_AGREEMENT,
+) -> ShiftClusters:
     """Split groups in two while a split is clear, the clearest first.
 
     The part of a group with its first row keeps the number, the other part has the next one. After each split, the rows
@@ -240,25 +240,28 @@ def divided(
     UserError
         If `smallest` or `most` is not 1 or more.
     """
-    least, count = whole("smallest", smallest, 1), whole("most", most, 1)
-    before, labels, first, parents = labels, labels.copy(), NO_CUT, dict[int, int]()
-    for new in range(max(groups, int(labels.max(initial=0)) + 1), count):
-        places = [np.flatnonzero(labels == g) for g in range(new)]
-        cuts = [halved(tuple(part.of(place) for part in rows), least, seed) for place in places]  # type: ignore[arg-type]
-        clearest = max(range(new), key=lambda g: (cuts[g].aside.any(), cuts[g].effect))
-        cut, place = cuts[clearest], places[clearest]
-        first = cut if first is NO_CUT else first
-        if not cut.clear(threshold, agreement):
+    min_size, count = check_whole_number("smallest", min_cluster_size, 1), check_whole_number("most", max_clusters, 1)
+    before, labels, first, parents = labels, labels.copy(), NO_SPLIT, dict[int, int]()
+    for new in range(max(num_clusters, int(labels.max(initial=0)) + 1), count):
+        members = [np.flatnonzero(labels == g) for g in range(new)]
+        cuts = [
+            split_in_two(tuple(part.select_rows(rows_of_cluster) for part in rows), min_size, seed)
+            for rows_of_cluster in members
+        ]  # type: ignore[arg-type]
+        clearest = max(range(new), key=lambda g: (cuts[g].is_second_side.any(), cuts[g].effect))
+        cut, rows_of_cluster = cuts[clearest], members[clearest]
+        first = cut if first is NO_SPLIT else first
+        if not cut.is_clear(min_effect, min_agreement):
             break
-        labels[place[cut.aside]] = new
+        labels[rows_of_cluster[cut.is_second_side]] = new
         parents[new] = clearest
-        kin = before == before[place[0]]
-        inside, now = np.unique(labels[kin], return_inverse=True)
-        labels[kin] = inside[_settled(rows[0].of(kin), now, len(inside))[0]]
-    return Division(labels, first.effect, first.agreement, parents)
+        same_origin = before == before[rows_of_cluster[0]]
+        inside, now = np.unique(labels[same_origin], return_inverse=True)
+        labels[same_origin] = inside[_assign_until_stable(rows[0].select_rows(same_origin), now, len(inside))[0]]
+    return ShiftClusters(labels, first.effect, first.agreement, parents)
 
 
-def halved(rows: tuple[Told, Told, Told], smallest: int, seed: int) -> Cut:
+def split_in_two(rows: tuple[ClassMeans, ClassMeans, ClassMeans], min_side_size: int, seed: int) -> TwoWaySplit:
     """Split rows in two by all samples, and measure splits that are found in one half of the samples in the other.
 
     Parameters
@@ -276,17 +279,17 @@ def halved(rows: tuple[Told, Told, Told], smallest: int, seed: int) -> Cut:
         The split; without rows aside if there is none with sides large enough.
     """
     every, one, other = rows
-    if len(every.count) < max(3, 2 * smallest):
-        return NO_CUT
-    with one_thread():
+    if len(every.count) < max(3, 2 * min_side_size):
+        return NO_SPLIT
+    with limit_blas_threads():
         aside = two_means(every, seed) == 1
-        if min(aside.sum(), (~aside).sum()) < smallest:
-            return NO_CUT
-        found = [held_out(a, b, two_means(a, seed)) for a, b in ((one, other), (other, one))]
-    return Cut(float(np.mean([e for e, _ in found])), float(np.mean([c for _, c in found])), aside)
+        if min(aside.sum(), (~aside).sum()) < min_side_size:
+            return NO_SPLIT
+        found = [held_out_effect(a, b, two_means(a, seed)) for a, b in ((one, other), (other, one))]
+    return TwoWaySplit(float(np.mean([e for e, _ in found])), float(np.mean([c for _, c in found])), aside)
 
 
-def two_means(rows: Told, seed: int) -> Labels:
+def two_means(rows: ClassMeans, seed: int) -> Labels:
     """Split rows in two by k-means, the best of several starts.
 
     Starts are the two sides of the directions in which rows vary most, where all rows count the same, and random ones.
@@ -309,27 +312,27 @@ def two_means(rows: Told, seed: int) -> Labels:
     if not away.any():
         return np.zeros(len(rows.count), dtype=np.int64)
     rng = np.random.default_rng(seed)
-    axes = rng.normal(size=(away.shape[1], AXES))
-    for _ in range(PASSES):
+    axes = rng.normal(size=(away.shape[1], NUM_AXES))
+    for _ in range(MAX_ITERATIONS):
         axes = np.linalg.qr(away.T @ (away @ axes))[0]
-    starts = [*((away @ axes).T > 0), *(rng.random((STARTS, len(away))) < 0.5)]
-    found = [_settled(rows, start.astype(np.int64)) for start in starts]
+    starts = [*((away @ axes).T > 0), *(rng.random((NUM_STARTS, len(away))) < 0.5)]
+    found = [_assign_until_stable(rows, start.astype(np.int64)) for start in starts]
     labels = min(found, key=lambda f: f[1])[0]
     return labels if labels[0] == 0 else 1 - labels
 
 
-def _settled(rows: Told, labels: Labels, groups: int = 2) -> tuple[Labels, float]:
+def _assign_until_stable(rows: ClassMeans, labels: Labels, num_clusters: int = 2) -> tuple[Labels, float]:
     """Assigns each row to the nearest group until nothing changes. An empty group stays empty."""
-    for _ in range(PASSES):
-        distances = rows.distances(rows.centres(labels, groups))
-        distances[:, np.bincount(labels, minlength=groups) == 0] = np.inf
+    for _ in range(MAX_ITERATIONS):
+        distances = rows.distances(rows.centres(labels, num_clusters))
+        distances[:, np.bincount(labels, minlength=num_clusters) == 0] = np.inf
         before, labels = labels, distances.argmin(1)
         if np.array_equal(before, labels):
             break
     return labels, float(distances.min(1).sum())
 
 
-def held_out(found: Told, asked: Told, labels: Labels) -> tuple[float, float]:
+def held_out_effect(fit_half: ClassMeans, test_half: ClassMeans, labels: Labels) -> tuple[float, float]:
     """Return how far apart two groups are, by the product of their differences in both halves of the samples.
 
     Only classes count that both groups have in both halves.
@@ -350,13 +353,13 @@ def held_out(found: Told, asked: Told, labels: Labels) -> tuple[float, float]:
     agreement : float
         The cosine of the two differences. Without a difference it is 0 in the mean.
     """
-    (a, held_a), (b, held_b) = _apart(found, labels), _apart(asked, labels)
+    (a, held_a), (b, held_b) = _mean_difference(fit_half, labels), _mean_difference(test_half, labels)
     weight = np.sqrt(held_a * held_b)  # [classes]
     product, lengths = weight @ (a * b).sum(-1), (weight @ (a**2).sum(-1)) * (weight @ (b**2).sum(-1))
     return float(product / max(weight.sum() * a.shape[-1], TINY)), float(product / max(np.sqrt(lengths), TINY))
 
 
-def _apart(rows: Told, labels: Labels) -> tuple[Floats, Floats]:
+def _mean_difference(rows: ClassMeans, labels: Labels) -> tuple[Floats, Floats]:
     """Returns, for each class, the difference between the means of two groups, and how many samples support it."""
     n = np.stack([rows.count[labels == g].sum(0) for g in (0, 1)])
     total = [(rows.count[..., None] * rows.mean)[labels == g].sum(0) for g in (0, 1)]
@@ -364,7 +367,7 @@ def _apart(rows: Told, labels: Labels) -> tuple[Floats, Floats]:
     return one - other, n.prod(0) / np.maximum(n.sum(0), TINY)
 
 
-def placed(rows: Told, centres: Floats, was: Labels, stay: float) -> Labels:
+def assign_nearest(rows: ClassMeans, centres: Floats, previous_labels: Labels, switch_margin: float) -> Labels:
     """Return the nearest group of each row, where a row does not leave its group for a small advantage.
 
     Parameters
@@ -384,8 +387,8 @@ def placed(rows: Told, centres: Floats, was: Labels, stay: float) -> Labels:
     ndarray of shape (n_rows,)
         The groups.
     """
-    distances, each = rows.distances(centres), np.arange(len(was))
-    nearest, own = distances.argmin(1), np.maximum(was, 0)
+    distances, each = rows.distances(centres), np.arange(len(previous_labels))
+    nearest, own = distances.argmin(1), np.maximum(previous_labels, 0)
     between = (rows.count * ((centres[own] - centres[nearest]) ** 2).sum(-1)).sum(-1)
     nearer = distances[each, own] - distances[each, nearest]
-    return np.where((was < 0) | (nearer > stay * between), nearest, was)
+    return np.where((previous_labels < 0) | (nearer > switch_margin * between), nearest, previous_labels)

@@ -28,10 +28,10 @@ from shoal.clusterers.validation import (
     Floats,
     Labels,
     RandomState,
-    by_first_appearance,
-    fitted_rows,
-    seed_of,
-    whole,
+    check_fit_rows,
+    check_whole_number,
+    number_by_first_appearance,
+    seed_from,
 )
 from shoal.rng import derive_seed
 
@@ -98,15 +98,15 @@ class DecomposedClusters(ClusterMixin, BaseEstimator):
         UserError
             If a parameter or `X` is not as described.
         """
-        whole("n_clusters", self.n_clusters, 1)
-        whole("n_init", self.n_init, 1)
-        seed = seed_of(self.random_state)
-        rows = fitted_rows(self, X)
+        check_whole_number("n_clusters", self.n_clusters, 1)
+        check_whole_number("n_init", self.n_init, 1)
+        seed = seed_from(self.random_state)
+        rows = check_fit_rows(self, X)
         order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
         back = np.argsort(order)
         vectors = decomposed_cosines(rows[order], self.n_clusters)
         self.vectors_ = vectors[back]
-        self.labels_, _ = by_first_appearance(self._k_means(vectors, seed)[back])
+        self.labels_, _ = number_by_first_appearance(self._k_means(vectors, seed)[back])
         return self
 
     def _k_means(self, vectors: Floats, seed: int) -> Labels:
@@ -120,7 +120,7 @@ class DecomposedClusters(ClusterMixin, BaseEstimator):
         return np.asarray(k_means.labels_, dtype=np.int64)
 
 
-def decomposed_cosines(rows: Floats, directions: int) -> Floats:
+def decomposed_cosines(rows: Floats, n_directions: int) -> Floats:
     """Return the cosines of rows with their first singular directions.
 
     Parameters
@@ -141,7 +141,7 @@ def decomposed_cosines(rows: Floats, directions: int) -> Floats:
     """
     products = rows @ rows.T
     values, left = np.linalg.eigh(products)
-    used = np.flatnonzero(values > len(rows) * np.finfo(np.float64).eps * values.max(initial=0.0))[::-1][:directions]
+    used = np.flatnonzero(values > len(rows) * np.finfo(np.float64).eps * values.max(initial=0.0))[::-1][:n_directions]
     lengths = np.sqrt(np.diag(products))
     cosines = left[:, used] * np.sqrt(values[used]) / np.where(lengths > 0, lengths, 1.0)[:, None]
     farthest = np.abs(cosines).argmax(axis=0) if len(used) else np.empty(0, dtype=np.int64)

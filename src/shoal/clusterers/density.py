@@ -55,23 +55,29 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted
 
-from shoal.clusterers.jensen_shannon import Matrix, modified_js, normalised, paired_modified_js, pairwise_modified_js
+from shoal.clusterers.jensen_shannon import (
+    Matrix,
+    modified_js,
+    normalise_rows,
+    paired_modified_js,
+    pairwise_modified_js,
+)
 from shoal.clusterers.validation import (
     Floats,
     Labels,
     RandomState,
-    as_before,
-    by_first_appearance,
+    check_choice,
     check_features,
+    check_fit_rows,
+    check_new_rows,
+    check_number,
     check_shape,
-    fitted_rows,
-    new_rows,
-    number,
-    numeric,
-    one_of,
-    seed_of,
-    table,
-    whole,
+    check_table,
+    check_whole_number,
+    match_labels,
+    number_by_first_appearance,
+    seed_from,
+    to_floats,
 )
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -79,8 +85,8 @@ from shoal.rng import derive_seed
 Clusters = list[Labels]  # the rows of each cluster, ascending
 
 _BLOCK = 256  # rows of a large matrix looked at together
-_DOUBLE = 4096  # rows up to which distances are held in double precision
-_REPRESENTATIVES = 64  # members of a cluster to which new rows are compared
+_MAX_DOUBLE_ROWS = 4096  # rows up to which distances are held in double precision
+_MAX_REPRESENTATIVES = 64  # members of a cluster to which new rows are compared
 
 
 class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
@@ -160,14 +166,14 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
     """
 
     labels_: Labels
-    settled_: Labels
+    labels_before_joining_: Labels
     references_: Labels
     representatives_: Labels
     distances_scale_: float
     noise_ratio_: float
-    guarded_: bool
-    splits_: int
-    merges_: int
+    is_guarded_: bool
+    n_splits_: int
+    n_merges_: int
     n_iter_: int
     converged_: bool
 
@@ -182,8 +188,8 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
         scale: Literal["median", "mean", "none"] = "median",
         metric: Literal["mjs", "precomputed"] = "mjs",
         n_references: int | None = None,
-        literal: bool = False,
-        guard: float = 2.2,
+        as_published: bool = False,
+        noise_guard_ratio: float = 2.2,
         min_cluster_size: int = 2,
         random_state: RandomState = 0,
         max_iter: int = 100,
@@ -196,8 +202,8 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
         self.scale = scale
         self.metric = metric
         self.n_references = n_references
-        self.literal = literal
-        self.guard = guard
+        self.as_published = as_published
+        self.noise_guard_ratio = noise_guard_ratio
         self.min_cluster_size = min_cluster_size
         self.random_state = random_state
         self.max_iter = max_iter
@@ -240,26 +246,26 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
         two planted groups 1.9 to 2.8, 4 to 7 and 9 to 15.
         """
         self._check()
-        seed = seed_of(self.random_state)
-        rows = self._validated(X)
-        drawn = self._drawn(rows, seed)
-        distances = self._matrix(rows, drawn)
+        seed = seed_from(self.random_state)
+        rows = self._check_rows(X)
+        drawn = self._draw_references(rows, seed)
+        distances = self._distance_matrix(rows, drawn)
         mean = float(distances.sum(dtype=np.float64)) / max(len(drawn) * (len(drawn) - 1), 1)
         self.noise_ratio_ = np.nan if halves is None else self._noise_ratio(mean, halves, rows.shape)
-        self.guarded_ = bool(self.noise_ratio_ < self.guard)
-        self.distances_scale_ = self._unit(distances, mean)
+        self.is_guarded_ = bool(self.noise_ratio_ < self.noise_guard_ratio)
+        self.distances_scale_ = self._distance_unit(distances, mean)
         distances /= self.distances_scale_
-        self.splits_, self.merges_, self.n_iter_, self.converged_ = 0, 0, 0, True
-        if self.guarded_ or len(drawn) < 2:
-            clusters = _clusters(np.zeros(len(drawn), np.int64))
-            self._between = _means(distances, clusters)
-        elif self.literal:
-            clusters = self._swept(distances, self._dense(distances, rows, drawn))
+        self.n_splits_, self.n_merges_, self.n_iter_, self.converged_ = 0, 0, 0, True
+        if self.is_guarded_ or len(drawn) < 2:
+            clusters = _clusters_from_labels(np.zeros(len(drawn), np.int64))
+            self._cluster_distances = _mean_distances(distances, clusters)
+        elif self.as_published:
+            clusters = self._sweep(distances, self._density_clusters(distances, rows, drawn))
         else:
-            clusters = self._split_and_merged(distances, self._dense(distances, rows, drawn))
+            clusters = self._split_and_merge(distances, self._density_clusters(distances, rows, drawn))
         self._clusters = [np.sort(drawn[inside]) for inside in clusters]
         self._rows = rows if self.metric == "mjs" else np.empty((0, len(rows)))
-        self._label(rows)
+        self._assign_labels(rows)
         return self
 
     def predict(self, X: ArrayLike) -> Labels:
@@ -275,7 +281,7 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
         ndarray of shape (n_rows,)
             The labels.
         """
-        return self._nearest(new_rows(self, X, non_negative=True))
+        return self._nearest_labels(check_new_rows(self, X, non_negative=True))
 
     def resume(self, X: ArrayLike, labels: ArrayLike) -> Self:
         """Continue from clusters that were found before, perhaps by another process, so that they can be updated.
@@ -298,18 +304,18 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
             If a parameter, `X` or `labels` is not as described.
         """
         self._check()
-        rows, known = fitted_rows(self, X, non_negative=True), np.asarray(labels)
+        rows, known = check_fit_rows(self, X, non_negative=True), np.asarray(labels)
         if known.shape != (len(rows),) or not np.issubdtype(known.dtype, np.integer) or (known < 0).any():
             raise UserError(f"labels are {known.tolist()}; they must be {len(rows)} whole numbers from 0, one per row")
         distances = self._pairwise(rows)
         mean = float(distances.sum(dtype=np.float64)) / max(len(rows) * (len(rows) - 1), 1)
-        self.distances_scale_ = self._unit(distances, mean)
+        self.distances_scale_ = self._distance_unit(distances, mean)
         distances /= self.distances_scale_
-        self.noise_ratio_, self.guarded_ = np.nan, False
-        self.splits_, self.merges_, self.n_iter_, self.converged_ = 0, 0, 0, True
-        self._clusters, self._rows = _clusters(by_first_appearance(known)[0]), rows
-        self._between = _means(distances, self._clusters)
-        self._label(rows)
+        self.noise_ratio_, self.is_guarded_ = np.nan, False
+        self.n_splits_, self.n_merges_, self.n_iter_, self.converged_ = 0, 0, 0, True
+        self._clusters, self._rows = _clusters_from_labels(number_by_first_appearance(known)[0]), rows
+        self._cluster_distances = _mean_distances(distances, self._clusters)
+        self._assign_labels(rows)
         return self
 
     def update(self, X: ArrayLike, indices: ArrayLike) -> Self:
@@ -338,16 +344,20 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
         UserError
             If `X` or `indices` is not as described, or with `metric="precomputed"` or `literal=True`.
         """
-        at, rows = self._changed(X, indices)
-        before, was, self._rows = self._rows, self.labels_, self._rows.copy()
-        self._rows[at] = rows
-        at = at[(before[at] != self._rows[at]).any(1)]
-        self.splits_, self.merges_ = 0, 0
-        moved = at[self.settled_[at] >= 0]
-        if len(moved) and not self.guarded_:
-            self._resettle(before, moved)
-        self._label(self._rows)
-        self.labels_ = as_before(self.labels_, was, np.where(np.isin(np.arange(len(was)), at), 1, len(was)))
+        changed, rows = self._check_changes(X, indices)
+        previous_rows, previous_labels, self._rows = self._rows, self.labels_, self._rows.copy()
+        self._rows[changed] = rows
+        changed = changed[(previous_rows[changed] != self._rows[changed]).any(1)]
+        self.n_splits_, self.n_merges_ = 0, 0
+        moved_rows = changed[self.labels_before_joining_[changed] >= 0]
+        if len(moved_rows) and not self.is_guarded_:
+            self._recluster(previous_rows, moved_rows)
+        self._assign_labels(self._rows)
+        self.labels_ = match_labels(
+            self.labels_,
+            previous_labels,
+            np.where(np.isin(np.arange(len(previous_labels)), changed), 1, len(previous_labels)),
+        )
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -358,29 +368,29 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
 
     def _check(self) -> None:
         for name in ("merge", "split", "gamma", "eta", "guard"):
-            number(name, getattr(self, name), 0)
+            check_number(name, getattr(self, name), 0)
         for name in ("min_cluster_size", "max_iter"):
-            whole(name, getattr(self, name), 1)
+            check_whole_number(name, getattr(self, name), 1)
         for name in ("n_neighbors", "n_references"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1)
-        one_of("scale", self.scale, ("median", "mean", "none"))
-        one_of("metric", self.metric, ("mjs", "precomputed"))
-        if self.literal and self.metric == "precomputed":
+                check_whole_number(name, getattr(self, name), 1)
+        check_choice("scale", self.scale, ("median", "mean", "none"))
+        check_choice("metric", self.metric, ("mjs", "precomputed"))
+        if self.as_published and self.metric == "precomputed":
             raise UserError("literal is True; it must be False with precomputed distances, Eq. (5) needs vectors")
-        if self.merge > self.split and not self.literal:
+        if self.merge > self.split and not self.as_published:
             raise UserError(
                 f"merge is {self.merge} and split {self.split}; merge must not be larger, or what is merged is split "
                 f"again for ever (literal=True tries all the same)"
             )
 
-    def _validated(self, X: ArrayLike) -> Matrix:
+    def _check_rows(self, X: ArrayLike) -> Matrix:
         if self.metric == "precomputed":
-            distances = _distances(X)
+            distances = _check_distances(X)
             check_features(self, distances, reset=True)
             return distances
-        rows = fitted_rows(self, X, non_negative=True)
-        if self.literal:
+        rows = check_fit_rows(self, X, non_negative=True)
+        if self.as_published:
             for row, column in np.argwhere(rows > 1)[:1]:
                 raise UserError(
                     f"X has {rows[row, column]} in row {row}, column {column}; entries must be 1 or less if literal is "
@@ -388,7 +398,7 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
                 )
         return rows
 
-    def _drawn(self, rows: Matrix, seed: int) -> Labels:
+    def _draw_references(self, rows: Matrix, seed: int) -> Labels:
         """Returns the rows to be clustered. Vectors are in the order of their values, so that neither randomness nor
         ties depend on the order in which they came."""
         order = np.arange(len(rows)) if self.metric == "precomputed" else np.lexsort(rows.T[::-1])
@@ -397,15 +407,15 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
             order = order[np.sort(rng.choice(len(rows), self.n_references, replace=False))]
         return order
 
-    def _matrix(self, rows: Matrix, drawn: Labels) -> Matrix:
+    def _distance_matrix(self, rows: Matrix, drawn: Labels) -> Matrix:
         if self.metric == "precomputed":
             return rows if len(drawn) == len(rows) else rows[np.ix_(drawn, drawn)]
         return self._pairwise(rows[drawn])
 
     def _pairwise(self, rows: Matrix) -> Matrix:
-        return pairwise_modified_js(rows, self.gamma, np.float64 if len(rows) <= _DOUBLE else np.float32)
+        return pairwise_modified_js(rows, self.gamma, np.float64 if len(rows) <= _MAX_DOUBLE_ROWS else np.float32)
 
-    def _unit(self, distances: Matrix, mean: float) -> float:
+    def _distance_unit(self, distances: Matrix, mean: float) -> float:
         if self.scale == "none":
             return 1.0
         return (mean if self.scale == "mean" else _median(distances)) or 1.0
@@ -413,7 +423,7 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
     def _noise_ratio(self, mean: float, halves: tuple[ArrayLike, ArrayLike], shape: tuple[int, ...]) -> float:
         if self.metric == "precomputed":
             raise UserError("halves are given with precomputed distances; they must be vectors, as X must be then")
-        one, other = (table(half, "halves", non_negative=True) for half in halves)
+        one, other = (check_table(half, "halves", non_negative=True) for half in halves)
         if one.shape != shape or other.shape != shape:
             raise UserError(f"halves have shapes {one.shape} and {other.shape}; both must have {shape}, as X has")
         noise = float(paired_modified_js(one, other, self.gamma).sum()) / max(len(one), 1) / 2
@@ -421,73 +431,75 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
             return np.inf if mean > 0 else 1.0
         return mean / noise
 
-    def _dense(self, distances: Matrix, rows: Matrix, drawn: Labels) -> Clusters:
+    def _density_clusters(self, distances: Matrix, rows: Matrix, drawn: Labels) -> Clusters:
         """Does lines 1 to 12 of Alg. 2, with noise as clusters of one row."""
-        if self.literal:
+        if self.as_published:
             radius = np.full(len(drawn), printed_radius(rows[drawn]))
-            least = np.full(len(drawn), printed_least(rows[drawn], self.eta))
+            min_neighbours = np.full(len(drawn), printed_min_neighbours(rows[drawn], self.eta))
         else:
             entropies = np.ones(len(drawn)) if self.metric == "precomputed" else relative_entropy(rows[drawn])
-            radius, least = local_density(distances, entropies, self.n_neighbors, self.eta)
-        labels = dense_clusters(distances, radius, least)
+            radius, min_neighbours = local_density(distances, entropies, self.n_neighbors, self.eta)
+        labels = dense_clusters(distances, radius, min_neighbours)
         noise = labels < 0
         labels[noise] = labels.max(initial=-1) + 1 + np.arange(noise.sum())
-        return _clusters(labels)
+        return _clusters_from_labels(labels)
 
-    def _split_and_merged(self, distances: Matrix, clusters: Clusters) -> Clusters:
+    def _split_and_merge(self, distances: Matrix, clusters: Clusters) -> Clusters:
         parts = split_clusters(distances, clusters, self.split)
-        groups, self._between = merge_clusters(_means(distances, parts), _sizes(parts), self.merge)
-        self.splits_, self.merges_, self.n_iter_ = len(parts) - len(clusters), len(parts) - len(groups), 1
-        return _united(parts, groups)
+        groups, self._cluster_distances = merge_clusters(_mean_distances(distances, parts), _sizes(parts), self.merge)
+        self.n_splits_, self.n_merges_, self.n_iter_ = len(parts) - len(clusters), len(parts) - len(groups), 1
+        return _unite(parts, groups)
 
-    def _swept(self, distances: Matrix, clusters: Clusters) -> Clusters:
+    def _sweep(self, distances: Matrix, clusters: Clusters) -> Clusters:
         """Does lines 13 and 14 of Alg. 2 until line 14 changes nothing."""
         while self.n_iter_ < self.max_iter:
             self.n_iter_ += 1
-            groups, self._between = merge_clusters(_means(distances, clusters).copy(), _sizes(clusters), self.merge)
-            united = _united(clusters, groups)
+            groups, self._cluster_distances = merge_clusters(
+                _mean_distances(distances, clusters).copy(), _sizes(clusters), self.merge
+            )
+            united = _unite(clusters, groups)
             parts = split_clusters(distances, united, self.split)
-            self.merges_ += len(clusters) - len(united)
-            self.splits_ += len(parts) - len(united)
+            self.n_merges_ += len(clusters) - len(united)
+            self.n_splits_ += len(parts) - len(united)
             if len(parts) == len(united):
                 return united
             clusters = parts
-        self.converged_, self._between = False, _means(distances, clusters).copy()
+        self.converged_, self._cluster_distances = False, _mean_distances(distances, clusters).copy()
         return clusters
 
-    def _label(self, rows: Matrix) -> None:
+    def _assign_labels(self, rows: Matrix) -> None:
         """Lets small clusters join others, and rows that are no references the nearest cluster."""
         self.references_ = np.sort(np.concatenate([*self._clusters, np.empty(0, np.int64)]))
-        self.settled_, self.labels_ = np.full(len(rows), -1), np.full(len(rows), -1)
-        for k, home in enumerate(self._homes()):
-            self.settled_[self._clusters[k]], self.labels_[self._clusters[k]] = k, home
-        for labels in (self.settled_, self.labels_):
-            labels[self.references_], _ = by_first_appearance(labels[self.references_])
-        self.representatives_ = self._represent()
-        rest = np.flatnonzero(self.settled_ < 0)
-        self.labels_[rest] = self._nearest(rows[rest])
-        self.labels_, _ = by_first_appearance(self.labels_)
+        self.labels_before_joining_, self.labels_ = np.full(len(rows), -1), np.full(len(rows), -1)
+        for k, home in enumerate(self._final_clusters()):
+            self.labels_before_joining_[self._clusters[k]], self.labels_[self._clusters[k]] = k, home
+        for labels in (self.labels_before_joining_, self.labels_):
+            labels[self.references_], _ = number_by_first_appearance(labels[self.references_])
+        self.representatives_ = self._draw_representatives()
+        rest = np.flatnonzero(self.labels_before_joining_ < 0)
+        self.labels_[rest] = self._nearest_labels(rows[rest])
+        self.labels_, _ = number_by_first_appearance(self.labels_)
 
-    def _homes(self) -> Labels:
+    def _final_clusters(self) -> Labels:
         """Returns, for each settled cluster, the one that it ends in."""
         small = _sizes(self._clusters) < self.min_cluster_size
         homes = np.arange(len(small))
         if small.any() and not small.all():
-            homes[small] = homes[~small][self._between[np.ix_(small, ~small)].argmin(1)]
+            homes[small] = homes[~small][self._cluster_distances[np.ix_(small, ~small)].argmin(1)]
         return homes
 
-    def _represent(self) -> Labels:
-        clusters = [self.references_[inside] for inside in _clusters(self.labels_[self.references_])]
-        return np.sort(np.concatenate([*map(self._some, clusters), np.empty(0, np.int64)]))
+    def _draw_representatives(self) -> Labels:
+        clusters = [self.references_[inside] for inside in _clusters_from_labels(self.labels_[self.references_])]
+        return np.sort(np.concatenate([*map(self._sample_members, clusters), np.empty(0, np.int64)]))
 
-    def _some(self, inside: Labels) -> Labels:
+    def _sample_members(self, inside: Labels) -> Labels:
         """Returns no more rows than a mean needs, at equal intervals in the order of their values."""
-        if len(inside) <= _REPRESENTATIVES:
+        if len(inside) <= _MAX_REPRESENTATIVES:
             return inside
         order = inside if self.metric == "precomputed" else inside[np.lexsort(self._rows[inside].T[::-1])]
-        return order[np.linspace(0, len(order) - 1, _REPRESENTATIVES).astype(np.int64)]
+        return order[np.linspace(0, len(order) - 1, _MAX_REPRESENTATIVES).astype(np.int64)]
 
-    def _nearest(self, rows: Matrix) -> Labels:
+    def _nearest_labels(self, rows: Matrix) -> Labels:
         """Returns, for each row, the label whose representatives have the smallest mean distance to it."""
         by_label = self.representatives_[np.argsort(self.labels_[self.representatives_], kind="stable")]
         numbers, starts, counts = np.unique(self.labels_[by_label], return_index=True, return_counts=True)
@@ -500,11 +512,11 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
             labels[block] = numbers[(np.add.reduceat(distance, starts, axis=1) / counts).argmin(1)]
         return labels
 
-    def _changed(self, X: ArrayLike, indices: ArrayLike) -> tuple[Labels, Floats]:
+    def _check_changes(self, X: ArrayLike, indices: ArrayLike) -> tuple[Labels, Floats]:
         check_is_fitted(self)
-        if self.metric == "precomputed" or self.literal:
+        if self.metric == "precomputed" or self.as_published:
             raise UserError("update needs vectors and literal=False; fit(X) must be called again instead")
-        rows, at = new_rows(self, X, non_negative=True), np.asarray(indices)
+        rows, at = check_new_rows(self, X, non_negative=True), np.asarray(indices)
         if at.size == 0:
             at = at.astype(np.int64)
         if len(rows) != len(at):
@@ -514,64 +526,70 @@ class AdaptiveDensityClusters(ClusterMixin, BaseEstimator):
             raise UserError(f"indices are {at.tolist()}; they must be different row numbers below {len(self._rows)}")
         return at, rows
 
-    def _resettle(self, before: Matrix, moved: Labels) -> None:
-        lost = np.unique(_labels(self._clusters, len(before))[moved])
-        self._forget(before, moved, lost)
-        had = _sizes(self._clusters)[lost]
-        for k in lost:
-            self._clusters[k] = np.setdiff1d(self._clusters[k], moved)
-        has = _sizes(self._clusters)[lost]
-        afresh = 2 * has < had  # a small rest of a large sum is mostly rounding
-        again = lost[(has > 0) & (afresh | (np.diag(self._between)[lost] > self.split))]
-        parts = [part for k in again for part in self._parts(self._clusters[k])]
-        stay = np.setdiff1d(np.flatnonzero(_sizes(self._clusters)), again)
-        clusters = [*(self._clusters[k] for k in stay), *parts, *moved[:, None]]
-        touched = [*np.flatnonzero(np.isin(stay, lost)), *range(len(stay), len(clusters))]
-        between = self._extended(stay, clusters)
-        groups, self._between = merge_clusters(between, _sizes(clusters), self.merge, touched)
-        self._clusters = _united(clusters, groups)
-        self.splits_, self.merges_ = len(parts) - len(again), len(clusters) - len(groups)
+    def _recluster(self, previous_rows: Matrix, moved_rows: Labels) -> None:
+        shrunk_clusters = np.unique(_labels_from_clusters(self._clusters, len(previous_rows))[moved_rows])
+        self._remove_rows(previous_rows, moved_rows, shrunk_clusters)
+        old_sizes = _sizes(self._clusters)[shrunk_clusters]
+        for k in shrunk_clusters:
+            self._clusters[k] = np.setdiff1d(self._clusters[k], moved_rows)
+        new_sizes = _sizes(self._clusters)[shrunk_clusters]
+        is_mostly_lost = 2 * new_sizes < old_sizes  # a small rest of a large sum is mostly rounding
+        clusters_to_split = shrunk_clusters[
+            (new_sizes > 0) & (is_mostly_lost | (np.diag(self._cluster_distances)[shrunk_clusters] > self.split))
+        ]
+        parts = [part for k in clusters_to_split for part in self._split_rows(self._clusters[k])]
+        kept_clusters = np.setdiff1d(np.flatnonzero(_sizes(self._clusters)), clusters_to_split)
+        clusters = [*(self._clusters[k] for k in kept_clusters), *parts, *moved_rows[:, None]]
+        touched = [*np.flatnonzero(np.isin(kept_clusters, shrunk_clusters)), *range(len(kept_clusters), len(clusters))]
+        between = self._extend_distances(kept_clusters, clusters)
+        groups, self._cluster_distances = merge_clusters(between, _sizes(clusters), self.merge, touched)
+        self._clusters = _unite(clusters, groups)
+        self.n_splits_, self.n_merges_ = len(parts) - len(clusters_to_split), len(clusters) - len(groups)
 
-    def _parts(self, inside: Labels) -> Clusters:
+    def _split_rows(self, inside: Labels) -> Clusters:
         distances = self._pairwise(self._rows[inside])
         distances /= self.distances_scale_
         return [inside[part] for part in split_clusters(distances, [np.arange(len(inside))], self.split)]
 
-    def _forget(self, before: Matrix, moved: Labels, lost: Labels) -> None:
+    def _remove_rows(self, previous_rows: Matrix, moved_rows: Labels, shrunk_clusters: Labels) -> None:
         """Updates the means of the clusters that lost rows: what the rows contributed is taken from each sum."""
-        labels, sizes = _labels(self._clusters, len(before)), _sizes(self._clusters)
-        home = (labels[moved, None] == lost).astype(np.float64)
-        taken = home.T @ self._sums(before, moved, labels, len(sizes))
-        among = home.T @ (modified_js(before[moved], before[moved], self.gamma) / self.distances_scale_) @ home
-        sums = self._between[lost] * np.outer(sizes[lost], sizes) - taken
-        sums[:, lost] += among - taken[:, lost].T
+        labels, sizes = _labels_from_clusters(self._clusters, len(previous_rows)), _sizes(self._clusters)
+        home = (labels[moved_rows, None] == shrunk_clusters).astype(np.float64)
+        taken = home.T @ self._distance_sums(previous_rows, moved_rows, labels, len(sizes))
+        among = (
+            home.T
+            @ (modified_js(previous_rows[moved_rows], previous_rows[moved_rows], self.gamma) / self.distances_scale_)
+            @ home
+        )
+        sums = self._cluster_distances[shrunk_clusters] * np.outer(sizes[shrunk_clusters], sizes) - taken
+        sums[:, shrunk_clusters] += among - taken[:, shrunk_clusters].T
         left = sizes.astype(np.float64)
-        left[lost] = np.maximum(left[lost] - home.sum(0), 1)
-        means = np.maximum(sums, 0.0) / np.outer(left[lost], left)
-        self._between[lost] = means
-        self._between[:, lost] = means.T
+        left[shrunk_clusters] = np.maximum(left[shrunk_clusters] - home.sum(0), 1)
+        means = np.maximum(sums, 0.0) / np.outer(left[shrunk_clusters], left)
+        self._cluster_distances[shrunk_clusters] = means
+        self._cluster_distances[:, shrunk_clusters] = means.T
 
-    def _extended(self, stay: Labels, clusters: Clusters) -> Matrix:
+    def _extend_distances(self, stay: Labels, clusters: Clusters) -> Matrix:
         """Returns the means between clusters, of which the first are those that stay."""
         known, sizes = len(stay), _sizes(clusters)
         new = np.concatenate(clusters[known:])
-        sums = self._sums(self._rows, new, _labels(clusters, len(self._rows)), len(clusters))
+        sums = self._distance_sums(self._rows, new, _labels_from_clusters(clusters, len(self._rows)), len(clusters))
         starts = np.cumsum(sizes[known:]) - sizes[known:]
         means = np.add.reduceat(sums, starts) / sizes[known:, None] / sizes
-        found = np.empty((len(clusters), len(clusters)), self._between.dtype)
+        found = np.empty((len(clusters), len(clusters)), self._cluster_distances.dtype)
         for row, k in enumerate(stay):
-            found[row, :known] = self._between[k, stay]
+            found[row, :known] = self._cluster_distances[k, stay]
         for k, row in enumerate(means, known):
             found[k] = found[:, k] = row
         return found
 
-    def _sums(self, rows: Matrix, some: Labels, labels: Labels, count: int) -> Floats:
+    def _distance_sums(self, rows: Matrix, some: Labels, labels: Labels, num_clusters: int) -> Floats:
         """Returns the sums of the distances between some rows and all rows with label 0, 1, ...: [some, count]."""
         used = np.flatnonzero(labels >= 0)
-        found = np.empty((len(some), count))
+        found = np.empty((len(some), num_clusters))
         for block in _blocks(len(some)):
             distances = modified_js(rows[some[block]], rows[used], self.gamma) / self.distances_scale_
-            found[block] = [np.bincount(labels[used], row, count) for row in distances]
+            found[block] = [np.bincount(labels[used], row, num_clusters) for row in distances]
         return found
 
 
@@ -592,12 +610,12 @@ def printed_radius(X: ArrayLike) -> float:
     ----------
     Tang et al., "FedEPC", 2025, Eq. (5).
     """
-    rows = table(X, non_negative=True)
+    rows = check_table(X, non_negative=True)
     with np.errstate(divide="ignore"):
         return float((rows.mean() + rows.std()) / np.sqrt(np.log(len(rows))))
 
 
-def printed_least(X: ArrayLike, eta: float = 1.0) -> int:
+def printed_min_neighbours(X: ArrayLike, eta: float = 1.0) -> int:
     """Return the number of neighbours of Eq. (6) as printed, for one cluster of all rows.
 
     Parameters
@@ -618,7 +636,7 @@ def printed_least(X: ArrayLike, eta: float = 1.0) -> int:
     """
     from scipy.special import entr
 
-    rows = table(X, non_negative=True)
+    rows = check_table(X, non_negative=True)
     return ceil(len(rows) / (1 + exp(-eta * float(entr(rows).sum()))))
 
 
@@ -637,12 +655,12 @@ def relative_entropy(rows: Matrix) -> Floats:
     """
     from scipy.special import entr
 
-    entropies: Floats = entr(normalised(rows)).sum(1) / np.log(max(rows.shape[1], 2))
+    entropies: Floats = entr(normalise_rows(rows)).sum(1) / np.log(max(rows.shape[1], 2))
     return entropies
 
 
 def local_density(
-    distances: Matrix, entropies: Floats, neighbours: int | None = None, eta: float = 1.0
+    distances: Matrix, entropies: Floats, n_neighbors: int | None = None, eta: float = 1.0
 ) -> tuple[Floats, Labels]:
     """Return the radius and the number of neighbours of each row, from itself and its nearest rows.
 
@@ -669,10 +687,10 @@ def local_density(
     Tang et al., "FedEPC", 2025, Eq. (5) and (6), with the deviations that the module describes.
     """
     n = len(distances)
-    k = min(neighbours or ceil(sqrt(n)), n - 1)
-    radius, least = np.zeros(n), np.full(n, 2)
+    k = min(n_neighbors or ceil(sqrt(n)), n - 1)
+    radius, min_neighbours = np.zeros(n), np.full(n, 2)
     if k < 1:
-        return radius, least
+        return radius, min_neighbours
     for block in _blocks(n):
         rows = distances[block].astype(np.float64)
         rows[np.arange(len(rows)), np.arange(n)[block]] = np.inf
@@ -680,11 +698,11 @@ def local_density(
         near = np.sort(np.take_along_axis(rows, nearest, 1), axis=1)
         radius[block] = (near.mean(1) + near.std(1)) / np.sqrt(np.log10(k + 1))  # Eq. (5)
         entropy = (entropies[nearest].sum(1) + entropies[block]) / (k + 1)
-        least[block] = np.maximum(2, np.rint((k + 1) / (1 + np.exp(-eta * entropy))))  # Eq. (6)
-    return radius, least
+        min_neighbours[block] = np.maximum(2, np.rint((k + 1) / (1 + np.exp(-eta * entropy))))  # Eq. (6)
+    return radius, min_neighbours
 
 
-def dense_clusters(distances: Matrix, radius: Floats, least: Labels) -> Labels:
+def dense_clusters(distances: Matrix, radius: Floats, min_neighbours: Labels) -> Labels:
     """Cluster by DBSCAN with a radius and a number of neighbours for each row.
 
     Parameters
@@ -703,7 +721,7 @@ def dense_clusters(distances: Matrix, radius: Floats, least: Labels) -> Labels:
     """
     n = len(distances)
     within = np.array([np.count_nonzero(row < reach) for row, reach in zip(distances, radius, strict=True)], np.int64)
-    core = within + (radius <= 0) >= least  # no row is nearer than 0, not even to itself
+    core = within + (radius <= 0) >= min_neighbours  # no row is nearer than 0, not even to itself
     labels, found = np.full(n, -1), -1
     for first in np.flatnonzero(core):
         if labels[first] >= 0:
@@ -750,23 +768,23 @@ def split_clusters(distances: Matrix, clusters: Clusters, threshold: float) -> C
     """
     parts: Clusters = []
     fellows = np.full(len(distances), -1)
-    waiting = [(inside, _sum(distances, inside, inside)) for inside in clusters]
+    waiting = [(inside, _sum_distances(distances, inside, inside)) for inside in clusters]
     while waiting:
         inside, total = waiting.pop()
-        pair = _farthest(distances, inside, fellows) if total > threshold * len(inside) ** 2 else None  # Eq. (8)
+        pair = _farthest_pair(distances, inside, fellows) if total > threshold * len(inside) ** 2 else None  # Eq. (8)
         if pair is None or distances[pair] == 0:  # all equal: what is left of the sum is rounding
             parts.append(inside)
             continue
         a, b = pair
         second = distances[b, inside] < distances[a, inside]
         small, large = sorted((inside[~second], inside[second]), key=len)
-        own, across = _sum(distances, small, small), _sum(distances, small, large)
+        own, across = _sum_distances(distances, small, small), _sum_distances(distances, small, large)
         waiting += [(small, own), (large, total - own - 2 * across)]
     return sorted(parts, key=lambda inside: int(inside[0]))
 
 
 def merge_clusters(
-    between: Matrix, sizes: Labels, threshold: float, start: Iterable[int] | None = None
+    between: Matrix, sizes: Labels, threshold: float, changed_clusters: Iterable[int] | None = None
 ) -> tuple[list[list[int]], Matrix]:
     """Merge clusters until Eq. (7) holds for no pair.
 
@@ -794,11 +812,11 @@ def merge_clusters(
     """
     within, sizes = np.diag(between).astype(np.float64), sizes.astype(np.float64)
     np.fill_diagonal(between, np.inf)
-    groups: dict[int, list[int]] = {k: [k] for k in range(len(between))}
-    waiting = list(range(len(between)) if start is None else start)[::-1]
+    merged_clusters: dict[int, list[int]] = {k: [k] for k in range(len(between))}
+    waiting = list(range(len(between)) if changed_clusters is None else changed_clusters)[::-1]
     while waiting:
         p = waiting[-1]
-        q = int(between[p].argmin()) if p in groups else p
+        q = int(between[p].argmin()) if p in merged_clusters else p
         if not between[p, q] < threshold:  # Eq. (7): p is final, or was merged into another
             waiting.pop()
         elif between[q].min() < between[p, q]:
@@ -809,25 +827,25 @@ def merge_clusters(
             between[p] = between[:, p] = (n * between[p] + m * between[q]) / (n + m)
             between[p, p] = between[:, q] = np.inf
             sizes[p] += m
-            groups[p] += groups.pop(q)
-    left = np.sort(list(groups)).astype(np.int64)
+            merged_clusters[p] += merged_clusters.pop(q)
+    left = np.sort(list(merged_clusters)).astype(np.int64)
     for row, k in enumerate(left):
         between[row, : len(left)] = between[k, left]  # in place, row <= k: a large matrix is not held twice
     means = between[: len(left), : len(left)]
     np.fill_diagonal(means, within[left])
-    return [groups[k] for k in left], means if 2 * len(left) > len(between) else means.copy()
+    return [merged_clusters[k] for k in left], means if 2 * len(left) > len(between) else means.copy()
 
 
-def _distances(X: ArrayLike) -> Matrix:
+def _check_distances(X: ArrayLike) -> Matrix:
     """Returns a copy, in single precision if X is."""
-    given = X if isinstance(X, np.ndarray) else numeric(X)
+    given = X if isinstance(X, np.ndarray) else to_floats(X)
     check_shape(given.shape, "X", min_rows=1)
     if given.shape[0] != given.shape[1]:
-        table(given, non_negative=True)  # a bad entry is reported first, as it is for other input
+        check_table(given, non_negative=True)  # a bad entry is reported first, as it is for other input
         raise UserError(f"X has shape {given.shape}; precomputed distances must be a square")
     distances: Matrix = np.empty(given.shape, np.float32 if given.dtype == np.float32 else np.float64)
     for block in _blocks(len(given)):
-        rows = table(given[block], non_negative=True)
+        rows = check_table(given[block], non_negative=True)
         others = given[:, block].T.astype(np.float64)
         if not np.allclose(rows, others, rtol=1e-5) or np.diag(rows, block.start).any():
             raise UserError("X is not symmetric with zeros on the diagonal; precomputed distances must be")
@@ -846,12 +864,12 @@ def _median(distances: Matrix) -> float:
     return median
 
 
-def _means(distances: Matrix, clusters: Clusters) -> Matrix:
+def _mean_distances(distances: Matrix, clusters: Clusters) -> Matrix:
     """Returns the left sides of Eq. (7), and of Eq. (8) on the diagonal. For clusters of one row these are `distances`
     itself."""
     if len(clusters) == len(distances):
         return distances
-    labels, sizes = _labels(clusters, len(distances)), _sizes(clusters)
+    labels, sizes = _labels_from_clusters(clusters, len(distances)), _sizes(clusters)
     found = np.empty((len(clusters), len(clusters)), distances.dtype)
     for k, inside in enumerate(clusters):
         sums = sum((distances[inside[block]].sum(0, dtype=np.float64) for block in _blocks(len(inside))), np.zeros(1))
@@ -860,35 +878,35 @@ def _means(distances: Matrix, clusters: Clusters) -> Matrix:
     return found
 
 
-def _sum(distances: Matrix, some: Labels, others: Labels) -> float:
+def _sum_distances(distances: Matrix, some: Labels, others: Labels) -> float:
     blocks = (distances[np.ix_(some[block], others)] for block in _blocks(len(some)))
     return sum(float(block.sum(dtype=np.float64)) for block in blocks)
 
 
-def _farthest(distances: Matrix, inside: Labels, fellows: Labels) -> tuple[int, int]:
+def _farthest_pair(distances: Matrix, inside: Labels, farthest_row: Labels) -> tuple[int, int]:
     """Returns the farthest pair of a cluster. `fellows`, the farthest row of each, is corrected where that is no
     member."""
     member = np.zeros(len(distances), bool)
     member[inside] = True
-    stale = inside[(fellows[inside] < 0) | ~member[fellows[inside]]]
+    stale = inside[(farthest_row[inside] < 0) | ~member[farthest_row[inside]]]
     for block in _blocks(len(stale)):
-        fellows[stale[block]] = inside[distances[np.ix_(stale[block], inside)].argmax(1)]
-    a = int(inside[distances[inside, fellows[inside]].argmax()])
-    return a, int(fellows[a])
+        farthest_row[stale[block]] = inside[distances[np.ix_(stale[block], inside)].argmax(1)]
+    a = int(inside[distances[inside, farthest_row[inside]].argmax()])
+    return a, int(farthest_row[a])
 
 
 def _blocks(n: int) -> list[slice]:
     return [slice(start, min(start + _BLOCK, n)) for start in range(0, n, _BLOCK)]
 
 
-def _clusters(labels: Labels) -> Clusters:
+def _clusters_from_labels(labels: Labels) -> Clusters:
     """Returns the rows of each cluster, in the order of their first rows."""
-    numbered, old = by_first_appearance(labels)
+    numbered, old = number_by_first_appearance(labels)
     ends = np.cumsum(np.bincount(numbered, minlength=len(old)))[:-1]
     return np.split(np.argsort(numbered, kind="stable"), ends) if len(old) else []
 
 
-def _labels(clusters: Clusters, n: int) -> Labels:
+def _labels_from_clusters(clusters: Clusters, n: int) -> Labels:
     labels = np.full(n, -1)
     for k, inside in enumerate(clusters):
         labels[inside] = k
@@ -899,5 +917,5 @@ def _sizes(clusters: Clusters) -> Labels:
     return np.array([len(inside) for inside in clusters], np.int64)
 
 
-def _united(clusters: Clusters, groups: list[list[int]]) -> Clusters:
-    return [np.sort(np.concatenate([clusters[k] for k in group])) for group in groups]
+def _unite(clusters: Clusters, merged_clusters: list[list[int]]) -> Clusters:
+    return [np.sort(np.concatenate([clusters[k] for k in group])) for group in merged_clusters]

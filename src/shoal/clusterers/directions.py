@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.validation import Floats, one_thread, table
+from shoal.clusterers.validation import Floats, check_table, limit_blas_threads
 from shoal.errors import UserError
 
 _COLUMNS = 2**16  # of a wide table, turned to double precision together
 _TIE = 1e-9  # entries that differ relatively less are equally large: which is larger would be rounding
 
 
-def principal_directions(rows: ArrayLike, share: float = 0.95, centred: bool = False) -> Floats:
+def principal_directions(rows: ArrayLike, explained_variance: float = 0.95, is_centred: bool = False) -> Floats:
     """Return the principal components of rows of unit length.
 
     Nothing as large as `rows` is made.
@@ -62,25 +62,25 @@ def principal_directions(rows: ArrayLike, share: float = 0.95, centred: bool = F
     >>> principal_directions([[3.0, 0.0], [1.0, 0.0], [0.0, 2.0]], share=1.0).round(6).tolist()
     [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
     """
-    if not 0 < share <= 1:
-        raise UserError(f"share is {share}; it must be above 0 and at most 1")
-    with one_thread():
-        return _components(_products(_checked(rows)), share, centred)
+    if not 0 < explained_variance <= 1:
+        raise UserError(f"share is {explained_variance}; it must be above 0 and at most 1")
+    with limit_blas_threads():
+        return _components(_products(_check_rows(rows)), explained_variance, is_centred)
 
 
-def _components(products: Floats, share: float, centred: bool) -> Floats:
+def _components(products: Floats, explained_variance: float, is_centred: bool) -> Floats:
     rounding = len(products) * np.finfo(np.float64).eps * np.trace(products)
-    if centred:
+    if is_centred:
         products = products - products.mean(0) - products.mean(1)[:, None] + products.mean()
     values, vectors = (found[..., ::-1] for found in np.linalg.eigh(products))
     values = np.where(values > rounding, values, 0.0)
     sums = np.cumsum(values)
-    kept = 1 + np.count_nonzero(sums < share * sums[-1] - rounding)
-    return _turned(vectors[:, :kept] * np.sqrt(values[:kept]))  # Eq. (2)
+    num_components = 1 + np.count_nonzero(sums < explained_variance * sums[-1] - rounding)
+    return _fix_signs(vectors[:, :num_components] * np.sqrt(values[:num_components]))  # Eq. (2)
 
 
-def _checked(rows: ArrayLike) -> NDArray[Any]:
-    found = np.asarray(rows) if hasattr(rows, "__array__") else table(rows, "rows")
+def _check_rows(rows: ArrayLike) -> NDArray[Any]:
+    found = np.asarray(rows) if hasattr(rows, "__array__") else check_table(rows, "rows")
     if found.dtype.kind not in "biuf":
         raise UserError(f"rows holds entries of type {found.dtype}; it must be a table of numbers")
     if found.ndim != 2 or 0 in found.shape:
@@ -115,7 +115,7 @@ def _refuse_infinite(rows: NDArray[Any], largest: Floats) -> None:
         )
 
 
-def _turned(components: Floats) -> Floats:
+def _fix_signs(components: Floats) -> Floats:
     sizes = np.abs(components)
     farthest = (sizes >= (1 - _TIE) * sizes.max(0)).argmax(0)
     signs = np.where(components[farthest, np.arange(components.shape[1])] < 0, -1.0, 1.0)

@@ -18,9 +18,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, RandomState, fitted_rows, new_rows, number, seed_of, whole
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    RandomState,
+    check_fit_rows,
+    check_new_rows,
+    check_number,
+    check_whole_number,
+    seed_from,
+)
 
-CLOSE = 1e-9  # a step of the centres, relative to the spread of the rows, that is too small to matter
+TOLERANCE = 1e-9  # a step of the centres, relative to the spread of the rows, that is too small to matter
 
 
 class FuzzyClusters(ClusterMixin, BaseEstimator):
@@ -97,12 +106,12 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         UserError
             If a parameter or `X` is not as described.
         """
-        whole("n_clusters", self.n_clusters, 1)
-        whole("max_iter", self.max_iter, 1)
-        number("fuzziness", self.fuzziness, 1, above=True)
-        seed = seed_of(self.random_state)
-        rows, inverse, weights = np.unique(fitted_rows(self, X), axis=0, return_inverse=True, return_counts=True)
-        self._settle(rows, weights, self._first_centres(rows, weights, seed))
+        check_whole_number("n_clusters", self.n_clusters, 1)
+        check_whole_number("max_iter", self.max_iter, 1)
+        check_number("fuzziness", self.fuzziness, 1, is_exclusive=True)
+        seed = seed_from(self.random_state)
+        rows, inverse, weights = np.unique(check_fit_rows(self, X), axis=0, return_inverse=True, return_counts=True)
+        self._iterate(rows, weights, self._first_centres(rows, weights, seed))
         self.membership_ = memberships(rows, self.cluster_centers_, self.fuzziness)[inverse.reshape(-1)]
         self.labels_ = self.membership_.argmax(axis=1)
         return self
@@ -120,7 +129,7 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         ndarray of shape (n_rows, n_clusters)
             The memberships. Every row sums to 1.
         """
-        return memberships(new_rows(self, X), self.cluster_centers_, self.fuzziness)
+        return memberships(check_new_rows(self, X), self.cluster_centers_, self.fuzziness)
 
     def predict(self, X: ArrayLike) -> Labels:
         """Return the cluster that each new row belongs to most.
@@ -143,7 +152,7 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         k_means = KMeans(min(self.n_clusters, len(rows)), n_init=10, random_state=seed % 2**32)
         return np.asarray(k_means.fit(rows, sample_weight=weights).cluster_centers_)
 
-    def _settle(self, rows: Floats, weights: Labels, centres: Floats) -> None:
+    def _iterate(self, rows: Floats, weights: Labels, centres: Floats) -> None:
         spread = np.ptp(rows, axis=0).max()
         self.n_iter_ = 0
         for _ in range(self.max_iter):
@@ -151,7 +160,7 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
             before = centres
             pull = weights[:, None] * memberships(rows, centres, self.fuzziness) ** self.fuzziness
             centres = pull.T @ rows / pull.sum(axis=0)[:, None]
-            if np.abs(centres - before).max() <= CLOSE * spread:
+            if np.abs(centres - before).max() <= TOLERANCE * spread:
                 break
         self.cluster_centers_ = centres
 

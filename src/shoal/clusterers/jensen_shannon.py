@@ -34,7 +34,7 @@ from shoal.clusterers.validation import Floats
 Matrix = NDArray[np.floating[Any]]
 
 _TILE = 256  # rows and columns of distances computed together: they stay in a processor's cache
-_LEAST = 1e-30  # stands for 0: x ln x is 0 to any precision, and finite
+_SMALLEST_ENTRY = 1e-30  # stands for 0: x ln x is 0 to any precision, and finite
 
 
 def modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
@@ -128,13 +128,13 @@ def paired_modified_js(P: Matrix, Q: Matrix, gamma: float = 1.0) -> Floats:
     from scipy.special import rel_entr
 
     total = np.zeros(len(P))
-    for weight, p, q in ((1.0, normalised(P), normalised(Q)), (gamma, P, Q)):
+    for weight, p, q in ((1.0, normalise_rows(P), normalise_rows(Q)), (gamma, P, Q)):
         middle = (p + q) / 2
         total += weight * (rel_entr(p, middle) + rel_entr(q, middle)).sum(1) / 2
     return np.maximum(total, 0.0)
 
 
-def normalised(rows: Matrix) -> Matrix:
+def normalise_rows(rows: Matrix) -> Matrix:
     """Return rows divided by their sums.
 
     Parameters
@@ -154,11 +154,11 @@ def normalised(rows: Matrix) -> Matrix:
 def _entries(rows: Matrix, gamma: float, dtype: type[np.floating[Any]]) -> tuple[Tensor, list[float]]:
     """Returns [columns, n] and the weight of each column. Columns of zeros or without weight contribute nothing and are
     left out."""
-    both = np.concatenate([normalised(rows), rows], axis=1)
+    both = np.concatenate([normalise_rows(rows), rows], axis=1)
     weights = np.repeat([1.0, gamma], rows.shape[1])
     means = both.mean(0) if len(both) else np.zeros(len(weights))
     used = (means > 0) & (weights > 0)
-    scaled = np.maximum(both[:, used] / means[used], _LEAST).T
+    scaled = np.maximum(both[:, used] / means[used], _SMALLEST_ENTRY).T
     return torch.from_numpy(np.ascontiguousarray(scaled, dtype)), (weights * means)[used].tolist()
 
 

@@ -18,9 +18,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, by_first_appearance, fitted_rows, new_rows, number, whole
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    check_fit_rows,
+    check_new_rows,
+    check_number,
+    check_whole_number,
+    number_by_first_appearance,
+)
 
-MOST = 0.9  # of all pairs
+DISTANCE_QUANTILE = 0.9  # of all pairs
 
 
 class NeighbourClusters(ClusterMixin, BaseEstimator):
@@ -86,16 +94,18 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         UserError
             If a parameter or `X` is not as described.
         """
-        whole("min_samples", self.min_samples, 1)
-        number("eps_factor", self.eps_factor, 0, above=True)
-        rows = fitted_rows(self, X)
+        check_whole_number("min_samples", self.min_samples, 1)
+        check_number("eps_factor", self.eps_factor, 0, is_exclusive=True)
+        rows = check_fit_rows(self, X)
         order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
         ordered, back = rows[order], np.argsort(order)
-        labels = self._dense(ordered)  # a row between two clusters joins the first: sorted rows make that well defined
+        labels = self._dbscan_labels(
+            ordered
+        )  # a row between two clusters joins the first: sorted rows make that well defined
         noise = labels < 0
         if noise.any():
-            labels[noise] = nearest(ordered[~noise], labels[~noise], ordered[noise]) if not noise.all() else 0
-        self.noise_, self.labels_ = noise[back], by_first_appearance(labels[back])[0]
+            labels[noise] = nearest_clusters(ordered[~noise], labels[~noise], ordered[noise]) if not noise.all() else 0
+        self.noise_, self.labels_ = noise[back], number_by_first_appearance(labels[back])[0]
         self._rows = rows
         return self
 
@@ -112,17 +122,17 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         ndarray of shape (n_rows,)
             The labels.
         """
-        rows = new_rows(self, X)
-        return nearest(self._rows, self.labels_, rows)
+        rows = check_new_rows(self, X)
+        return nearest_clusters(self._rows, self.labels_, rows)
 
-    def _dense(self, rows: Floats) -> Labels:
+    def _dbscan_labels(self, rows: Floats) -> Labels:
         """Returns the labels of DBSCAN, -1 for noise."""
         from scipy.spatial.distance import pdist, squareform
         from sklearn.cluster import DBSCAN
 
         distances = pdist(rows) if len(rows) > 1 else np.empty(0)
         # not the median: it would be a distance within a cluster as soon as one cluster has most of the pairs
-        self.eps_ = self.eps_factor * float(np.quantile(distances, MOST)) if len(distances) else 0.0
+        self.eps_ = self.eps_factor * float(np.quantile(distances, DISTANCE_QUANTILE)) if len(distances) else 0.0
         if len(rows) < 2:
             return np.zeros(len(rows), dtype=np.int64)
         least = np.finfo(np.float64).tiny  # most rows may be equal: then these are neighbours
@@ -130,7 +140,7 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         return np.asarray(dbscan.fit(squareform(distances)).labels_, dtype=np.int64)
 
 
-def nearest(rows: Floats, labels: Labels, new: Floats) -> Labels:
+def nearest_clusters(rows: Floats, labels: Labels, queries: Floats) -> Labels:
     """Return, for each new row, the cluster with the smallest mean distance to its rows.
 
     Parameters
@@ -154,6 +164,6 @@ def nearest(rows: Floats, labels: Labels, new: Floats) -> Labels:
     """
     from scipy.spatial.distance import cdist
 
-    distances, known = cdist(new, rows), np.unique(labels)
+    distances, known = cdist(queries, rows), np.unique(labels)
     means = np.stack([distances[:, labels == k].mean(axis=1) for k in known], axis=1)
     return np.asarray(known[means.argmin(axis=1)], dtype=np.int64)

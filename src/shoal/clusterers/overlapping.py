@@ -33,14 +33,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClusterMixin
 
-from shoal.clusterers.validation import Floats, Labels, fitted_rows, new_rows, number, whole
+from shoal.clusterers.validation import Floats, Labels, check_fit_rows, check_new_rows, check_number, check_whole_number
 
-Members = NDArray[np.bool_]
+MembershipMatrix = NDArray[np.bool_]
 
-LARGEST = 0.6  # threshold up to which it is raised
-STEP = 0.1
-DIGITS = 12  # of a cosine; the digits that follow are rounding and must decide neither ties nor thresholds
-NOTHING = 1e-12  # length, relative to the largest entry of all rows, up to which a vector counts as zeros
+MAX_THRESHOLD = 0.6  # threshold up to which it is raised
+THRESHOLD_STEP = 0.1
+COSINE_DIGITS = 12  # of a cosine; the digits that follow are rounding and must decide neither ties nor thresholds
+ZERO_LENGTH = 1e-12  # length, relative to the largest entry of all rows, up to which a vector counts as zeros
 
 
 class OverlappingClusters(ClusterMixin, BaseEstimator):
@@ -94,7 +94,7 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
     [[True, False], [False, True], [True, True]]
     """
 
-    membership_: Members
+    membership_: MembershipMatrix
     labels_: Labels
     cluster_centers_: Floats
     n_clusters_: int
@@ -136,19 +136,19 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
         UserError
             If a parameter or `X` is not as described.
         """
-        whole("n_clusters", self.n_clusters, 1)
+        check_whole_number("n_clusters", self.n_clusters, 1)
         for name in ("threshold", "max_centre_similarity"):
-            number(name, getattr(self, name), -1)
-        given = fitted_rows(self, X)
-        rows, self._unit = rescaled(given)
-        self.membership_, self.threshold_ = self._accepted(rows)
+            check_number(name, getattr(self, name), -1)
+        given = check_fit_rows(self, X)
+        rows, self._unit = rescale(given)
+        self.membership_, self.threshold_ = self._find_accepted_clusters(rows)
         self.n_clusters_ = self.membership_.shape[1]
-        self.centre_similarity_ = centre_similarity(means(rows, self.membership_))
-        self.labels_ = nearest_own(rows, self.membership_)
-        self.cluster_centers_ = means(given, self.membership_)
+        self.centre_similarity_ = centre_similarity(cluster_means(rows, self.membership_))
+        self.labels_ = nearest_member_cluster(rows, self.membership_)
+        self.cluster_centers_ = cluster_means(given, self.membership_)
         return self
 
-    def predict_membership(self, X: ArrayLike) -> Members:
+    def predict_membership(self, X: ArrayLike) -> MembershipMatrix:
         """Return the clusters of new rows, by the same rule, with the centres and the threshold of the end of `fit`.
 
         For a row of `fit` there may be more clusters than in `membership_`: centres moved after it was assigned.
@@ -163,8 +163,8 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
         ndarray of shape (n_rows, n_clusters_)
             True where a row is in a cluster.
         """
-        rows = new_rows(self, X)
-        return within(rows / self._unit, self.cluster_centers_ / self._unit, self.threshold_)
+        rows = check_new_rows(self, X)
+        return near_clusters(rows / self._unit, self.cluster_centers_ / self._unit, self.threshold_)
 
     def predict(self, X: ArrayLike) -> Labels:
         """Return the cluster with the nearest centre for each new row.
@@ -179,21 +179,21 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
         ndarray of shape (n_rows,)
             The labels.
         """
-        rows = new_rows(self, X)
+        rows = check_new_rows(self, X)
         return cosines(rows / self._unit, self.cluster_centers_ / self._unit).argmax(1)
 
-    def _accepted(self, rows: Floats) -> tuple[Members, float]:
+    def _find_accepted_clusters(self, rows: Floats) -> tuple[MembershipMatrix, float]:
         """Returns the first clusters that Eq. (3) accepts, and their threshold."""
         similarities, most = cosines(rows, rows), min(self.n_clusters, len(rows))
         thresholds = self._thresholds()
-        first = {t: seeds(similarities, most, t if self.distinct_seeds else np.inf) for t in thresholds}
+        first = {t: choose_seeds(similarities, most, t if self.distinct_seeds else np.inf) for t in thresholds}
         for count in range(most, 0, -1):
             for threshold in thresholds:
                 if len(first[threshold]) <= count < most:
                     continue  # the same seeds were refused with a larger count
-                member = assigned(rows, first[threshold][:count], threshold)
+                member = assign_rows(rows, first[threshold][:count], threshold)
                 is_single = member.shape[1] == 1
-                if is_single or not self.validate or self._are_different(means(rows, member)):
+                if is_single or not self.validate or self._are_different(cluster_means(rows, member)):
                     return member, threshold
         raise AssertionError("a single cluster is always accepted")
 
@@ -201,11 +201,11 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
         return centre_similarity(centres) <= self.max_centre_similarity  # Eq. (3)
 
     def _thresholds(self) -> list[float]:
-        steps = int(round(max(LARGEST - self.threshold, 0.0) / STEP, DIGITS))
-        return [round(float(self.threshold) + STEP * step, DIGITS) for step in range(steps + 1)]
+        steps = int(round(max(MAX_THRESHOLD - self.threshold, 0.0) / THRESHOLD_STEP, COSINE_DIGITS))
+        return [round(float(self.threshold) + THRESHOLD_STEP * step, COSINE_DIGITS) for step in range(steps + 1)]
 
 
-def seeds(similarities: Floats, count: int, threshold: float = np.inf) -> Labels:
+def choose_seeds(similarities: Floats, max_seeds: int, threshold: float = np.inf) -> Labels:
     """Return the rows that start clusters, from pairs in ascending order of their cosines, ties by index.
 
     Parameters
@@ -235,13 +235,13 @@ def seeds(similarities: Floats, count: int, threshold: float = np.inf) -> Labels
     free = np.isinf(threshold) | (np.diag(similarities) > 0)
     chosen: list[int] = []
     for row in order:
-        if len(chosen) < count and free[row]:
+        if len(chosen) < max_seeds and free[row]:
             chosen.append(int(row))
             free = free & (similarities[row] < threshold)
     return np.array(chosen or order[:1], dtype=np.int64)
 
 
-def assigned(rows: Floats, first: Labels, threshold: float) -> Members:
+def assign_rows(rows: Floats, seed_rows: Labels, threshold: float) -> MembershipMatrix:
     """Assign rows one after another to the clusters that are near enough, from given seeds.
 
     Parameters
@@ -258,18 +258,18 @@ def assigned(rows: Floats, first: Labels, threshold: float) -> Members:
     ndarray of shape (n_rows, n_clusters)
         True where a row is in a cluster.
     """
-    member = np.zeros((len(rows), len(first)), dtype=bool)
-    member[first, np.arange(len(first))] = True
-    sums, sizes = rows[first], np.ones((len(first), 1))
-    for row in np.setdiff1d(np.arange(len(rows)), first):
-        joins = within(rows[[row]], sums / sizes, threshold)[0]
+    member = np.zeros((len(rows), len(seed_rows)), dtype=bool)
+    member[seed_rows, np.arange(len(seed_rows))] = True
+    sums, sizes = rows[seed_rows], np.ones((len(seed_rows), 1))
+    for row in np.setdiff1d(np.arange(len(rows)), seed_rows):
+        joins = near_clusters(rows[[row]], sums / sizes, threshold)[0]
         member[row] = joins
         sums[joins] += rows[row]  # Eq. (4)
         sizes[joins] += 1
     return member
 
 
-def within(rows: Floats, centres: Floats, threshold: float) -> Members:
+def near_clusters(rows: Floats, centres: Floats, threshold: float) -> MembershipMatrix:
     """Return the clusters of rows: those whose centre is near enough, or else the nearest.
 
     Parameters
@@ -306,10 +306,10 @@ def centre_similarity(centres: Floats) -> float:
         The mean; 0 for a single centre.
     """
     pairs = cosines(centres, centres)[np.triu_indices(len(centres), 1)]
-    return round(float(pairs.mean()), DIGITS) if len(pairs) else 0.0
+    return round(float(pairs.mean()), COSINE_DIGITS) if len(pairs) else 0.0
 
 
-def means(rows: Floats, member: Members) -> Floats:
+def cluster_means(rows: Floats, member: MembershipMatrix) -> Floats:
     """Return the centres of clusters, Eq. (4).
 
     Parameters
@@ -328,7 +328,7 @@ def means(rows: Floats, member: Members) -> Floats:
     return centres
 
 
-def nearest_own(rows: Floats, member: Members) -> Labels:
+def nearest_member_cluster(rows: Floats, member: MembershipMatrix) -> Labels:
     """Return, of the clusters that each row is in, the one whose centre has the largest cosine with it.
 
     Parameters
@@ -343,7 +343,7 @@ def nearest_own(rows: Floats, member: Members) -> Labels:
     ndarray of shape (n_rows,)
         The labels; of equals the first.
     """
-    return np.where(member, cosines(rows, means(rows, member)), -np.inf).argmax(1)
+    return np.where(member, cosines(rows, cluster_means(rows, member)), -np.inf).argmax(1)
 
 
 def cosines(rows: Floats, others: Floats) -> Floats:
@@ -361,10 +361,10 @@ def cosines(rows: Floats, others: Floats) -> Floats:
     ndarray of shape (n_rows, n_others)
         The cosines, rounded to `DIGITS`; 0 where a row is not longer than `NOTHING`.
     """
-    return np.round(_unit(rows) @ _unit(others).T, DIGITS) + 0.0
+    return np.round(_unit_rows(rows) @ _unit_rows(others).T, COSINE_DIGITS) + 0.0
 
 
-def rescaled(rows: Floats) -> tuple[Floats, float]:
+def rescale(rows: Floats) -> tuple[Floats, float]:
     """Return rows in units of their largest entry.
 
     Parameters
@@ -383,6 +383,6 @@ def rescaled(rows: Floats) -> tuple[Floats, float]:
     return rows / unit, unit
 
 
-def _unit(rows: Floats) -> Floats:
+def _unit_rows(rows: Floats) -> Floats:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > NOTHING)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > ZERO_LENGTH)

@@ -61,7 +61,7 @@ def inference_similarity(predictions: ArrayLike) -> Floats:
     return similarity
 
 
-def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, clusters: int | None = None) -> Labels:
+def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, n_clusters: int | None = None) -> Labels:
     """Cluster similarities by complete linkage.
 
     Parameters
@@ -94,16 +94,16 @@ def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, c
     alike = np.asarray(similarity, dtype=np.float64)
     if alike.ndim != 2 or alike.shape[0] != alike.shape[1] or not np.allclose(alike, alike.T):
         raise UserError(f"similarity has shape {alike.shape}; it must be square and symmetric")
-    if (threshold is None) == (clusters is None):
-        raise UserError(f"threshold is {threshold} and clusters is {clusters}; give exactly one of them")
-    if clusters is not None and clusters < 1:
-        raise UserError(f"clusters is {clusters}; it must be 1 or more")
+    if (threshold is None) == (n_clusters is None):
+        raise UserError(f"threshold is {threshold} and clusters is {n_clusters}; give exactly one of them")
+    if n_clusters is not None and n_clusters < 1:
+        raise UserError(f"clusters is {n_clusters}; it must be 1 or more")
     if len(alike) < 2:
         return np.zeros(len(alike), dtype=np.int64)
     tree = linkage(squareform(1.0 - alike, checks=False), method="complete")
     if threshold is not None:
         labels = fcluster(tree, t=1.0 - threshold, criterion="distance")
     else:
-        labels = cut_tree(tree, n_clusters=min(clusters or 1, len(alike)))[:, 0]
+        labels = cut_tree(tree, n_clusters=min(n_clusters or 1, len(alike)))[:, 0]
     _, first, place = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[place]

@@ -11,8 +11,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.clusterers.overlapping import Members, cosines, nearest_own, rescaled
-from shoal.clusterers.validation import Floats, Labels, RandomState, one_thread, seed_of, table, whole
+from shoal.clusterers.overlapping import MembershipMatrix, cosines, nearest_member_cluster, rescale
+from shoal.clusterers.validation import (
+    Floats,
+    Labels,
+    RandomState,
+    check_table,
+    check_whole_number,
+    limit_blas_threads,
+    seed_from,
+)
 from shoal.errors import UserError
 
 
@@ -46,10 +54,10 @@ def overlap_quality(X: ArrayLike, membership: ArrayLike, truth: ArrayLike | None
     UserError
         If an argument is not as described.
     """
-    rows, member = _rows(X), _members(membership)
+    rows, member = _check_rows(X), _check_membership(membership)
     if len(rows) != len(member):
         raise UserError(f"membership has {len(member)} rows; it must have {len(rows)}, as many as X")
-    distances, labels = cosine_distances(rows), nearest_own(rows, member)
+    distances, labels = cosine_distances(rows), nearest_member_cluster(rows, member)
     core = np.flatnonzero(member.sum(1) == 1)
     quality = {
         "overlap": float(member.sum(1).mean()),
@@ -57,7 +65,9 @@ def overlap_quality(X: ArrayLike, membership: ArrayLike, truth: ArrayLike | None
         "silhouette_each": _silhouette_each(distances, member),
         "silhouette_core": _silhouette(distances[np.ix_(core, core)], labels[core]),
     }
-    return quality if truth is None else {**quality, "purity": _purity(member, _one_each(truth, len(rows), "truth"))}
+    return (
+        quality if truth is None else {**quality, "purity": _purity(member, _check_labels(truth, len(rows), "truth"))}
+    )
 
 
 def hard_quality(X: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None) -> dict[str, float]:
@@ -82,12 +92,12 @@ def hard_quality(X: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None
     UserError
         If an argument is not as described.
     """
-    rows = _rows(X)
-    given = _one_each(labels, len(rows), "labels")
+    rows = _check_rows(X)
+    given = _check_labels(labels, len(rows), "labels")
     return overlap_quality(rows, given[:, None] == np.unique(given), truth)
 
 
-def compared(
+def compare_partitions(
     X: ArrayLike, n_clusters: int, random_state: RandomState = 0, truth: ArrayLike | None = None
 ) -> dict[str, dict[str, float]]:
     """Return the quality of usual partitions of the same rows into as many clusters.
@@ -142,12 +152,12 @@ def partitions(X: ArrayLike, n_clusters: int, random_state: RandomState = 0) -> 
     """
     from sklearn.cluster import AgglomerativeClustering, KMeans
 
-    rows = _rows(X)
-    count = min(whole("n_clusters", n_clusters, 1), len(np.unique(rows.round(9), axis=0)))
-    seed = seed_of(random_state) % 2**32
+    rows = _check_rows(X)
+    count = min(check_whole_number("n_clusters", n_clusters, 1), len(np.unique(rows.round(9), axis=0)))
+    seed = seed_from(random_state) % 2**32
     if count == 1:
         return dict.fromkeys(("kmeans", "hierarchical"), np.zeros(len(rows), dtype=np.int64))
-    with one_thread():
+    with limit_blas_threads():
         means = KMeans(count, n_init=10, random_state=seed).fit(rows).labels_
     tree = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit(cosine_distances(rows)).labels_
     return {"kmeans": means.astype(np.int64), "hierarchical": tree.astype(np.int64)}
@@ -179,7 +189,7 @@ def _silhouette(distances: Floats, labels: Labels) -> float:
     return float(silhouette_score(distances, labels, metric="precomputed"))
 
 
-def _silhouette_each(distances: Floats, member: Members) -> float:
+def _silhouette_each(distances: Floats, member: MembershipMatrix) -> float:
     sums, sizes = distances @ member, member.sum(0)
     others = np.where(member, np.inf, sums / sizes).min(1)
     row, cluster = np.nonzero(member & (sizes > 1) & ~member.all(1, keepdims=True))
@@ -189,16 +199,16 @@ def _silhouette_each(distances: Floats, member: Members) -> float:
     return float(points.sum() / member.sum())
 
 
-def _purity(member: Members, truth: NDArray[np.generic]) -> float:
+def _purity(member: MembershipMatrix, truth: NDArray[np.generic]) -> float:
     counts = member.T.astype(np.int64) @ (truth[:, None] == np.unique(truth))
     return float(counts.max(1).sum() / member.sum())
 
 
-def _rows(X: ArrayLike) -> Floats:
-    return rescaled(table(X, min_rows=1))[0]
+def _check_rows(X: ArrayLike) -> Floats:
+    return rescale(check_table(X, min_rows=1))[0]
 
 
-def _members(membership: ArrayLike) -> Members:
+def _check_membership(membership: ArrayLike) -> MembershipMatrix:
     """Returns the membership without clusters that have no member."""
     found = np.asarray(membership)
     if found.ndim != 2 or found.dtype != np.bool_:
@@ -208,8 +218,8 @@ def _members(membership: ArrayLike) -> Members:
     return found[:, found.any(0)]
 
 
-def _one_each(labels: ArrayLike, count: int, name: str) -> NDArray[np.generic]:
+def _check_labels(labels: ArrayLike, num_rows: int, name: str) -> NDArray[np.generic]:
     found = np.asarray(labels)
-    if found.shape != (count,):
-        raise UserError(f"{name} has shape {found.shape}; it must be ({count},), a label for each row of X")
+    if found.shape != (num_rows,):
+        raise UserError(f"{name} has shape {found.shape}; it must be ({num_rows},), a label for each row of X")
     return found

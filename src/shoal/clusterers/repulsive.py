@@ -41,17 +41,17 @@ from shoal.clusterers.validation import (
     Floats,
     Labels,
     RandomState,
-    by_first_appearance,
-    fitted_rows,
-    one_of,
-    seed_of,
-    table,
-    whole,
+    check_choice,
+    check_fit_rows,
+    check_table,
+    check_whole_number,
+    number_by_first_appearance,
+    seed_from,
 )
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 
-_RISE = 1e-12  # of J, relative: less is rounding
+_MIN_RELATIVE_GAIN = 1e-12  # of J, relative: less is rounding
 _WINDOW = 256  # partners looked at together: those behind the first good one are looked at in vain
 _BLOCK = 256  # rows of a large cluster whose distances are held at once
 
@@ -143,23 +143,23 @@ class RepulsiveClusters(ClusterMixin, BaseEstimator):
         UserError
             If a parameter or `X` is not as described.
         """
-        whole("n_clusters", self.n_clusters, 1)
-        whole("max_iter", self.max_iter, 1)
-        one_of("swaps", self.swaps, ("closest", "all"))
+        check_whole_number("n_clusters", self.n_clusters, 1)
+        check_whole_number("max_iter", self.max_iter, 1)
+        check_choice("swaps", self.swaps, ("closest", "all"))
         if self.top is not None:
-            whole("top", self.top, 2)
-        seed = seed_of(self.random_state)
-        rows = fitted_rows(self, X, non_negative=True)
-        order = _shuffled(rows, seed)
-        search = _Search(_Grouping(rows[order], np.arange(len(rows)) % self.n_clusters), self.top)  # line 1
-        sweep = search.closest if self.swaps == "closest" else search.all
+            check_whole_number("top", self.top, 2)
+        seed = seed_from(self.random_state)
+        rows = check_fit_rows(self, X, non_negative=True)
+        order = _shuffled_order(rows, seed)
+        search = _Search(_ClusterSums(rows[order], np.arange(len(rows)) % self.n_clusters), self.top)  # line 1
+        sweep = search.swap_closest if self.swaps == "closest" else search.swap_all
         self.n_iter_ = 1
         while sweep() and self.n_iter_ < self.max_iter:  # line 2
             self.n_iter_ += 1
         labels = np.empty(len(rows), np.int64)
-        labels[order] = search.grouping.labels
-        self.labels_, _ = by_first_appearance(labels)
-        self.within_, self.between_ = search.grouping.within(), search.grouping.between()
+        labels[order] = search.clusters.labels
+        self.labels_, _ = number_by_first_appearance(labels)
+        self.within_, self.between_ = search.clusters.within(), search.clusters.between()
         self.history_ = np.array(search.history)
         return self
 
@@ -169,7 +169,7 @@ class RepulsiveClusters(ClusterMixin, BaseEstimator):
         return tags
 
 
-def _shuffled(rows: Floats, seed: int) -> Labels:
+def _shuffled_order(rows: Floats, seed: int) -> Labels:
     by_value = np.lexsort(rows.T[::-1])
     shuffled: Labels = np.random.default_rng(derive_seed(seed, "repulsive")).permutation(by_value)
     return shuffled
@@ -202,77 +202,79 @@ def objectives(X: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
     Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods", 2025,
     Eq. (3).
     """
-    rows, given = table(X, non_negative=True), np.asarray(labels)
+    rows, given = check_table(X, non_negative=True), np.asarray(labels)
     if given.shape != (len(rows),):
         raise UserError(f"labels has shape {given.shape}; it must be ({len(rows)},), one label for each row of X")
-    grouping = _Grouping(rows, np.unique(given, return_inverse=True)[1])
+    grouping = _ClusterSums(rows, np.unique(given, return_inverse=True)[1])
     return grouping.within(), grouping.between()
 
 
-class _Grouping:
+class _ClusterSums:
     """Clusters of rows, with the sums from which Eq. (3) and the effect of a swap on it follow."""
 
     def __init__(self, rows: Floats, labels: Labels) -> None:
         self.rows, self.labels = rows, labels
         self.floored = np.maximum(rows, FLOOR)
         self.logs = np.log(self.floored)
-        self.own = _dot(self.floored, self.logs)
+        self.self_products = _dot(self.floored, self.logs)
         self.sizes = np.bincount(labels)
-        self.count = len(self.sizes)
-        self.members = np.split(np.argsort(labels, kind="stable"), np.cumsum(self.sizes)[:-1]) if self.count else []
+        self.num_clusters = len(self.sizes)
+        self.members = (
+            np.split(np.argsort(labels, kind="stable"), np.cumsum(self.sizes)[:-1]) if self.num_clusters else []
+        )
         pairs = self.sizes * (self.sizes - 1) / 2
-        self.share = np.where(pairs > 0, 1 / np.maximum(pairs, 1), 0.0)  # of a pair in its group's mean
-        shape = (self.count, rows.shape[1])
-        self.sums, self.log_sums, self.own_sums = np.empty(shape), np.empty(shape), np.empty(self.count)
+        self.pair_weight = np.where(pairs > 0, 1 / np.maximum(pairs, 1), 0.0)  # of a pair in its group's mean
+        shape = (self.num_clusters, rows.shape[1])
+        self.sums, self.log_sums, self.self_product_sums = np.empty(shape), np.empty(shape), np.empty(self.num_clusters)
         self.means, self.mean_logs = np.empty(shape), np.empty(shape)
-        self._sum_up(range(self.count))
+        self._sum_up(range(self.num_clusters))
 
-    def _sum_up(self, groups: Iterable[int]) -> None:
-        for g in groups:
+    def _sum_up(self, clusters: Iterable[int]) -> None:
+        for g in clusters:
             inside = self.members[g]
             self.sums[g], self.log_sums[g] = self.floored[inside].sum(0), self.logs[inside].sum(0)
-            self.own_sums[g], self.means[g] = self.own[inside].sum(), self.rows[inside].mean(0)
+            self.self_product_sums[g], self.means[g] = self.self_products[inside].sum(), self.rows[inside].mean(0)
             self.mean_logs[g] = np.log(np.maximum(self.means[g], FLOOR))
         self.sum_of_means, self.sum_of_logs = np.maximum(self.means, FLOOR).sum(0), self.mean_logs.sum(0)
 
     def within(self) -> float:
         """Returns the first objective of Eq. (3)."""
-        sums = np.maximum(0.5 * (self.sizes * self.own_sums - _dot(self.sums, self.log_sums)), 0.0)
-        return float(self.share @ sums) / max(self.count, 1)
+        sums = np.maximum(0.5 * (self.sizes * self.self_product_sums - _dot(self.sums, self.log_sums)), 0.0)
+        return float(self.pair_weight @ sums) / max(self.num_clusters, 1)
 
     def between(self) -> float:
         """Returns the second objective of Eq. (3)."""
         own = _dot(np.maximum(self.means, FLOOR), self.mean_logs).sum()
-        over_pairs = 0.5 * (self.count * own - self.sum_of_means @ self.sum_of_logs)
-        return max(float(over_pairs), 0.0) / max(self.count * (self.count - 1), 1)
+        over_pairs = 0.5 * (self.num_clusters * own - self.sum_of_means @ self.sum_of_logs)
+        return max(float(over_pairs), 0.0) / max(self.num_clusters * (self.num_clusters - 1), 1)
 
     def gains(self, i: int, others: Labels) -> Floats:
         """Returns by how much J rises if row i changes places with each of the others, all of other clusters."""
-        return self._more_within(i, others) - self._more_between(i, others)
+        return self._within_changes(i, others) - self._between_changes(i, others)
 
-    def _more_within(self, i: int, others: Labels) -> Floats:
+    def _within_changes(self, i: int, others: Labels) -> Floats:
         k, groups = self.labels[i], self.labels[others]
-        p, log, own = (values[others] - values[i] for values in (self.floored, self.logs, self.own))
+        p, log, own = (values[others] - values[i] for values in (self.floored, self.logs, self.self_products))
         both = _dot(p, log)
         here = self.sizes[k] * own - log @ self.sums[k] - p @ self.log_sums[k] - both
         there = -self.sizes[groups] * own + _dot(log, self.sums[groups]) + _dot(p, self.log_sums[groups]) - both
-        rise: Floats = 0.5 * (self.share[k] * here + self.share[groups] * there) / self.count
+        rise: Floats = 0.5 * (self.pair_weight[k] * here + self.pair_weight[groups] * there) / self.num_clusters
         return rise
 
-    def _more_between(self, i: int, others: Labels) -> Floats:
+    def _between_changes(self, i: int, others: Labels) -> Floats:
         k, groups = self.labels[i], self.labels[others]
         change = self.rows[others] - self.rows[i]
-        here = self._moved(self.labels[[i]], change / self.sizes[k])
-        there = self._moved(groups, -change / self.sizes[groups][:, None])
+        here = self._mean_changes(self.labels[[i]], change / self.sizes[k])
+        there = self._mean_changes(groups, -change / self.sizes[groups][:, None])
         own, mean, log = (a + b for a, b in zip(here, there, strict=True))
-        over_pairs = self.count * own - mean @ self.sum_of_logs - log @ self.sum_of_means - _dot(mean, log)
-        rise: Floats = 0.5 * over_pairs / (self.count * (self.count - 1))
+        over_pairs = self.num_clusters * own - mean @ self.sum_of_logs - log @ self.sum_of_means - _dot(mean, log)
+        rise: Floats = 0.5 * over_pairs / (self.num_clusters * (self.num_clusters - 1))
         return rise
 
-    def _moved(self, groups: Labels, change: Floats) -> tuple[Floats, Floats, Floats]:
+    def _mean_changes(self, clusters: Labels, change: Floats) -> tuple[Floats, Floats, Floats]:
         """Returns by how much p·ln p, p and ln p change for the means p of the clusters."""
-        before, log_before = np.maximum(self.means[groups], FLOOR), self.mean_logs[groups]
-        after = np.maximum(self.means[groups] + change, FLOOR)
+        before, log_before = np.maximum(self.means[clusters], FLOOR), self.mean_logs[clusters]
+        after = np.maximum(self.means[clusters] + change, FLOOR)
         log_after = np.log(after)
         return _dot(after, log_after) - _dot(before, log_before), after - before, log_after - log_before
 
@@ -283,7 +285,7 @@ class _Grouping:
         self.labels[[i, j]] = there, here
         self._sum_up((here, there))
 
-    def closest(self, g: int) -> tuple[int, float]:
+    def closest_pair(self, g: int) -> tuple[int, float]:
         """Returns i_g and its distance to j_g (line 5). A cluster of one row has no pair and is swapped last."""
         inside = self.members[g]
         rows = self.rows[inside]
@@ -299,48 +301,48 @@ class _Grouping:
 class _Search:
     """Hill climbing on J by swaps. A sweep returns whether it swapped anything."""
 
-    def __init__(self, grouping: _Grouping, top: int | None) -> None:
-        self.grouping, self.top = grouping, top
-        self.history = [grouping.within() - grouping.between()]
+    def __init__(self, clusters: _ClusterSums, top: int | None) -> None:
+        self.clusters, self.top = clusters, top
+        self.history = [clusters.within() - clusters.between()]
 
-    def closest(self) -> bool:
+    def swap_closest(self) -> bool:
         """Does lines 3 to 16 of Algorithm 1."""
         swaps = len(self.history)
-        pairs = [self.grouping.closest(g) for g in range(self.grouping.count)]
+        pairs = [self.clusters.closest_pair(g) for g in range(self.clusters.num_clusters)]
         candidates = np.array([i for i, _ in pairs], np.int64)
         order = np.argsort([distance for _, distance in pairs], kind="stable")[: self.top]  # line 8
         for place, k in enumerate(order):
             start = place + 1
             while start < len(order):
                 partners = order[start : start + _WINDOW]
-                gains = self.grouping.gains(candidates[k], candidates[partners])
-                first = int((gains > self._least_rise()).argmax())
-                if not self._swapped(candidates[k], candidates[partners[first]], gains[first]):
+                gains = self.clusters.gains(candidates[k], candidates[partners])
+                first = int((gains > self._min_gain()).argmax())
+                if not self._swap_if_better(candidates[k], candidates[partners[first]], gains[first]):
                     start += _WINDOW
                     continue
                 for g in (k, partners[first]):
-                    candidates[g], _ = self.grouping.closest(g)
+                    candidates[g], _ = self.clusters.closest_pair(g)
                 start += first + 1
         return len(self.history) > swaps
 
-    def all(self) -> bool:
+    def swap_all(self) -> bool:
         swaps = len(self.history)
-        for i in range(len(self.grouping.labels) - 1):
-            others = i + 1 + np.flatnonzero(self.grouping.labels[i + 1 :] != self.grouping.labels[i])
+        for i in range(len(self.clusters.labels) - 1):
+            others = i + 1 + np.flatnonzero(self.clusters.labels[i + 1 :] != self.clusters.labels[i])
             if len(others):
-                gains = self.grouping.gains(i, others)
+                gains = self.clusters.gains(i, others)
                 best = gains.argmax()
-                self._swapped(i, others[best], gains[best])
+                self._swap_if_better(i, others[best], gains[best])
         return len(self.history) > swaps
 
-    def _least_rise(self) -> float:
-        return _RISE * max(1.0, abs(self.history[-1]))
+    def _min_gain(self) -> float:
+        return _MIN_RELATIVE_GAIN * max(1.0, abs(self.history[-1]))
 
-    def _swapped(self, i: int, j: int, gain: float) -> bool:
+    def _swap_if_better(self, i: int, j: int, gain: float) -> bool:
         """Does lines 12 and 13 of Algorithm 1: swaps if J rises."""
-        if gain <= self._least_rise():
+        if gain <= self._min_gain():
             return False
-        self.grouping.swap(i, j)
+        self.clusters.swap(i, j)
         self.history.append(self.history[-1] + float(gain))
         return True
 

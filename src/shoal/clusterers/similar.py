@@ -32,12 +32,12 @@ from shoal.clusterers.validation import (
     Floats,
     Labels,
     RandomState,
-    by_first_appearance,
-    fitted_rows,
-    new_rows,
-    one_of,
-    seed_of,
-    whole,
+    check_choice,
+    check_fit_rows,
+    check_new_rows,
+    check_whole_number,
+    number_by_first_appearance,
+    seed_from,
 )
 from shoal.rng import derive_seed
 
@@ -125,14 +125,14 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
             If a parameter or `X` is not as described.
         """
         for name in ("n_clusters", "n_init", "max_iter"):
-            whole(name, getattr(self, name), 1)
-        one_of("centre", self.centre, ("mean", "jeffreys"))
-        seed = seed_of(self.random_state)
-        given = np.maximum(fitted_rows(self, X, non_negative=True), FLOOR)
+            check_whole_number(name, getattr(self, name), 1)
+        check_choice("centre", self.centre, ("mean", "jeffreys"))
+        seed = seed_from(self.random_state)
+        given = np.maximum(check_fit_rows(self, X, non_negative=True), FLOOR)
         rows, inverse, weights = np.unique(given, axis=0, return_inverse=True, return_counts=True)
         starts = [self._lloyd(rows, weights, derive_seed(seed, "similar", start)) for start in range(self.n_init)]
         self.inertia_, centres, labels, self.n_iter_ = min(starts, key=lambda result: result[0])
-        self.labels_, used = by_first_appearance(labels[inverse.reshape(-1)])
+        self.labels_, used = number_by_first_appearance(labels[inverse.reshape(-1)])
         self.cluster_centers_ = centres[used]
         return self
 
@@ -149,7 +149,7 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
         ndarray of shape (n_rows,)
             The labels.
         """
-        rows = new_rows(self, X, non_negative=True)
+        rows = check_new_rows(self, X, non_negative=True)
         labels: Labels = symmetric_kl(rows, self.cluster_centers_).argmin(1)
         return labels
 
@@ -159,7 +159,7 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
         labels, iterations = np.full(len(rows), -1), 0
         for _ in range(self.max_iter):
             iterations += 1
-            before, labels = labels, _assigned(rows, centres)
+            before, labels = labels, _assign_rows(rows, centres)
             if np.array_equal(before, labels):
                 break
             centres = _centres(rows, weights, labels, self.centre)
@@ -172,18 +172,18 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
         return tags
 
 
-def _seeds(rows: Floats, weights: Labels, clusters: int, rng: np.random.Generator) -> Floats:
+def _seeds(rows: Floats, weights: Labels, n_clusters: int, rng: np.random.Generator) -> Floats:
     """k-means++: the next seed is a row drawn in proportion to its divergence from the nearest seed so far."""
     chosen = [int(rng.choice(len(rows), p=weights / weights.sum()))]
     nearest = symmetric_kl(rows, rows[chosen])[:, 0]
-    while len(chosen) < clusters and nearest.any():
+    while len(chosen) < n_clusters and nearest.any():
         probability = weights * nearest
         chosen.append(int(rng.choice(len(rows), p=probability / probability.sum())))
         nearest = np.minimum(nearest, symmetric_kl(rows, rows[chosen[-1:]])[:, 0])
     return rows[chosen]
 
 
-def _assigned(rows: Floats, centres: Floats) -> Labels:
+def _assign_rows(rows: Floats, centres: Floats) -> Labels:
     """Returns the nearest centre of each row; a centre without rows gets the row that is farthest from its own."""
     distance = symmetric_kl(rows, centres)
     labels: Labels = distance.argmin(1)

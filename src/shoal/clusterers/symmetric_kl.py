@@ -13,7 +13,7 @@ import numpy as np
 from shoal.clusterers.validation import Floats
 
 FLOOR = 1e-6
-_NOISE = 1e-12  # distributions nearer than this differ by the rounding of the products below, if at all
+_ROUNDING = 1e-12  # distributions nearer than this differ by the rounding of the products below, if at all
 
 
 def symmetric_kl(P: Floats, Q: Floats) -> Floats:
@@ -45,4 +45,4 @@ def symmetric_kl(P: Floats, Q: Floats) -> Floats:
     log_p, log_q = np.log(p), np.log(q)
     own = (p * log_p).sum(1)[:, None] + (q * log_q).sum(1)
     distance: Floats = 0.5 * (own - p @ log_q.T - log_p @ q.T)
-    return np.where(distance > _NOISE, distance, 0.0)
+    return np.where(distance > _ROUNDING, distance, 0.0)

@@ -21,7 +21,7 @@ class NotNumeric(UserError, TypeError):
     """Input that is no dense table of numbers. It is also a TypeError, which scikit-learn expects in this case."""
 
 
-def one_thread() -> Any:
+def limit_blas_threads() -> Any:
     """Limit BLAS to one thread within a `with` block.
 
     Products of a few rows are quick. On a busy machine, threads that wait for each other make them much slower.
@@ -36,7 +36,7 @@ def one_thread() -> Any:
     return threadpool_limits(1, user_api="blas")
 
 
-def table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_rows: int = 0) -> Floats:
+def check_table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_rows: int = 0) -> Floats:
     """Return a copy of a table as finite numbers.
 
     Parameters
@@ -60,13 +60,13 @@ def table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_rows: i
     UserError
         If the shape is wrong, or an entry is not a finite number or is negative where that is refused.
     """
-    rows = numeric(X, name)
+    rows = to_floats(X, name)
     check_shape(rows.shape, name, min_rows)
     _refuse_bad_entries(rows, name, non_negative)
     return rows + 0.0
 
 
-def numeric(X: ArrayLike, name: str = "X") -> Floats:
+def to_floats(X: ArrayLike, name: str = "X") -> Floats:
     """Return a copy of array-like input in double precision, whatever its shape and its numbers are.
 
     Parameters
@@ -139,7 +139,7 @@ def _refuse_bad_entries(rows: Floats, name: str, non_negative: bool) -> None:
             )
 
 
-def fitted_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
+def check_fit_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
     """Return the rows given to `fit` as finite numbers, and record their number of columns.
 
     Parameters
@@ -161,12 +161,12 @@ def fitted_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Flo
     UserError
         If the rows are not as required; see `table`.
     """
-    rows = table(X, "X", non_negative, min_rows=1)
+    rows = check_table(X, "X", non_negative, min_rows=1)
     check_features(estimator, X, reset=True)
     return rows
 
 
-def new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
+def check_new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
     """Return the rows given to `predict` as finite numbers; there may be none.
 
     Parameters
@@ -193,7 +193,7 @@ def new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(estimator)
-    rows = table(X, "X", non_negative)
+    rows = check_table(X, "X", non_negative)
     check_features(estimator, X, reset=False)
     return rows
 
@@ -223,7 +223,7 @@ def check_features(estimator: Any, X: ArrayLike, reset: bool) -> None:
         raise UserError(" ".join(str(error).split())) from error
 
 
-def seed_of(random_state: RandomState) -> int:
+def seed_from(random_state: RandomState) -> int:
     """Return the seed that follows from the parameter `random_state`.
 
     Parameters
@@ -246,10 +246,10 @@ def seed_of(random_state: RandomState) -> int:
         from sklearn.utils import check_random_state
 
         return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-    return whole("random_state", random_state, 0)
+    return check_whole_number("random_state", random_state, 0)
 
 
-def whole(name: str, value: object, least: int) -> int:
+def check_whole_number(name: str, value: object, minimum: int) -> int:
     """Return a parameter that must be a whole number.
 
     Parameters
@@ -271,12 +271,12 @@ def whole(name: str, value: object, least: int) -> int:
     UserError
         If the value is not a whole number or is too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise UserError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise UserError(f"{name} is {value!r}; it must be a whole number, {minimum} or more")
     return int(value)
 
 
-def number(name: str, value: object, least: float, above: bool = False) -> float:
+def check_number(name: str, value: object, minimum: float, is_exclusive: bool = False) -> float:
     """Return a parameter that must be a finite number.
 
     Parameters
@@ -301,13 +301,13 @@ def number(name: str, value: object, least: float, above: bool = False) -> float
         If the value is not a finite number or is too small.
     """
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
-    if not is_number or value < least or (above and value == least):  # type: ignore[operator]
-        bound = f", above {least:g}" if above else f", {least:g} or more" if np.isfinite(least) else ""
+    if not is_number or value < minimum or (is_exclusive and value == minimum):  # type: ignore[operator]
+        bound = f", above {minimum:g}" if is_exclusive else f", {minimum:g} or more" if np.isfinite(minimum) else ""
         raise UserError(f"{name} is {value!r}; it must be a finite number{bound}")
     return float(value)  # type: ignore[arg-type]
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     """Return a parameter that must be one of a few words.
 
     Parameters
@@ -329,12 +329,12 @@ def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
     UserError
         If the value is not one of them.
     """
-    if not isinstance(value, str) or value not in known:
-        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    if not isinstance(value, str) or value not in allowed:
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
     return value
 
 
-def by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
+def number_by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
     """Number the clusters of a partition in the order in which they first appear.
 
     Parameters
@@ -360,7 +360,7 @@ def by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
     return np.argsort(order)[inverse], old[order]
 
 
-def as_before(labels: Labels, was: Labels, weights: ArrayLike = 1) -> Labels:
+def match_labels(labels: Labels, previous_labels: Labels, weights: ArrayLike = 1) -> Labels:
     """Give the clusters of a partition the numbers of an earlier partition of the same rows.
 
     Clusters are matched one to one, such that as many rows as possible keep their number.
@@ -387,8 +387,8 @@ def as_before(labels: Labels, was: Labels, weights: ArrayLike = 1) -> Labels:
     """
     from scipy.optimize import linear_sum_assignment
 
-    shared = np.zeros((labels.max(initial=-1) + 1, was.max(initial=-1) + 1), dtype=np.int64)
-    np.add.at(shared, (labels, was), weights)
+    shared = np.zeros((labels.max(initial=-1) + 1, previous_labels.max(initial=-1) + 1), dtype=np.int64)
+    np.add.at(shared, (labels, previous_labels), weights)
     new, old = linear_sum_assignment(shared, maximize=True)
     alike = shared[new, old] > 0
     numbers = np.full(len(shared), -1)

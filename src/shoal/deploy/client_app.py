@@ -16,7 +16,7 @@ from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Tre
 
 
 def client_programs(method: Method) -> dict[str, ClientProgram]:
-    evaluate = Evaluate.of(method)
+    evaluate = Evaluate.for_method(method)
     return method.programs | {evaluate.name: evaluate}
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.histogram import LabelHistogram
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client_table import ClientTable
 from shoal.cost.ledger import ENERGY_PARTS, total_joules_by_part
 from shoal.engine import Result, RoundTiming
@@ -26,7 +26,7 @@ from shoal.types import ClientId, HasPrivacyGuarantee, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)
 
-NOISE_ON = {LabelHistogram: "label distributions", Sparsity: "sparsity vectors"}
+NOISE_ON = {LabelHistogram: "label distributions", MeasureSparsity: "sparsity vectors"}
 SAYS_NOTHING = 100  # an ε that large, at any δ
 ANSWERING, BATCH_ROWS, TURNS = 5, 32, 9  # clients, rows and repetitions by which predictions are timed
 

@@ -55,7 +55,7 @@ class PoolFleet:
         workers: int | None = None,
         pieces: int | None = None,
     ) -> None:
-        evaluate = Evaluate.of(method)
+        evaluate = Evaluate.for_method(method)
         self.data = data
         self.private: MutableMapping[ClientId, Tree] = {} if private is None else private
         self._programs = method.programs | {evaluate.name: evaluate}

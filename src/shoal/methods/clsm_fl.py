@@ -26,7 +26,7 @@ clients do on average: memberships are never 0, and a round of outsiders would e
 
 from __future__ import annotations
 
-from shoal.client.probe import ShareRows
+from shoal.client.probe import SendSamples
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import received_model_predict
 from shoal.methods.composition.setting import Setting
@@ -41,7 +41,7 @@ from shoal.types import Method, ServerState
 
 def clsm_fl(s: Setting) -> Method:
     program = s.training("train", LocalTraining)
-    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, labelled=True, split=program.split)
+    rows = s.make(SHARE, SendSamples, shape=s.model.input_shape, labelled=True, split=program.split)
     rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
     rule = s.make("cluster", Soft)
     clusters = FormCapabilityClusters(rule, s.model)
@@ -59,5 +59,5 @@ def clsm_fl(s: Setting) -> Method:
         predict=received_model_predict(s.model),
         num_classes=s.model.num_classes,
         cluster_assigner=clusters,
-        notes=(f"{rows.rows} labelled rows of every client leave it, for the server to try models on",),
+        notes=(f"{rows.num_samples} labelled rows of every client leave it, for the server to try models on",),
     )

@@ -12,7 +12,7 @@ in federated learning, ICML 2021, Algorithm 2; a baseline of paper 002.
 
 from __future__ import annotations
 
-from shoal.client.size import TellSize
+from shoal.client.size import SendSampleCount
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
 from shoal.stages.query import AskOnce
@@ -22,5 +22,5 @@ from shoal.types import Method
 
 
 def clustlowvar(s: Setting) -> Method:
-    ask = AskOnce(TellSize(), name=SIZES)
+    ask = AskOnce(SendSampleCount(), name=SIZES)
     return averaging(s, "clustlowvar", ask, Urns(), remember="update", weighting="uniform")

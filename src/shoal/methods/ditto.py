@@ -23,7 +23,7 @@ same in all rounds. λ is one number for all: clients do not choose it on valida
 
 from __future__ import annotations
 
-from shoal.client.personal_models import TrainBoth
+from shoal.client.personal_models import TrainSharedAndPersonal
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
 from shoal.methods.composition.setting import Setting
@@ -35,7 +35,7 @@ from shoal.types import Method
 def ditto(s: Setting) -> Method:
     shared = s.training("train", LocalTraining)
     own = {"mu": 0.1, "start": "own", "name": "personal"}
-    program = TrainBoth(shared, personal=s.training("personal", LocalTraining, **vars(shared) | own))
+    program = TrainSharedAndPersonal(shared, personal=s.training("personal", LocalTraining, **vars(shared) | own))
     rate = s.make("train", Rate, lr=shared.lr, rounds=s.rounds)
     return Method(
         name="ditto",

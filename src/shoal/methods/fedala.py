@@ -36,7 +36,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shoal.client.local_aggregation import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
+from shoal.client.local_aggregation import (
+    AggregateAndTrain,
+    LearnAggregationWeights,
+    LocalAggregation,
+    aggregated_predict,
+)
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
 from shoal.methods.composition.setting import Setting
@@ -59,7 +64,7 @@ def fedala(s: Setting) -> Method:
     training = s.training("train", LocalTraining)
     ala = s.make("ala", LocalAggregation, model=s.model, batch_size=training.batch_size, split=training.split)
     rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
-    first = LearnWeights(replace(ala, epochs=ala.first_epochs))
+    first = LearnAggregationWeights(replace(ala, epochs=ala.first_epochs))
     learn: tuple[Stage, ...] = (OnceWhenBack(first, one_model_for, name="ala"),) if ala.first_epochs else ()
     program = AggregateAndTrain(ala, training)
     train = s.make("train", Federate, program=program, models_for=one_model_for, rate=rate)

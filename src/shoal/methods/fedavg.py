@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.client.size import TellSize
+from shoal.client.size import SendSampleCount
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
 from shoal.methods.composition.setting import Setting
@@ -30,7 +30,7 @@ def fedavg(s: Setting) -> Method:
 def by_chance(s: Setting) -> tuple[Stage, ...]:
     """Random clients; they are asked for their sizes only where these matter."""
     select = s.make("select", Random)
-    return (select,) if select.by == "uniform" else (AskOnce(TellSize(), name=SIZES), select)
+    return (select,) if select.by == "uniform" else (AskOnce(SendSampleCount(), name=SIZES), select)
 
 
 def averaging(

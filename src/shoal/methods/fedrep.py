@@ -24,7 +24,7 @@ frozen.
 
 from __future__ import annotations
 
-from shoal.client.personal_models import HeadFirst
+from shoal.client.personal_models import TrainHeadThenBase
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedper import keeping_heads
@@ -33,4 +33,4 @@ from shoal.types import Method
 
 def fedrep(s: Setting) -> Method:
     training = s.training("train", LocalTraining)
-    return keeping_heads(s, "fedrep", s.make("train", HeadFirst, training=training, head_epochs=10))
+    return keeping_heads(s, "fedrep", s.make("train", TrainHeadThenBase, training=training, head_epochs=10))

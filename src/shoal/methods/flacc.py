@@ -27,7 +27,7 @@ and nobody is asked while fewer than two are left. Who has no rows joins none, a
 
 from __future__ import annotations
 
-from shoal.client.model_choice import Choose
+from shoal.client.model_choice import ChooseModel
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_init, received_model_predict
 from shoal.methods.composition.setting import Setting
@@ -46,7 +46,7 @@ def flacc(s: Setting) -> Method:
         name="flacc",
         init=one_model_init(s.model),
         stages=(
-            JoinBest(Choose(s.model, name="join")),
+            JoinBest(ChooseModel(s.model, name="join")),
             *by_chance(s),
             s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept),
             s.make("cluster", Agglomerate),

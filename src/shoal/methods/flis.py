@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.client.probe import ShareRows
+from shoal.client.probe import SendSamples
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
@@ -33,10 +33,12 @@ from shoal.types import Method
 
 def flis(s: Setting) -> Method:
     trained = s.training("train", LocalTraining)
-    rows = s.make(SHARE, ShareRows, shape=s.model.input_shape, split=trained.split)
+    rows = s.make(SHARE, SendSamples, shape=s.model.input_shape, split=trained.split)
     share = AskOnce(rows, newcomers=False, name=SHARE)
-    trial = s.training("represent", LocalTraining, epochs=1, name="represent", rows=trained.rows)
+    trial = s.training("represent", LocalTraining, epochs=1, name="represent", rows=trained.sensitivity)
     infer = Infer(trial, one_model_for, s.model)
     group = Group(s.make("cluster", Alike), column="predicted", once=False)
     method = averaging(s, "flis", share, infer, group, FromGroups(one_of_each), remember="model")
-    return replace(method, notes=(f"{rows.rows} rows of every client leave it, for the server to try models on",))
+    return replace(
+        method, notes=(f"{rows.num_samples} rows of every client leave it, for the server to try models on",)
+    )

@@ -25,7 +25,7 @@ often with them. So are the averaging of gradients and the sharing of all layers
 
 from __future__ import annotations
 
-from shoal.client.model_choice import Choose, ChooseAndTrain
+from shoal.client.model_choice import ChooseAndTrain, ChooseModel
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.methods.composition.model_functions import received_model_predict
@@ -42,7 +42,7 @@ def ifca(s: Setting) -> Method:
     rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
     program, chosen = ChooseAndTrain(training), {"models_for": every_model, "weighting": "uniform"}
     train = s.make("train", FederateChoices, program=program, rate=rate, **chosen)
-    choose = Choose(s.model)
+    choose = ChooseModel(s.model)
     starts = s.make("cluster", Starts, program=choose, model=s.model, rounds=s.rounds)
     if starts.restarts > 1 and rate.schedule != "constant":
         raise UserError(

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal.client.gate import FitGate, Gate
-from shoal.client.heads import MixHeads, TellHead, mixed_heads_predict
+from shoal.client.heads import MixHeads, SendHead, mixed_heads_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedper import fedper
 from shoal.stages.heads import GatherHeads, heads_for
@@ -35,7 +35,7 @@ from shoal.types import Method
 def pm_moe(s: Setting) -> Method:
     base = fedper(s)
     fit = s.make("gate", FitGate, model=s.model, gate=s.make("gate", Gate, calibrate=False, denoise=True, shortlist=0))
-    gather = GatherHeads(TellHead(), s.rounds, s.eval_every)
+    gather = GatherHeads(SendHead(), s.rounds, s.eval_every)
     mix = Personalise(MixHeads(fit), heads_for, s.rounds, s.eval_every)
     return replace(
         base,

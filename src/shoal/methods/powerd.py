@@ -16,7 +16,7 @@ Deviation: the average is weighted by sizes, as paper 002 does for every method 
 from __future__ import annotations
 
 from shoal.client.probe import LossProbe
-from shoal.client.size import TellSize
+from shoal.client.size import SendSampleCount
 from shoal.errors import UserError
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
@@ -30,4 +30,4 @@ def powerd(s: Setting) -> Method:
     choose = s.make("select", LargestLoss, program=LossProbe(s.model), models_for=one_model_for)
     if choose.candidates and choose.candidates < s.cohort:
         raise UserError(f"select.candidates is {choose.candidates}; it must be 0 or at least the cohort, {s.cohort}")
-    return averaging(s, "powerd", AskOnce(TellSize(), name=SIZES), choose)
+    return averaging(s, "powerd", AskOnce(SendSampleCount(), name=SIZES), choose)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from shoal.client_table import ClientTable
-from shoal.clusterers.validation import by_first_appearance
+from shoal.clusterers.validation import number_by_first_appearance
 from shoal.rng import derive_seed
 from shoal.stages.base import CLUSTERING, OneProgram, ServerOnly
 from shoal.stages.cluster import Labels
@@ -67,7 +67,7 @@ class Agglomerate(ServerOnly, HasOptions):
         groups = known["group"].numpy()
         means = (known["cosines"] / known["meetings"]).numpy()  # 0 / 0 where two never met: not a number
         found = GreedyClusters(self.threshold).fit(means, start=None if self.revise else groups).labels_
-        quiet = int(before["quiet"]) + 1 if np.array_equal(found, by_first_appearance(groups)[0]) else 0
+        quiet = int(before["quiet"]) + 1 if np.array_equal(found, number_by_first_appearance(groups)[0]) else 0
         if quiet >= self.patience and np.bincount(found).max() >= self.smallest:
             return self._parted(state, known.clients, found)
         met = ClientTable(known.clients, {**known.columns, "group": torch.from_numpy(found)}).to_tree()
@@ -75,7 +75,7 @@ class Agglomerate(ServerOnly, HasOptions):
 
     def _parted(self, state: ServerState, clients: tuple[ClientId, ...], labels: Labels) -> ServerState:
         kept = np.bincount(labels)[labels] >= self.smallest
-        groups, numbers = by_first_appearance(labels[kept])
+        groups, numbers = number_by_first_appearance(labels[kept])
         (model,) = state.models.values()
         memory = {**state.memory, self.name: {"formed": torch.tensor(state.round)}}
         members = [c for c, k in zip(clients, kept.tolist(), strict=True) if k]

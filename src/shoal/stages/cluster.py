@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.client_table import ClientTable
 from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
-from shoal.clusterers.validation import by_first_appearance
+from shoal.clusterers.validation import number_by_first_appearance
 from shoal.errors import UserError
 from shoal.stages.base import CLUSTERING, ServerOnly
 from shoal.types import ClientId, HasOptions, Report, ServerState, option
@@ -179,7 +179,7 @@ class Adaptive(HasOptions):
             return rows, self(rows, seed)
         adapted = before.shape[1] // 4
         clusters = self._clusters(seed).resume(before[:, :adapted], labels)
-        return rows, by_first_appearance(clusters.update(now[moved, :adapted], moved).labels_)[0]
+        return rows, number_by_first_appearance(clusters.update(now[moved, :adapted], moved).labels_)[0]
 
     def drifted(self, rows: Floats, now: Floats) -> NDArray[np.bool_]:
         """Whose data follow another law than before, by what the same model gives on them: two draws of one law differ
@@ -192,7 +192,7 @@ class Adaptive(HasOptions):
 
     def _alike(self, rows: Floats, seed: int) -> bool:
         _, received, *halves = np.split(rows, 4, axis=1)
-        return self.guard > 0 and self._clusters(seed).fit(received, halves=(halves[0], halves[1])).guarded_
+        return self.guard > 0 and self._clusters(seed).fit(received, halves=(halves[0], halves[1])).is_guarded_
 
     def _clusters(self, seed: int) -> AdaptiveDensityClusters:
         from shoal.clusterers import AdaptiveDensityClusters
@@ -200,11 +200,11 @@ class Adaptive(HasOptions):
         return AdaptiveDensityClusters(
             merge=self.merge,
             split=self.split,
-            guard=self.guard,
+            noise_guard_ratio=self.guard,
             min_cluster_size=self.smallest,
             scale=self.scale,
             n_references=self.references or None,
-            literal=self.literal,
+            as_published=self.literal,
             random_state=seed,
         )
 
@@ -234,7 +234,7 @@ class Dense(HasOptions):
         labels = optics.fit(distances).labels_.astype(np.int64)
         alone = labels < 0
         labels[alone] = labels.max() + 1 + np.arange(alone.sum())
-        return by_first_appearance(labels)[0]
+        return number_by_first_appearance(labels)[0]
 
 
 def _refuse_above_1(rows: Floats) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from shoal import tree
 from shoal.client_table import ClientTable
-from shoal.clusterers.validation import as_before
+from shoal.clusterers.validation import match_labels
 from shoal.stages.base import CLUSTERING, ServerOnly
 from shoal.stages.cluster import Clustering, Floats, Labels
 from shoal.stages.vectors import UNBOUNDED
@@ -44,9 +44,9 @@ class VectorClusters:
         return self.rule(self._compared(rows), seed).labels
 
     def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
-        from shoal.clusterers.neighbours import nearest
+        from shoal.clusterers.neighbours import nearest_clusters
 
-        return nearest(self._compared(rows), labels, self._compared(newcomers))
+        return nearest_clusters(self._compared(rows), labels, self._compared(newcomers))
 
     def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
         return now, self(now, seed)
@@ -140,7 +140,7 @@ class Experts(ServerOnly):
 
 def moves(was: Labels, now: Labels) -> int:
     """How many clients are in another group, whatever numbers groups have now."""
-    return int((as_before(now, was) != was).sum())
+    return int((match_labels(now, was) != was).sum())
 
 
 def _mean(state: ServerState, counts: np.ndarray) -> Params:

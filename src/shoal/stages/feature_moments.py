@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.client.confidence import EXTRACTOR, ROUTER, Confidence, discriminant
+from shoal.client.confidence import EXTRACTOR, ROUTER, Confidence, fit_discriminant
 from shoal.client_table import ClientTable
 from shoal.models import Model
 from shoal.rng import derive_seed
@@ -74,7 +74,7 @@ def served_by(model: Model, confidence: Confidence, told: str = LABELS) -> Model
         router, extractor = _mask(state, confidence, told), {}
         moments = state.memory.get(DESCRIBED, {}).get("moments", {})
         if confidence.rule == "density" and moments and bool((moments["count"].sum(1) > 0).all()):
-            router |= discriminant(moments, confidence.shrink, confidence.ridge)
+            router |= fit_discriminant(moments, confidence.covariance_shrinkage, confidence.ridge)
             extractor = {EXTRACTOR: state.memory[EXTRACTOR]}
         return {**state.models, **_on(model.device, extractor | ({ROUTER: router} if router else {}))}
 

@@ -89,11 +89,11 @@ class FormFirstRoundClusters(ServerUpdate):
         return {"risen": change[:, places] > 0} if bool(places.any()) else {}
 
     def _joined(self, state: ServerState, newcomers: ClientTable) -> ServerState:
-        from shoal.clusterers.neighbours import nearest
+        from shoal.clusterers.neighbours import nearest_clusters
 
         known = ClientTable.load(state, GROUPS)
         groups = np.array([state.cluster_of(c) for c in known.clients], dtype=np.int64)
-        labels = nearest(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
+        labels = nearest_clusters(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
         return joined(state, newcomers.clients, labels)
 
 

@@ -104,10 +104,10 @@ class Overlap(HasOptions):
         member = self._found(z, seed)
         figures = {"experts": float(member.shape[1]), "overlap": float(member.sum(1).mean())}
         if self.compare:
-            from shoal.clusterers.quality import compared, overlap_quality
+            from shoal.clusterers.quality import compare_partitions, overlap_quality
 
             figures |= overlap_quality(z, member)
-            for name, quality in compared(z, self.clusters, seed).items():
+            for name, quality in compare_partitions(z, self.clusters, seed).items():
                 figures |= {f"{name}_{k}": v for k, v in quality.items() if k == "silhouette"}
         return member.astype(np.float64), figures
 

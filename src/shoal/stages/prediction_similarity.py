@@ -98,5 +98,5 @@ class Alike(HasOptions):
     def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:
         alike = inference_similarity(rows.astype(np.int64))
         if self.groups:
-            return similarity_clusters(alike, clusters=self.groups)
+            return similarity_clusters(alike, n_clusters=self.groups)
         return similarity_clusters(alike, self.threshold)

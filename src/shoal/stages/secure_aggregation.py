@@ -10,7 +10,18 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.client.secure_aggregation import KEY, KEYS, ONE, SILENT, SUM, TAIL, RevealMasks, Whole, as_bytes, mask
+from shoal.client.secure_aggregation import (
+    FIXED_POINT_ONE,
+    KEY,
+    KEYS,
+    NUM_TRAILING_VALUES,
+    SUM,
+    UNRESPONSIVE,
+    FixedPoint,
+    RevealMasks,
+    as_bytes,
+    draw_mask,
+)
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.rng import derive_seed
@@ -110,7 +121,7 @@ class Unmask(OneProgram):
         for sums in state.memory.get(PENDING, {}).values():
             told, silent = _answers(sums)
             keys = {c: key_of(known, c) for c in sorted([*told, *silent])}
-            sent = {KEYS: keys} | ({SILENT: {c: keys[c] for c in silent}} if silent else {})
+            sent = {KEYS: keys} | ({UNRESPONSIVE: {c: keys[c] for c in silent}} if silent else {})
             tasks |= {c: Task(sent, {"round": float(state.round)}, derive_seed(seed, c)) for c in told}
         return Plan(self.program, tasks)
 
@@ -123,11 +134,13 @@ class Unmask(OneProgram):
                 log.warning("round %d: masks of a sum are missing; model %r stays as it is", state.round + 1, name)
                 continue
             total = sums["total"].numpy() - self._left(known, told, silent, reports, len(sums["total"]))
-            values = torch.from_numpy(total).double() / ONE
-            weight, lost, rows, diverged = values[-TAIL:].tolist()
+            values = torch.from_numpy(total).double() / FIXED_POINT_ONE
+            weight, lost, rows, diverged = values[-NUM_TRAILING_VALUES:].tolist()
             loss += (lost, rows)
             if weight > 0 or diverged:  # a model of no numbers is what the loop stops at
-                models[name] = self._mean(values[:-TAIL] / (weight if not diverged else 0.0), state.models[name])
+                models[name] = self._mean(
+                    values[:-NUM_TRAILING_VALUES] / (weight if not diverged else 0.0), state.models[name]
+                )
         if loss[1] > 0:
             figures["train.loss"] = float(loss[0] / loss[1])
         memory = {k: v for k, v in state.memory.items() if k != PENDING}
@@ -145,14 +158,14 @@ class Unmask(OneProgram):
         silent: list[ClientId],
         reports: Mapping[ClientId, Report],
         numbers: int,
-    ) -> Whole:
+    ) -> FixedPoint:
         """Own masks of those who are left, and those that they put on towards the silent."""
         left = np.zeros(numbers, dtype=np.int64)
         for c in told:
-            left += mask(as_bytes(reports[c].tensors["own"]["seed"]), numbers)
+            left += draw_mask(as_bytes(reports[c].tensors["own"]["seed"]), numbers)
             for other in silent:
                 sign = 1 if as_bytes(key_of(known, c)) < as_bytes(key_of(known, other)) else -1
-                left += sign * mask(as_bytes(reports[c].tensors["seeds"][other]), numbers)
+                left += sign * draw_mask(as_bytes(reports[c].tensors["seeds"][other]), numbers)
         return left
 
 

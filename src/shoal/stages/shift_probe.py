@@ -10,7 +10,13 @@ import numpy as np
 import torch
 
 from shoal.client_table import ClientTable
-from shoal.clusterers.conditional_shift import REPEATS, Told, divided, placed, told
+from shoal.clusterers.conditional_shift import (
+    MIN_AGREEMENT,
+    ClassMeans,
+    assign_nearest,
+    class_means,
+    split_clusters_by_shift,
+)
 from shoal.clusterers.validation import Labels
 from shoal.rng import derive_seed
 from shoal.stages.base import CLUSTERING, OneProgram, with_rows
@@ -60,7 +66,7 @@ class ShiftProbe(OneProgram, HasOptions):
         "class.",
     )
     agreement: float = option(
-        REPEATS,
+        MIN_AGREEMENT,
         "Split clients only if both halves of their samples show the same difference, with a cosine above this value.",
         ge=-1,
         lt=1,
@@ -110,7 +116,7 @@ class ShiftProbe(OneProgram, HasOptions):
         experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
         if self._asks_all(state.round):
             limits = (self.threshold, self.smallest, self.most, seed, max(1, len(experts)), self.agreement)
-            labels, effect, agreement, parents = divided(_read(here), labels, *limits)
+            labels, effect, agreement, parents = split_clusters_by_shift(_read(here), labels, *limits)
             figures = {"effect": effect, "agreement": agreement}
         found = dict(zip(here.clients, labels.tolist(), strict=True))
         figures["moved"] = float(sum(was.get(c, g) != g for c, g in found.items()))
@@ -130,7 +136,9 @@ class ShiftProbe(OneProgram, HasOptions):
         first, rest = np.split(np.arange(len(both)), [len(members)])
         groups, then = np.unique([was[c] for c in members.clients], return_inverse=True)
         own = np.array([np.searchsorted(groups, was[c]) if c in was else -1 for c in here.clients])
-        return groups[placed(every.of(rest), every.of(first).centres(then, len(groups)), own, self.stay)]
+        return groups[
+            assign_nearest(every.select_rows(rest), every.select_rows(first).centres(then, len(groups)), own, self.stay)
+        ]
 
 
 def _with_experts(
@@ -144,10 +152,12 @@ def _with_experts(
     return joined(state, list(member), np.array(list(member.values())))
 
 
-def _read(known: ClientTable) -> tuple[Told, Told, Told]:
+def _read(known: ClientTable) -> tuple[ClassMeans, ClassMeans, ClassMeans]:
     halves, classes = 2, known["count"].shape[1] // 2
     count = known["count"].view(len(known), halves, classes)
-    return told(count.numpy(), known["sum"].view(len(known), halves, classes, -1).numpy(), known["square"].numpy())
+    return class_means(
+        count.numpy(), known["sum"].view(len(known), halves, classes, -1).numpy(), known["square"].numpy()
+    )
 
 
 def _finite(report: Report) -> bool:

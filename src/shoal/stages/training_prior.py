@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.client.prior import mixed_prior
+from shoal.client.prior import mix_with_uniform
 from shoal.client_table import ClientTable
 from shoal.stages.balanced import TOLD
 from shoal.stages.base import with_rows
@@ -48,7 +48,7 @@ class TrackTrainingPrior(ServerUpdate):
             weights = train.weights(before, name, heard)
             w, p = torch.tensor(list(weights.values())).double(), labels[[place[c] for c in weights]]
             counted = self._before(before, name, labels.shape[1])
-            new = {"seen": w @ p, "adjusted": w @ mixed_prior(p, self.lam)}
+            new = {"seen": w @ p, "adjusted": w @ mix_with_uniform(p, self.lam)}
             counts[name] = {k: counted[k] + x for k, x in new.items()}
         return replace(after, memory={**after.memory, self.slot: counts})
 
@@ -65,4 +65,4 @@ def taught(state: ServerState, slot: str = TAUGHT) -> dict[str, Tensor]:
     if not any(float(counts["seen"].sum()) for counts in kept.values()):
         return {}
     left = {k: counts["seen"] / counts["adjusted"].clamp(min=1e-12) for k, counts in kept.items()}
-    return {k: mixed_prior(x, 0.001).float() for k, x in left.items()}
+    return {k: mix_with_uniform(x, 0.001).float() for k, x in left.items()}

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from shoal.client.train import LocalTraining
-from shoal.client.tuning import TryTuning, most_hits
+from shoal.client.tuning import TryTuning, index_of_most_hits
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram, Scheduled, WhenEvaluated
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, StagePurpose, Task
@@ -33,9 +33,9 @@ class Tune(OneProgram, WhenEvaluated):
         if not reports:
             return state
         hits = torch.stack([r.tensors["val"]["hits"] for _, r in sorted(reports.items())]).sum(0)
-        place, rate = most_hits(hits)
+        place, rate = index_of_most_hits(hits)
         chosen = {"passes": torch.tensor(place), "rate": torch.tensor(rate)}
-        said = {"tune.epochs": float(self.program.passes[place]), "tune.lr": self.program.rates[rate]}
+        said = {"tune.epochs": float(self.program.epochs_grid[place]), "tune.lr": self.program.lr_grid[rate]}
         return replace(state, memory={**state.memory, self.name: chosen}, round_metrics={**state.round_metrics, **said})
 
 
@@ -51,7 +51,7 @@ class PersonaliseTuned(Scheduled):
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
         """One for each number of passes: how many there are is part of a program."""
-        passes = self.tune.program.passes
+        passes = self.tune.program.epochs_grid
         return tuple(replace(self.training, epochs=n, name=f"{self.name}-{n}") for n in passes)
 
     @property
@@ -62,7 +62,7 @@ class PersonaliseTuned(Scheduled):
         if self.tune.name not in state.memory:
             return Plan()
         chosen = state.memory[self.tune.name]
-        config = {"lr": self.tune.program.rates[int(chosen["rate"])]}
+        config = {"lr": self.tune.program.lr_grid[int(chosen["rate"])]}
         models_for = self.tune.models_for
         tasks = {c: Task(models_for(state, c), config, derive_seed(seed, c)) for c in state.roster}
         return Plan(self.programs[int(chosen["passes"])], tasks)

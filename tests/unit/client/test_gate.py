@@ -9,8 +9,8 @@ from torch import nn
 
 from shoal import tree
 from shoal.client.adam import Adam
-from shoal.client.gate import FitGate, Gate, TrainGate, confident, gated_predict
-from shoal.client.model_choice import Choose
+from shoal.client.gate import FitGate, Gate, TrainGate, confidence_weighted_logits, gated_predict
+from shoal.client.model_choice import ChooseModel
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_program
@@ -46,8 +46,8 @@ class TestWeights:
         assert weights[0].tolist() == pytest.approx([1 / 7, 6 / 7])
         assert Gate(calibrate=False).log_weights(scores, logits).exp()[0].tolist() == pytest.approx([0.25, 0.75])
         # logits: 6/7 of log 3, and 0; probabilities: 1/7 of one half and 6/7 of three quarters
-        assert Gate().mixed(weights.log(), logits)[0].tolist() == pytest.approx([6 / 7 * math.log(3), 0.0])
-        mixed = Gate(mix="probabilities").mixed(weights.log(), logits).exp()
+        assert Gate().mixture_logits(weights.log(), logits)[0].tolist() == pytest.approx([6 / 7 * math.log(3), 0.0])
+        mixed = Gate(mix="probabilities").mixture_logits(weights.log(), logits).exp()
         assert mixed[0].tolist() == pytest.approx([1 / 14 + 18 / 28, 1 / 14 + 6 / 28])
 
     def test_a_temperature(self):
@@ -61,7 +61,7 @@ class TestWeights:
         g = torch.Generator().manual_seed(0)
         scores, logits = torch.randn(5, 3, generator=g), torch.randn(5, 3, 4, generator=g)
         gate = replace(EVERY_MODEL, mix="probabilities")
-        found = gate.mixed(gate.log_weights(scores, logits), logits)
+        found = gate.mixture_logits(gate.log_weights(scores, logits), logits)
         expected = torch.logsumexp(scores[..., None] + logits, dim=1).log_softmax(-1)
         assert torch.allclose(found, expected, atol=1e-6)
 
@@ -83,9 +83,9 @@ class TestWeights:
         logits[0, 3] = 50.0
         assert (Gate(shortlist=0).log_weights(scores, logits).exp() > 0)[0].tolist() == [1, 1, 0, 1, 0]
         assert (Gate(shortlist=3).log_weights(scores, logits).exp() > 0)[0].tolist() == [1, 1, 1, 0, 0]
-        assert Gate(shortlist=3).run(scores)[0].tolist() == [1, 1, 1, 0, 1]
-        assert Gate(shortlist=1, top=2).run(scores)[0].tolist() == [1, 1, 1, 0, 0]  # never fewer than count
-        assert Gate(calibrate=False).run(scores)[0].tolist() == [1, 1, 1, 0, 0]
+        assert Gate(shortlist=3).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 1]
+        assert Gate(shortlist=1, top=2).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 0]  # never fewer than count
+        assert Gate(calibrate=False).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 0]
 
     def test_denoised(self):
         # confidences log 2, log 4 and log 1.1: the last is less sure than the own model's; priors are equal
@@ -113,7 +113,7 @@ class TestWeights:
         scores = torch.zeros(1, 5, requires_grad=True)
         logits = torch.tensor([[[0.0, 1.0]] * 2 + [[3.0, 0.0]] * 2 + [[-9.0, -9.0]]])
         gate = Gate(shortlist=0)
-        gate.mixed(gate.log_weights(scores, logits), logits)[0, 0].backward()
+        gate.mixture_logits(gate.log_weights(scores, logits), logits)[0, 0].backward()
         assert scores.grad.isfinite().all()
         assert (scores.grad[0].abs() > 1e-6).tolist() == [True, False, True, True, False]
 
@@ -129,9 +129,9 @@ class TestWeights:
 
 
 def program(**kw):
-    own = LocalTraining(MODEL, epochs=2, batch_size=8, rows="high", name="private")
+    own = LocalTraining(MODEL, epochs=2, batch_size=8, sensitivity="high", name="private")
     start, fit = kw.pop("start", "warm"), FitGate(**{"model": MODEL, "gate": Gate()} | kw)
-    return TrainGate(fit, own, Choose(MODEL, "hits", "val/low"), start)
+    return TrainGate(fit, own, ChooseModel(MODEL, "hits", "val/low"), start)
 
 
 class TestTraining:
@@ -222,7 +222,7 @@ class TestPrediction:
         models, x = experts(3), tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in models.values()], 1)
         found = gated_predict(MODEL, Gate())(models, {}, x)
-        assert torch.allclose(found, confident(logits))
+        assert torch.allclose(found, confidence_weighted_logits(logits))
         weights = logits.exp().sum(-1) / logits.exp().sum((-1, -2))[:, None]
         assert torch.allclose(found, (weights[..., None] * logits).sum(1), atol=1e-6)
 
@@ -231,14 +231,14 @@ class TestPrediction:
         other = dict(zip(models, reversed(models.values()), strict=True))
         x = tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in (private["model"], *other.values())], 1)
-        assert torch.allclose(gated_predict(MODEL, gate)(other, private, x), confident(logits))
+        assert torch.allclose(gated_predict(MODEL, gate)(other, private, x), confidence_weighted_logits(logits))
 
     def test_a_gate_for_other_experts_is_not_used(self, tiny):
         models, private, gate = self.trained(tiny, 3)
         two = dict(list(models.items())[:2])
         x = tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in (private["model"], *two.values())], 1)
-        assert torch.allclose(gated_predict(MODEL, gate)(two, private, x), confident(logits))
+        assert torch.allclose(gated_predict(MODEL, gate)(two, private, x), confidence_weighted_logits(logits))
 
 
 def test_inputs_are_computed_once_and_follow_the_rows(tiny):

@@ -14,8 +14,8 @@ from torch.func import vmap
 from shoal.client.gaussian_mechanism import (
     as_distribution,
     epsilon,
-    guarantee,
-    label_noise,
+    label_noise_std,
+    label_privacy_guarantee,
     local_sensitivity,
     noisy_distribution,
     record_sensitivity,
@@ -30,11 +30,11 @@ from shoal.types import Examples, Plan, Task
 
 
 def test_noise_is_gamma_over_the_classes():
-    assert label_noise(1.0, 10) == pytest.approx(0.1)
-    assert label_noise(0.0, 10) == 0
+    assert label_noise_std(1.0, 10) == pytest.approx(0.1)
+    assert label_noise_std(0.0, 10) == 0
     for gamma, classes in ((-1.0, 10), (math.nan, 10), (1.0, 0)):
         with pytest.raises(UserError, match="gamma is" if classes else "classes is"):
-            label_noise(gamma, classes)
+            label_noise_std(gamma, classes)
 
 
 def test_cut_and_scaled_by_hand():
@@ -110,20 +110,20 @@ def test_epsilon_at_the_ends():
 
 
 def test_guarantee_is_that_of_the_smallest_client():
-    found = guarantee(1.0, 10, [490, 24, 1426])
+    found = label_privacy_guarantee(1.0, 10, [490, 24, 1426])
     assert found["sigma"] == pytest.approx(0.1)
     assert found["delta"] == 1e-5
     assert found["smallest_client"] == 24
     assert found["record_epsilon"] == pytest.approx(2.396, abs=1e-3)
     assert found["local_epsilon"] == pytest.approx(159.44, abs=0.01)
-    assert guarantee(0.0, 10, [490])["record_epsilon"] == math.inf
+    assert label_privacy_guarantee(0.0, 10, [490])["record_epsilon"] == math.inf
     with pytest.raises(UserError, match="sizes is empty"):
-        guarantee(1.0, 10, [])
+        label_privacy_guarantee(1.0, 10, [])
 
 
 def test_several_releases_are_one_that_moves_further():
     # four releases of deviation 0.1, each moved by sqrt(2) / 24: in L2 all of them move by 2 sqrt(2) / 24
-    found, one = guarantee(1.0, 10, [24], releases=4), guarantee(1.0, 10, [24])
+    found, one = label_privacy_guarantee(1.0, 10, [24], num_releases=4), label_privacy_guarantee(1.0, 10, [24])
     assert found["releases"] == 4
     assert found["record_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2) / 24))
     assert found["local_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2)))
@@ -131,10 +131,10 @@ def test_several_releases_are_one_that_moves_further():
     assert found["local_epsilon_of_one_release"] == one["local_epsilon"]
     assert one["releases"] == 1
     assert "record_epsilon_of_one_release" not in one
-    five = guarantee(1.0, 10, [490], releases=5)
+    five = label_privacy_guarantee(1.0, 10, [490], num_releases=5)
     assert five["record_epsilon"] == pytest.approx(0.21, abs=0.005), "docs/privacy.md"
     with pytest.raises(UserError, match="releases is 0"):
-        guarantee(1.0, 10, [24], releases=0)
+        label_privacy_guarantee(1.0, 10, [24], num_releases=0)
 
 
 @pytest.mark.parametrize(("mu", "releases"), [(0.3, 5), (1.0, 3)])
@@ -147,11 +147,11 @@ def test_releases_compose_as_dp_accounting_has_it(mu, releases):
 
 
 def test_each_task_may_lead_to_a_release_unless_the_first_one_stands():
-    once, anew = LabelHistogram(10, gamma=1.0), LabelHistogram(10, gamma=1.0, anew=0.25)
-    assert once.privacy_guarantee([24], num_tasks=5) == guarantee(1.0, 10, [24])
-    assert anew.privacy_guarantee([24], num_tasks=5) == guarantee(1.0, 10, [24], releases=5)
+    once, anew = LabelHistogram(10, noise_scale=1.0), LabelHistogram(10, noise_scale=1.0, rerelease_threshold=0.25)
+    assert once.privacy_guarantee([24], num_tasks=5) == label_privacy_guarantee(1.0, 10, [24])
+    assert anew.privacy_guarantee([24], num_tasks=5) == label_privacy_guarantee(1.0, 10, [24], num_releases=5)
     assert anew.privacy_guarantee([24], num_tasks=0) == anew.privacy_guarantee([24])
-    assert LabelHistogram(10, anew=0.25).privacy_guarantee([24], num_tasks=5) == {}
+    assert LabelHistogram(10, rerelease_threshold=0.25).privacy_guarantee([24], num_tasks=5) == {}
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,14 @@ def test_a_run_states_as_many_releases_as_its_schedule_has(method, options, roun
     job = Job(method=method, model="mlp", rounds=rounds, cohort=2, set={"represent": {"gamma": 1.0, **options}})
     stated = promised(arrange(job, method, tiny_federation(5, (6,))))
     assert stated["releases"] == releases
-    assert stated["record_epsilon"] == pytest.approx(guarantee(1.0, 4, [9], releases=releases)["record_epsilon"])
+    assert stated["record_epsilon"] == pytest.approx(
+        label_privacy_guarantee(1.0, 4, [9], num_releases=releases)["record_epsilon"]
+    )
 
 
 def test_a_release_stands_until_enough_labels_have_changed():
     """What is counted as a release is one: new noise, in the round in which the labels are others."""
-    program = LabelHistogram(2, gamma=0.5, anew=0.25)
+    program = LabelHistogram(2, noise_scale=0.5, rerelease_threshold=0.25)
     fleet = PlainFleet({"a": {"train": rows([0] * 8)}})
 
     def told(labels, seed):

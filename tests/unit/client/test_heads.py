@@ -8,7 +8,7 @@ from federations import tiny_federation
 
 from shoal import engine, tree
 from shoal.client.gate import FitGate, Gate
-from shoal.client.heads import MixHeads, TellHead, mixed_heads_predict, say, stacked
+from shoal.client.heads import MixHeads, SendHead, head_logits, mixed_heads_predict, stack_heads
 from shoal.fleet.plain import PlainFleet, run_program
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
@@ -28,14 +28,14 @@ def knowing(*clients):
     """The server after these told the heads of seeds 1, 2, ..."""
     state = ServerState(0, {"base": BASE}, memory={"train": {"head": FIRST}})
     reports = {c: Report({"head": head(k)}) for k, c in enumerate(clients, start=1)}
-    return GatherHeads(TellHead(), 9, 1).fold(state, reports, 0)
+    return GatherHeads(SendHead(), 9, 1).fold(state, reports, 0)
 
 
 def test_many_heads_say_what_each_would():
     heads = [head(k) for k in range(3)]
     others = {k: torch.stack([h[k] for h in heads[1:]]) for k in FIRST}
     x = torch.randn(5, 6)
-    found = say(MODEL, BASE, stacked(heads[0], others), x)
+    found = head_logits(MODEL, BASE, stack_heads(heads[0], others), x)
     for k, h in enumerate(heads):
         assert torch.allclose(found[:, k], MODEL.predict(BASE | h, x), atol=1e-6)
 
@@ -54,7 +54,7 @@ class TestServer:
 
     def test_the_last_word_of_the_silent_is_kept(self):
         state = knowing("a", "b")
-        after = GatherHeads(TellHead(), 9, 1).fold(state, {"a": Report({"head": head(9)}), "c": Report()}, 0)
+        after = GatherHeads(SendHead(), 9, 1).fold(state, {"a": Report({"head": head(9)}), "c": Report()}, 0)
         assert torch.equal(heads_for(after, "b")["heads"]["head.bias"][0], head(9)["head.bias"])
         assert torch.equal(heads_for(after, "a")["heads"]["head.bias"][0], head(2)["head.bias"])
 
@@ -63,10 +63,10 @@ class TestClient:
     fit = FitGate(MODEL, Gate(calibrate=False, denoise=True, shortlist=0), epochs=3)
 
     def test_tells_its_head_or_nothing(self, tiny):
-        report, kept = run_program(TellHead(), Task(), tiny["c0"], {"head": head(5)})
+        report, kept = run_program(SendHead(), Task(), tiny["c0"], {"head": head(5)})
         assert tree.max_abs_difference(report.tensors["head"], head(5)) == 0
         assert kept is None
-        assert run_program(TellHead(), Task(), tiny["c0"], {})[0].tensors == {}
+        assert run_program(SendHead(), Task(), tiny["c0"], {})[0].tensors == {}
 
     def test_base_and_heads_are_frozen(self, tiny):
         models = {"base": BASE, "head": FIRST, "heads": {k: torch.stack([head(1)[k], head(2)[k]]) for k in FIRST}}

@@ -9,7 +9,7 @@ from federations import tiny_federation
 from torch import nn
 
 from shoal import engine, tree
-from shoal.client.personal_models import HeadFirst, KeepHead, TrainBoth
+from shoal.client.personal_models import KeepHead, TrainHeadThenBase, TrainSharedAndPersonal
 from shoal.client.train import LocalTraining
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
@@ -22,7 +22,7 @@ from shoal.types import Examples, Task
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
 DATA = tiny_federation()["c3"]
-HEADED = {"fedper": KeepHead, "fedrep": HeadFirst}
+HEADED = {"fedper": KeepHead, "fedrep": TrainHeadThenBase}
 
 
 def line(slope):
@@ -43,7 +43,9 @@ def ends(data, name, model=MLP, fleet=PlainFleet, **kw):
 
 def both(model=MLP, **kw):
     shared = LocalTraining(model, batch_size=1000)
-    return TrainBoth(shared, replace(shared, start="own", send=False, keep=True, name="personal", **kw))
+    return TrainSharedAndPersonal(
+        shared, replace(shared, start="own", sends_model=False, keeps_model=True, name="personal", **kw)
+    )
 
 
 def test_own_model_is_pulled_towards_the_received_one():
@@ -67,7 +69,7 @@ def test_a_strong_pull_keeps_the_own_model_at_the_received_one():
 def test_without_a_pull_the_own_model_is_trained_alone():
     own = {"model": MLP.init(1)}
     _, private = run_program(both(epochs=3), Task({"global": MLP.init(0)}), DATA, own)
-    alone = LocalTraining(MLP, epochs=3, batch_size=1000, start="own", send=False, keep=True)
+    alone = LocalTraining(MLP, epochs=3, batch_size=1000, start="own", sends_model=False, keeps_model=True)
     _, expected = run_program(alone, Task({}), DATA, own)
     assert tree.max_abs_difference(private, expected) < 1e-6
 
@@ -122,7 +124,7 @@ def test_base_and_head_are_trained_jointly():
 def test_the_head_is_trained_before_the_base():
     h = 1 + 2 / (1 + math.exp(4))
     q = 1 / (1 + math.exp(4 * h))  # with the new head on the old base
-    assert stepped(HeadFirst, head_epochs=1) == pytest.approx((2 + 2 * h * q, h))
+    assert stepped(TrainHeadThenBase, head_epochs=1) == pytest.approx((2 + 2 * h * q, h))
 
 
 def test_turns_change_only_their_part():
@@ -133,7 +135,7 @@ def test_turns_change_only_their_part():
     assert {"0.weight", "1.weight", "1.running_mean", "1.num_batches_tracked"} <= set(base)
 
     def changed(head_epochs, epochs):
-        program = HeadFirst(LocalTraining(model, epochs=epochs, batch_size=4), head_epochs=head_epochs)
+        program = TrainHeadThenBase(LocalTraining(model, epochs=epochs, batch_size=4), head_epochs=head_epochs)
         report, private = run_program(program, Task({"base": base}, {"lr": 0.1}), federation["c1"], {"head": head})
         now = report.tensors["model"] | private["head"]
         return {k for k, v in (base | head).items() if not torch.equal(v, now[k])} - {"0.bias"}
@@ -155,8 +157,8 @@ def test_slopes_are_computed_of_the_trained_part_only():
     def flops(program):
         return run_program(program, Task({"base": base}), DATA, {"head": head})[0].flops / rows
 
-    assert flops(HeadFirst(LocalTraining(MLP, epochs=0), head_epochs=1)) == 4848 + 240
-    assert flops(HeadFirst(LocalTraining(MLP, epochs=1), head_epochs=0)) == 4848 + 4608 + 4080
+    assert flops(TrainHeadThenBase(LocalTraining(MLP, epochs=0), head_epochs=1)) == 4848 + 240
+    assert flops(TrainHeadThenBase(LocalTraining(MLP, epochs=1), head_epochs=0)) == 4848 + 4608 + 4080
     assert flops(KeepHead(LocalTraining(MLP, epochs=1))) == 4848 + 240 + 4608 + 4080
 
 

@@ -14,10 +14,10 @@ from shoal.client.prior import (
     AdjustedTraining,
     CountLabels,
     EstimatePrior,
-    correction,
-    expected,
-    likelier,
-    mixed_prior,
+    expected_counts,
+    log_likelihood_gain,
+    logit_correction,
+    mix_with_uniform,
     smoothed_prior,
 )
 from shoal.client.train import LocalTraining
@@ -33,18 +33,20 @@ MODEL = load_model("linear", (2,), 2)
 
 def test_mixed_and_smoothed():
     counts = torch.tensor([3.0, 1.0])
-    assert mixed_prior(counts, 0.5).tolist() == [0.625, 0.375]  # half of (3/4, 1/4), half of (1/2, 1/2)
-    assert mixed_prior(torch.zeros(2), 0.3).tolist() == pytest.approx([0.5, 0.5])
+    assert mix_with_uniform(counts, 0.5).tolist() == [0.625, 0.375]  # half of (3/4, 1/4), half of (1/2, 1/2)
+    assert mix_with_uniform(torch.zeros(2), 0.3).tolist() == pytest.approx([0.5, 0.5])
     torch.testing.assert_close(smoothed_prior(counts, 0.5), torch.tensor([0.7, 0.3]))  # 3.5 / 5, 1.5 / 5
     assert counts.tolist() == [3, 1]
 
 
 def test_correction():
     private = {LABEL_COUNTS: torch.tensor([3.0, 1.0])}
-    assert correction({}, {}, 0.5) is None
-    torch.testing.assert_close(correction({}, private, 0.5), torch.tensor([0.7, 0.3]).log())
+    assert logit_correction({}, {}, 0.5) is None
+    torch.testing.assert_close(logit_correction({}, private, 0.5), torch.tensor([0.7, 0.3]).log())
     lean = {PRIOR: {"global": torch.tensor([0.7, 0.3])}}
-    torch.testing.assert_close(correction(lean, private, 0.5), torch.zeros(2))  # as it was taught: nothing to correct
+    torch.testing.assert_close(
+        logit_correction(lean, private, 0.5), torch.zeros(2)
+    )  # as it was taught: nothing to correct
 
 
 class TestCounting:
@@ -64,13 +66,13 @@ class TestCounting:
 class TestAdjustedLoss:
     def test_by_hand(self):
         """Logits (0, 0) and the prior (0.85, 0.15): the loss of class 1 is -log 0.15, its slope (0.85, -0.85)."""
-        program = AdjustedTraining(MODEL, lr=1.0, lam=0.3)
+        program = AdjustedTraining(MODEL, lr=1.0, uniform_mix=0.3)
         zero = {k: torch.zeros_like(v) for k, v in MODEL.init(0).items()}
         s = program.begin(Task({"m": zero}), {LABEL_COUNTS: torch.tensor([5.0, 0.0])})
         batch = Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), torch.ones(1), torch.tensor(0))
         after = program.step(s, batch)
         assert float(after["loss"][0]) == pytest.approx(-math.log(0.15))
-        moved = torch.cat([x.flatten() for x in program.whole(after).values()]).tolist()
+        moved = torch.cat([x.flatten() for x in program.current_model(after).values()]).tolist()
         # biases (-0.85, 0.85), weights of the first input alike, of the second 0
         assert sorted(moved) == pytest.approx(sorted([-0.85, 0.85, -0.85, 0, 0.85, 0]))
 
@@ -78,7 +80,11 @@ class TestAdjustedLoss:
         """lam 1, or who has not counted: every logit is shifted alike, and so is no slope."""
         data, first = tiny_federation(2), load_model("linear", (6,), 4)
         ends = []
-        for program in (LocalTraining(first), AdjustedTraining(first, lam=1.0), AdjustedTraining(first, lam=0.3)):
+        for program in (
+            LocalTraining(first),
+            AdjustedTraining(first, uniform_mix=1.0),
+            AdjustedTraining(first, uniform_mix=0.3),
+        ):
             ends.append(PlainFleet(data).execute_one(program, "c1", Task({"m": first.init(1)})).tensors["model"])
         for other in ends[1:]:
             for k, x in ends[0].items():
@@ -87,13 +93,13 @@ class TestAdjustedLoss:
     @pytest.mark.parametrize("lam", [0, -1, 1.1])
     def test_what_is_refused(self, lam):
         with pytest.raises(UserError, match="above 0 and at most 1"):
-            AdjustedTraining(MODEL, lam=lam)
+            AdjustedTraining(MODEL, uniform_mix=lam)
 
 
 def estimated(log_likelihood, prior, alpha, iterations):
     """Expected class counts after so many rounds of EM from a prior."""
     for _ in range(iterations):
-        counts = expected(prior.log(), log_likelihood, torch.ones(len(log_likelihood)))
+        counts = expected_counts(prior.log(), log_likelihood, torch.ones(len(log_likelihood)))
         prior = smoothed_prior(counts, alpha)
     return counts
 
@@ -178,13 +184,13 @@ class TestUnseenClients:
 
     def test_the_program_is_the_function(self):
         model = load_model("mlp", (6,), 4)
-        program, params = EstimatePrior(model, guard=-1.0), model.init(3)
+        program, params = EstimatePrior(model, min_gain_nats=-1.0), model.init(3)
         x = self.held().x
         fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, torch.zeros(60, dtype=torch.long))}})
         fleet.execute(Plan(program, {"u": Task({"global": params})}))
         even = torch.full((4,), 0.25)
         told = torch.log_softmax(model.predict(params, x), -1) - even.log()
-        expected = estimated(told, even, program.alpha, program.iterations)
+        expected = estimated(told, even, program.pseudocount, program.iterations)
         torch.testing.assert_close(fleet.private["u"][LABEL_COUNTS], expected, rtol=1e-4, atol=1e-4)
 
     def test_the_guard(self):
@@ -193,7 +199,7 @@ class TestUnseenClients:
         data = {"u": {UNLABELLED_SPLIT: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
         for guard, kept in ((-1.0, True), (1.0, False)):
             fleet = PlainFleet(data)
-            fleet.execute(Plan(EstimatePrior(model, guard=guard), {"u": Task({"global": model.init(3)})}))
+            fleet.execute(Plan(EstimatePrior(model, min_gain_nats=guard), {"u": Task({"global": model.init(3)})}))
             assert bool(fleet.private["u"][LABEL_COUNTS].sum()) == kept
 
     def test_few_inputs_without_skew_are_no_skew(self):
@@ -214,14 +220,14 @@ class TestUnseenClients:
         model = load_model("mlp", (6,), 4)
         data = {"u": {UNLABELLED_SPLIT: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
         fleet = PlainFleet(data, {"u": {LABEL_COUNTS: torch.tensor([9.0, 0, 0, 0])}})
-        fleet.execute(Plan(EstimatePrior(model, guard=1.0), {"u": Task({"global": model.init(3)})}))
-        assert not correction({}, fleet.private["u"], 0.1).any()
+        fleet.execute(Plan(EstimatePrior(model, min_gain_nats=1.0), {"u": Task({"global": model.init(3)})}))
+        assert not logit_correction({}, fleet.private["u"], 0.1).any()
 
     def test_by_how_much_likelier(self):
         """p(x|y) as (3 : 1); with (1, 0) instead of (1/2, 1/2) an input is 3 / 2 times as likely."""
         told, w = torch.tensor([[3.0, 1.0]]).log(), torch.ones(1)
         sure, even = torch.tensor([1.0, 1e-12]).log(), torch.tensor([0.5, 0.5]).log()
-        assert float(likelier(sure, even, told, w)) == pytest.approx(math.log(1.5))
+        assert float(log_likelihood_gain(sure, even, told, w)) == pytest.approx(math.log(1.5))
 
     @pytest.mark.parametrize(
         ("keys", "message"),

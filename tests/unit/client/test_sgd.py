@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from shoal.client.sgd import Sgd, clipped, learning_rate
+from shoal.client.sgd import Sgd, clip_gradients, learning_rate
 from shoal.errors import UserError
 
 
@@ -39,10 +39,10 @@ def test_update_is_pure():
 
 
 def test_clip_by_hand():
-    slopes = clipped({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)  # norm 5 -> 1
+    slopes = clip_gradients({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)  # norm 5 -> 1
     assert slopes["a"].item() == pytest.approx(0.6, abs=1e-5)
     assert slopes["b"].item() == pytest.approx(0.8, abs=1e-5)
-    assert clipped({"a": torch.tensor([0.5])}, 1.0)["a"].item() == 0.5
+    assert clip_gradients({"a": torch.tensor([0.5])}, 1.0)["a"].item() == 0.5
 
 
 def test_schedules_by_hand():

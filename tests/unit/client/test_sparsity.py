@@ -11,7 +11,7 @@ from torch import nn
 from shoal import engine
 from shoal.client.gaussian_mechanism import epsilon
 from shoal.client.probe import LossProbe
-from shoal.client.sparsity import Sparsity, halves_sensitivity, range_sensitivity
+from shoal.client.sparsity import MeasureSparsity, halves_sensitivity, range_sensitivity
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.experiment.assemble import arrange, make_fleet
@@ -43,7 +43,7 @@ FOUR = Model("four", Four, (1,), 2)
 
 
 def program(epochs=0, noise=0.0, model=FOUR):
-    return Sparsity(LocalTraining(model, epochs=epochs, batch_size=8), noise=noise)
+    return MeasureSparsity(LocalTraining(model, epochs=epochs, batch_size=8), noise_std=noise)
 
 
 def halves(values):
@@ -73,7 +73,7 @@ class TestSensitivity:
 
     def test_one_row_is_told_twice_with_the_same_noise(self):
         """So the second time tells nothing more: the one noisy vector moves by sqrt(4)."""
-        one, other = program(noise=0.1).released(torch.full((3, 4), 0.5), rows=1, seed=0)[2:]
+        one, other = program(noise=0.1).release_vectors(torch.full((3, 4), 0.5), rows=1, seed=0)[2:]
         assert torch.equal(one, other)
         assert halves_sensitivity(4, 1) == 2.0
 
@@ -125,7 +125,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("rows", [8, 9])
     def test_the_whole_is_made_of_the_noisy_halves(self, rows):
-        adapted, whole, one, other = program(epochs=1, noise=0.05).released(self.exact, rows, seed=3)
+        adapted, whole, one, other = program(epochs=1, noise=0.05).release_vectors(self.exact, rows, seed=3)
         larger = (rows + 1) // 2
         assert torch.allclose(whole, (larger * one + (rows - larger) * other) / rows, atol=1e-6)
         for vector in (adapted, one, other):
@@ -133,11 +133,11 @@ class TestRelease:
         assert abs(float(torch.corrcoef(torch.stack([adapted, one]))[0, 1])) < 0.06  # s.e. 0.016
 
     def test_without_adaptation_the_first_is_no_fresh_draw(self):
-        adapted, whole, *_ = program(noise=0.05).released(self.exact, 8, seed=3)
+        adapted, whole, *_ = program(noise=0.05).release_vectors(self.exact, 8, seed=3)
         assert torch.equal(adapted, whole)
 
     def test_fractions_stay_fractions(self):
-        left = program(epochs=1, noise=0.5).released(torch.zeros(3, 100), 8, seed=0)
+        left = program(epochs=1, noise=0.5).release_vectors(torch.zeros(3, 100), 8, seed=0)
         assert left.min() == 0
         assert left.max() <= 1
 

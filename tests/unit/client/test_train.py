@@ -6,7 +6,7 @@ from federations import tiny_federation
 from torch.nn import functional as F
 
 from shoal import tree
-from shoal.client.multi_model import TrainEach
+from shoal.client.multi_model import TrainAllModels
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.batches import batch_indices, phase_seed
@@ -77,7 +77,7 @@ def test_keep_and_send():
 
 
 def test_own_model_goes_on_from_where_it_was():
-    program = LocalTraining(MODEL, start="own", send=False, keep=True)
+    program = LocalTraining(MODEL, start="own", sends_model=False, keeps_model=True)
     task = Task({}, {"lr": 0.05, "first": 5.0}, seed=1)
     _, first = run_program(program, task, DATA, {})
     _, second = run_program(program, task, DATA, first)
@@ -119,7 +119,7 @@ def test_of_several_models_the_global_one_is_the_model_in_whatever_order_they_co
     model, data = load_model("mlp", (6,), 4), tiny_federation(3)["c2"]
     first = {"global": model.init(1), "expert": model.init(2)}
     training = LocalTraining(model, batch_size=8)
-    report, _ = run_program(TrainEach(training), Task({k: first[k] for k in names}, {}, 3), data, {})
+    report, _ = run_program(TrainAllModels(training), Task({k: first[k] for k in names}, {}, 3), data, {})
     for name, told in (("global", "model"), ("expert", "expert")):
         alone, _ = run_program(training, Task({name: first[name]}, {}, 3), data, {})
         assert all(torch.equal(report.tensors[told][k], x) for k, x in alone.tensors["model"].items())

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.client.shift_probe import ClassFeatures
-from shoal.clusterers.conditional_shift import Told, divided, held_out, placed, told, two_means
+from shoal.client.shift_probe import SumClassFeatures
+from shoal.clusterers.conditional_shift import (
+    ClassMeans,
+    assign_nearest,
+    class_means,
+    held_out_effect,
+    split_clusters_by_shift,
+    two_means,
+)
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -31,7 +38,9 @@ def fleet_of(clients=20, classes=5, rows=60, shift=None, alpha=0.3, seed=0, feat
 
 
 def cut(told_by, most=2, threshold=0.1):
-    return divided(told(*told_by), np.zeros(len(told_by[0]), dtype=np.int64), threshold, 3, most, 0)
+    return split_clusters_by_shift(
+        class_means(*told_by), np.zeros(len(told_by[0]), dtype=np.int64), threshold, 3, most, 0
+    )
 
 
 SHIFTS = {"permuted": lambda c: c[[1, 2, 3, 4, 0]], "inverted": lambda c: -c, "moved": lambda c: c + 1.0}
@@ -71,9 +80,9 @@ class TestDivided:
         assert cut((count, total, square), most=2).labels.max() == 1
 
     def test_a_cut_goes_on_from_groups_that_there_are(self):
-        rows = told(*fleet_of(shift=SHIFTS["inverted"]))
+        rows = class_means(*fleet_of(shift=SHIFTS["inverted"]))
         was = np.array([0, 1] * 10)
-        assert divided(rows, was, 0.1, 3, 4, 0).labels.tolist() == was.tolist()
+        assert split_clusters_by_shift(rows, was, 0.1, 3, 4, 0).labels.tolist() == was.tolist()
 
     def test_a_few_are_no_group(self):
         told_by = [x[:6] for x in fleet_of(shift=SHIFTS["inverted"])]
@@ -92,33 +101,33 @@ class TestDivided:
 
     def test_what_is_refused(self):
         with pytest.raises(UserError, match=r"\(rows, 2, classes\)"):
-            told(np.zeros((3, 2)), np.zeros((3, 2, 1)), np.zeros((3, 1)))
+            class_means(np.zeros((3, 2)), np.zeros((3, 2, 1)), np.zeros((3, 1)))
 
 
 class TestByHand:
     def test_units(self):
         """One client, one class, one feature: 1, 3 | 5, 7: mean 4, squares 84, within 84 - 64 = 20, variance 20 / 3."""
-        every, one, other = told([[[2], [2]]], [[[[4]], [[12]]]], [[84]])
+        every, one, other = class_means([[[2], [2]]], [[[[4]], [[12]]]], [[84]])
         spread = np.sqrt(20 / 3)
         assert [x.mean.item() for x in (every, one, other)] == pytest.approx([4 / spread, 2 / spread, 6 / spread])
 
     def test_held_out(self):
         """Groups are 2 apart in one half and 1 in the other, in one of two features: 2 · 1 / 2, and in the same way."""
-        one = Told(np.full((2, 1), 4.0), np.array([[[0.0, 5]], [[2.0, 5]]]))
-        other = Told(np.full((2, 1), 4.0), np.array([[[3.0, 5]], [[4.0, 5]]]))
-        assert held_out(one, other, np.array([0, 1])) == pytest.approx((1.0, 1.0))
-        back = Told(other.count, other.mean[::-1])
-        assert held_out(one, back, np.array([0, 1])) == pytest.approx((-1.0, -1.0))
+        one = ClassMeans(np.full((2, 1), 4.0), np.array([[[0.0, 5]], [[2.0, 5]]]))
+        other = ClassMeans(np.full((2, 1), 4.0), np.array([[[3.0, 5]], [[4.0, 5]]]))
+        assert held_out_effect(one, other, np.array([0, 1])) == pytest.approx((1.0, 1.0))
+        back = ClassMeans(other.count, other.mean[::-1])
+        assert held_out_effect(one, back, np.array([0, 1])) == pytest.approx((-1.0, -1.0))
 
     def test_who_moves(self):
         """Centres 0 and 4: at 3 a member of the first is nearer to the other by 9 - 1 of 16, which is half."""
-        rows = Told(np.ones((4, 1)), np.array([[[1.0]], [[3.0]], [[3.0]], [[4.0]]]))
+        rows = ClassMeans(np.ones((4, 1)), np.array([[[1.0]], [[3.0]], [[3.0]], [[4.0]]]))
         centres, was = np.array([[[0.0]], [[4.0]]]), np.array([-1, -1, 0, 0])
-        assert placed(rows, centres, was, 0.4).tolist() == [0, 1, 1, 1]
-        assert placed(rows, centres, was, 0.6).tolist() == [0, 1, 0, 1]
+        assert assign_nearest(rows, centres, was, 0.4).tolist() == [0, 1, 1, 1]
+        assert assign_nearest(rows, centres, was, 0.6).tolist() == [0, 1, 0, 1]
 
     def test_the_first_is_in_group_0(self):
-        rows = Told(np.ones((4, 1)), np.array([[[5.0]], [[0.0]], [[0.1]], [[5.1]]]))
+        rows = ClassMeans(np.ones((4, 1)), np.array([[[5.0]], [[0.0]], [[0.1]], [[5.1]]]))
         assert two_means(rows, 0).tolist() == [0, 1, 1, 0]
 
 
@@ -134,7 +143,7 @@ class TestProgram:
     @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
     def test_what_is_told(self, name, fleet):
         model, data = load_model(name, (6,), 3), self.data()
-        params, program = model.init(1), ClassFeatures(load_model(name, (6,), 3))
+        params, program = model.init(1), SumClassFeatures(load_model(name, (6,), 3))
         reports = fleet(data).execute(Plan(program, {c: Task({"global": params}) for c in data}))
         for client, splits in data.items():
             x, y = splits["train"]

@@ -16,7 +16,7 @@ from shoal.clusterers.density import (
     dense_clusters,
     local_density,
     merge_clusters,
-    printed_least,
+    printed_min_neighbours,
     printed_radius,
     relative_entropy,
     split_clusters,
@@ -162,7 +162,7 @@ class TestLocalDensity:
     def test_the_nearest_only(self):
         # k = 1: ε = distance / √log10 2, at least 2 are needed
         d = np.array([[0, 1, 3], [1, 0, 2], [3, 2, 0.0]])
-        radius, least = local_density(d, np.ones(3), neighbours=1)
+        radius, least = local_density(d, np.ones(3), n_neighbors=1)
         assert radius.tolist() == pytest.approx([x / sqrt(log10(2)) for x in (1, 1, 2)])
         assert least.tolist() == [2, 2, 2]
 
@@ -304,7 +304,7 @@ class TestMerge:
     def test_starts_only_where_it_is_told_to(self):
         # pairs {0, 1} and {2, 3} both are near; started from 3, the first pair is not looked at
         at = np.array([0.0, 1, 10, 11])
-        groups, between = merge_clusters(abs(at[:, None] - at), np.ones(4, int), 2.0, start=[3])
+        groups, between = merge_clusters(abs(at[:, None] - at), np.ones(4, int), 2.0, changed_clusters=[3])
         assert partition(groups) == [[0], [1], [2, 3]]
         assert sorted(between[between > 0].tolist()) == [0.5, 1, 1, 9.5, 9.5, 10.5, 10.5]
 
@@ -386,12 +386,12 @@ class TestFit:
         parts = [part for c in start for part in naive_split(d, c, 0.36)]
         expected = naive_merge(d, parts, 0.30)
         assert of_labels(found.labels_) == partition(expected)
-        assert (found.splits_, found.merges_) == (len(parts) - len(start), len(parts) - len(expected))
+        assert (found.n_splits_, found.n_merges_) == (len(parts) - len(start), len(parts) - len(expected))
         assert is_fixed_point(d, found.labels_, 0.30, 0.36)
 
     def test_some_of_these_have_both_splits_and_merges(self):
         found = [AdaptiveDensityClusters(min_cluster_size=1).fit(drawn(30, 3, seed)) for seed in range(5)]
-        assert any(f.splits_ and f.merges_ for f in found)
+        assert any(f.n_splits_ and f.n_merges_ for f in found)
 
     @settings(max_examples=60, deadline=None)
     @given(
@@ -405,8 +405,8 @@ class TestFit:
         d = random_matrix(n, seed, levels)
         merge, split = sorted(thresholds)
         found = AdaptiveDensityClusters(merge, split, scale=scale, metric="precomputed", min_cluster_size=1).fit(d)
-        assert found.splits_ < n and found.merges_ < n
-        assert is_fixed_point(d / found.distances_scale_, found.settled_, merge, split)
+        assert found.n_splits_ < n and found.n_merges_ < n
+        assert is_fixed_point(d / found.distances_scale_, found.labels_before_joining_, merge, split)
 
     def test_precomputed_is_scale_free_unmodified_and_keeps_single_precision(self):
         rows, planted = grouped(60)
@@ -448,14 +448,14 @@ class TestFit:
         assert fitted(2).labels_.tolist() == [0, 0, 0, 1, 1, 1]
         assert fitted(3).labels_.tolist() == [0, 0, 0, 0, 0, 0]
         assert fitted(4).labels_.tolist() == [0, 0, 0, 1, 1, 2]
-        assert fitted(3).settled_.tolist() == [0, 0, 0, 1, 1, 2]
+        assert fitted(3).labels_before_joining_.tolist() == [0, 0, 0, 1, 1, 2]
 
     def test_single_precision_finds_the_same(self, monkeypatch):
         rows = grouped(60, 5, noise=0.05)[0]
         expected = AdaptiveDensityClusters().fit(rows)
-        monkeypatch.setattr(density, "_DOUBLE", 0)
+        monkeypatch.setattr(density, "_MAX_DOUBLE_ROWS", 0)
         found = AdaptiveDensityClusters().fit(rows)
-        assert found._between.dtype == np.float32
+        assert found._cluster_distances.dtype == np.float32
         assert found.labels_.tolist() == expected.labels_.tolist()
 
     def test_neighbours_more_than_there_are(self):
@@ -516,31 +516,33 @@ class TestLiteral:
         assert AdaptiveDensityClusters().fit([[0.5, 1.5], [0.5, 3.0]]).labels_.shape == (2,)
         sentence = r"^X has 1.5 in row 0, column 1; entries must be 1 or less if literal is True"
         with pytest.raises(UserError, match=sentence):
-            AdaptiveDensityClusters(literal=True).fit([[0.5, 1.5], [0.5, 3.0]])
+            AdaptiveDensityClusters(as_published=True).fit([[0.5, 1.5], [0.5, 3.0]])
 
     def test_printed_radius_and_least_number_by_hand(self):
         # rows (0, 1) and (0, 1): μ = σ = ½, so ε = 1 / √ln 2; zero entropy: 2 / (1 + 1) = 1
         rows = np.array([[0.0, 1], [0, 1]])
         assert printed_radius(rows) == pytest.approx(1 / sqrt(log(2)))
-        assert printed_least(rows) == 1
+        assert printed_min_neighbours(rows) == 1
         # three rows of 1/e: entropy 3/e, 3 / (1 + exp(-3/e)) = 2.25, rounded up
-        assert printed_least(np.full((3, 1), 1 / e)) == 3
+        assert printed_min_neighbours(np.full((3, 1), 1 / e)) == 3
         assert 3 / (1 + exp(-3 / e)) == pytest.approx(2.25, abs=5e-3)
 
     def test_what_is_merged_may_be_split_for_ever(self):
         # ten unit vectors are 2 ln 2 = d apart; merged for b = d < 0.15/0.14 d, split for w = 0.9 d > 0.12/0.14 d
         d = 2 * log(2)
-        loops = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.12 / 0.14 * d, scale="none", literal=True, max_iter=7)
+        loops = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.12 / 0.14 * d, scale="none", as_published=True, max_iter=7)
         loops.fit(np.eye(10))
         assert (loops.converged_, loops.n_iter_) == (False, 7)
-        assert loops.merges_ > 9
-        assert loops.splits_ > 7
-        ends = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.18 / 0.14 * d, scale="none", literal=True).fit(np.eye(10))
-        assert (ends.converged_, ends.n_iter_, ends.merges_, ends.splits_) == (True, 1, 9, 0)
+        assert loops.n_merges_ > 9
+        assert loops.n_splits_ > 7
+        ends = AdaptiveDensityClusters(0.15 / 0.14 * d, 0.18 / 0.14 * d, scale="none", as_published=True).fit(
+            np.eye(10)
+        )
+        assert (ends.converged_, ends.n_iter_, ends.n_merges_, ends.n_splits_) == (True, 1, 9, 0)
 
     def test_ends_where_neither_equation_holds(self):
         rows = grouped(40, 4, noise=0.1)[0]
-        found = AdaptiveDensityClusters(0.05, 0.06, scale="none", literal=True, min_cluster_size=1).fit(rows)
+        found = AdaptiveDensityClusters(0.05, 0.06, scale="none", as_published=True, min_cluster_size=1).fit(rows)
         assert found.converged_
         assert is_fixed_point(pairwise_modified_js(rows), found.labels_, 0.05, 0.06)
 
@@ -551,32 +553,32 @@ class TestGuard:
         rows, one, other = ([[0.2], [0.4], [0.8]], [[0.1], [0.4], [0.8]], [[0.3], [0.4], [0.8]])
         between = np.mean([definition(s, t, 1.0) for s, t in combinations(rows, 2)])
         halves = definition([0.1], [0.3], 1.0) / 3
-        found = AdaptiveDensityClusters(guard=0).fit(rows, halves=(one, other))
+        found = AdaptiveDensityClusters(noise_guard_ratio=0).fit(rows, halves=(one, other))
         assert found.noise_ratio_ == pytest.approx(between / (halves / 2))
-        assert not found.guarded_
+        assert not found.is_guarded_
 
     def test_below_the_guard_there_is_one_cluster(self):
         rows, _ = grouped(60)
         halves = rows * 0.9, np.minimum(rows * 1.1, 1)
         ratio = AdaptiveDensityClusters().fit(rows, halves=halves).noise_ratio_
-        found = AdaptiveDensityClusters(guard=ratio + 1e-9).fit(rows, halves=halves)
-        assert found.guarded_
-        assert set(found.labels_) == set(found.settled_) == {0}
+        found = AdaptiveDensityClusters(noise_guard_ratio=ratio + 1e-9).fit(rows, halves=halves)
+        assert found.is_guarded_
+        assert set(found.labels_) == set(found.labels_before_joining_) == {0}
         assert found.predict(drawn(4, 8)).tolist() == [0] * 4
         assert found.update(drawn(4, 8), range(4)).labels_.tolist() == [0] * 60
-        assert AdaptiveDensityClusters(guard=ratio).fit(rows, halves=halves).labels_.max() == 2
+        assert AdaptiveDensityClusters(noise_guard_ratio=ratio).fit(rows, halves=halves).labels_.max() == 2
 
     def test_without_halves_it_is_off(self):
-        found = AdaptiveDensityClusters(guard=1e9).fit(grouped()[0])
+        found = AdaptiveDensityClusters(noise_guard_ratio=1e9).fit(grouped()[0])
         assert np.isnan(found.noise_ratio_)
-        assert not found.guarded_
+        assert not found.is_guarded_
         assert found.labels_.max() == 2
 
     def test_halves_that_do_not_differ(self):
         rows, _ = grouped()
         assert AdaptiveDensityClusters().fit(rows, halves=(rows, rows)).noise_ratio_ == np.inf
         same = np.tile(rows[0], (30, 1))
-        assert AdaptiveDensityClusters().fit(same, halves=(same, same)).guarded_
+        assert AdaptiveDensityClusters().fit(same, halves=(same, same)).is_guarded_
 
     def test_bad_halves(self):
         rows = drawn(5)
@@ -591,14 +593,14 @@ class TestReferences:
         rows = drawn(60)
         found = AdaptiveDensityClusters(n_references=20).fit(rows)
         assert len(np.unique(found.references_)) == 20
-        assert ((found.settled_ >= 0) == np.isin(np.arange(60), found.references_)).all()
+        assert ((found.labels_before_joining_ >= 0) == np.isin(np.arange(60), found.references_)).all()
         alone = AdaptiveDensityClusters().fit(rows[found.references_])
         assert of_labels(alone.labels_) == of_labels(found.labels_[found.references_])
         assert found.distances_scale_ == alone.distances_scale_
         d = modified_js(rows, rows[found.references_])
         of_references = found.labels_[found.references_]
         means = np.stack([d[:, of_references == k].mean(1) for k in range(of_references.max() + 1)], axis=1)
-        rest = found.settled_ < 0
+        rest = found.labels_before_joining_ < 0
         assert found.labels_[rest].tolist() == means.argmin(1)[rest].tolist()
 
     def test_as_many_as_clients_is_all(self):
@@ -650,7 +652,7 @@ def naive_update(found, rows, new, moved):
     changed[moved] = new
     d = pairwise_modified_js(changed) / found.distances_scale_
     clusters, touched = [], []
-    for inside in of_labels(found.settled_):
+    for inside in of_labels(found.labels_before_joining_):
         rest = [i for i in inside if i not in moved]
         if len(rest) == len(inside):
             clusters.append(inside)
@@ -674,7 +676,7 @@ class TestUpdate:
         found = AdaptiveDensityClusters(0.05, 0.06, scale="none").fit(rows)
         assert found.labels_.tolist() == [0, 0, 0, 1, 1]
         assert found.update([[0.9]], [0]).labels_.tolist() == [1, 0, 0, 1, 1]
-        assert (found.splits_, found.merges_) == (0, 1)
+        assert (found.n_splits_, found.n_merges_) == (0, 1)
         assert found.predict([[0.1], [0.8]]).tolist() == [0, 1]
         assert rows[0].tolist() == [0.1]
 
@@ -687,7 +689,7 @@ class TestUpdate:
         assert found.labels_.tolist() == [0] * 6
         found.update([[0.9]] * 4, [1, 2, 3, 4])
         assert found.labels_.tolist() == [0, 1, 1, 1, 1, 2]
-        assert (found.splits_, found.merges_) == (1, 3)
+        assert (found.n_splits_, found.n_merges_) == (1, 3)
 
     def test_clusters_that_nothing_happened_to_stay(self):
         rows, planted = grouped(40, 4)
@@ -715,7 +717,7 @@ class TestUpdate:
         assert again.labels_.tolist() == whole.labels_.tolist()
         moved = rows[[20, 21, 5]]
         assert again.update(moved, [0, 1, 2]).labels_.tolist() == whole.update(moved, [0, 1, 2]).labels_.tolist()
-        assert (again.splits_, again.merges_) == (whole.splits_, whole.merges_)
+        assert (again.n_splits_, again.n_merges_) == (whole.n_splits_, whole.n_merges_)
 
     @pytest.mark.parametrize("labels", [[0], [0, -1], [0.0, 1.0]])
     def test_labels_that_cannot_be_taken_up(self, labels):
@@ -725,16 +727,16 @@ class TestUpdate:
     def test_the_same_vectors_change_nothing(self):
         rows = drawn(40)
         found = AdaptiveDensityClusters().fit(rows)
-        before = found.labels_.tolist(), found.settled_.tolist()
+        before = found.labels_.tolist(), found.labels_before_joining_.tolist()
         found.update(rows[5:9], [5, 6, 7, 8]).update(np.empty((0, 6)), [])
-        assert (found.labels_.tolist(), found.settled_.tolist()) == before
-        assert (found.splits_, found.merges_) == (0, 0)
+        assert (found.labels_.tolist(), found.labels_before_joining_.tolist()) == before
+        assert (found.n_splits_, found.n_merges_) == (0, 0)
 
     @pytest.mark.parametrize("double", [0, 4096])
     @pytest.mark.parametrize("channels", [1, 2, 6])
     @pytest.mark.parametrize("seed", range(6))
     def test_is_the_definition_and_a_joint_fixed_point(self, seed, channels, double, monkeypatch):
-        monkeypatch.setattr(density, "_DOUBLE", double)
+        monkeypatch.setattr(density, "_MAX_DOUBLE_ROWS", double)
         rows, rng = drawn(30, channels, seed), np.random.default_rng(seed + 100)
         found = AdaptiveDensityClusters().fit(rows)
         for _ in range(3):
@@ -743,27 +745,31 @@ class TestUpdate:
             d, expected = naive_update(found, rows, new, moved.tolist())
             found.update(new, moved)
             rows[moved] = new
-            assert of_labels(found.settled_) == expected
-            assert is_fixed_point(d, found.settled_, 0.30 - 1e-5, 0.36 + 1e-5)
-            clusters = [np.flatnonzero(found.settled_ == k) for k in range(found.settled_.max() + 1)]
-            order = found.settled_[[c[0] for c in found._clusters]]
-            np.testing.assert_allclose(found._between, means_between(d, clusters)[np.ix_(order, order)], atol=1e-5)
+            assert of_labels(found.labels_before_joining_) == expected
+            assert is_fixed_point(d, found.labels_before_joining_, 0.30 - 1e-5, 0.36 + 1e-5)
+            clusters = [
+                np.flatnonzero(found.labels_before_joining_ == k) for k in range(found.labels_before_joining_.max() + 1)
+            ]
+            order = found.labels_before_joining_[[c[0] for c in found._clusters]]
+            np.testing.assert_allclose(
+                found._cluster_distances, means_between(d, clusters)[np.ix_(order, order)], atol=1e-5
+            )
 
     def test_splits_happened_in_some_of_these(self):
         rng = np.random.default_rng(4)
         found = AdaptiveDensityClusters().fit(drawn(30, 2, 4))
         moved = rng.choice(30, 9, replace=False)
-        assert found.update(rng.random((9, 2)), moved).splits_ == 1
+        assert found.update(rng.random((9, 2)), moved).n_splits_ == 1
 
     def test_a_small_rest_of_a_large_cluster_is_not_left_to_rounding(self, monkeypatch):
-        monkeypatch.setattr(density, "_DOUBLE", 0)
+        monkeypatch.setattr(density, "_MAX_DOUBLE_ROWS", 0)
         rows, planted = grouped(200, 2, noise=0.01)
         moved = np.flatnonzero(planted == 0)[2:]
         found = AdaptiveDensityClusters().fit(rows).update(rows[moved - 1], moved)
         first = np.flatnonzero([0 in inside for inside in found._clusters]).item()
         assert found._clusters[first].tolist() == [0, 2]
         expected = modified_js(rows[[0]], rows[[2]]).item() / found.distances_scale_ / 2
-        assert found._between[first, first] == pytest.approx(expected, rel=1e-6)
+        assert found._cluster_distances[first, first] == pytest.approx(expected, rel=1e-6)
 
     def test_all_clients_may_change(self):
         rows, planted = grouped(40, 4)
@@ -774,13 +780,13 @@ class TestUpdate:
     def test_with_references(self):
         rows, planted = grouped(60)
         found = AdaptiveDensityClusters(n_references=15).fit(rows)
-        settled = found.settled_.tolist()
-        other, reference = int(np.flatnonzero(found.settled_ < 0)[0]), int(found.references_[0])
+        settled = found.labels_before_joining_.tolist()
+        other, reference = int(np.flatnonzero(found.labels_before_joining_ < 0)[0]), int(found.references_[0])
         for client in (other, reference):
             goal = int(np.flatnonzero(planted == (planted[client] + 1) % 3)[-1])
             found.update(rows[[goal]], [client])
             assert found.labels_[client] == found.labels_[goal] == found.predict(rows[[goal]])[0]
-            assert (found.settled_.tolist() == settled) == (client == other)
+            assert (found.labels_before_joining_.tolist() == settled) == (client == other)
         rest = np.setdiff1d(np.arange(60), [other, reference])
         assert adjusted_rand_score(found.labels_[rest], planted[rest]) == 1
 

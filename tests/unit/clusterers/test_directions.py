@@ -27,13 +27,13 @@ class TestByHand:
 
     def test_centred(self):
         # (1, 0) and (0, 1) lie at ±√½ from their mean; one component, the first entry positive
-        found = principal_directions([[4.0, 0.0], [0.0, 9.0]], 1, centred=True)
+        found = principal_directions([[4.0, 0.0], [0.0, 9.0]], 1, is_centred=True)
         np.testing.assert_allclose(found, [[np.sqrt(0.5)], [-np.sqrt(0.5)]])
 
     def test_share_of_equal_eigenvalues(self):
         # five orthogonal rows: five eigenvalues of 1, so three have exactly 0.6 of their sum
         assert [principal_directions(np.eye(5), share).shape[1] for share in (0.2, 0.6, 0.61, 1)] == [1, 3, 4, 5]
-        assert principal_directions(np.eye(5), 1, centred=True).shape == (5, 4)
+        assert principal_directions(np.eye(5), 1, is_centred=True).shape == (5, 4)
 
 
 class TestFacts:
@@ -42,14 +42,14 @@ class TestFacts:
         np.testing.assert_allclose(z @ z.T, cosine_similarity(drawn()), atol=1e-12)
 
     def test_centred_distances_are_those_of_unit_rows(self):
-        z = principal_directions(drawn(), 1, centred=True)
+        z = principal_directions(drawn(), 1, is_centred=True)
         squares = ((z[:, None] - z[None]) ** 2).sum(-1)
         np.testing.assert_allclose(squares, 2 - 2 * cosine_similarity(drawn()), atol=1e-12)
         np.testing.assert_allclose(z.mean(0), 0, atol=1e-14)
 
     @pytest.mark.parametrize("share", [0.3, 0.8, 0.95])
     def test_centred_is_textbook_pca(self, share):
-        found = principal_directions(drawn(), share, centred=True)
+        found = principal_directions(drawn(), share, is_centred=True)
         expected = PCA(share, svd_solver="full").fit_transform(normalize(drawn()))
         np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-10)
 
@@ -110,31 +110,31 @@ class TestFacts:
     @BOTH
     def test_input_unmodified_and_any_sequence(self, centred):
         rows = drawn()
-        found = principal_directions(rows, centred=centred)
+        found = principal_directions(rows, is_centred=centred)
         assert (rows == drawn()).all()
-        assert (principal_directions(rows.tolist(), centred=centred) == found).all()
+        assert (principal_directions(rows.tolist(), is_centred=centred) == found).all()
         assert principal_directions(np.array([[100, -128], [1, 0]], np.int8)).shape[0] == 2
 
 
 class TestDegenerate:
     def test_single_row(self):
         assert principal_directions([[3.0, 4.0]]).tolist() == [[1.0]]
-        assert principal_directions([[3.0, 4.0]], centred=True).tolist() == [[0.0]]
+        assert principal_directions([[3.0, 4.0]], is_centred=True).tolist() == [[0.0]]
 
     @pytest.mark.parametrize("share", [0.5, 1])
     def test_equal_rows(self, share):
         rows = np.outer([1.0, 2.0, 0.3], drawn(1)[0])
         np.testing.assert_allclose(principal_directions(rows, share), np.ones((3, 1)))
-        assert principal_directions(rows, share, centred=True).tolist() == [[0.0]] * 3
+        assert principal_directions(rows, share, is_centred=True).tolist() == [[0.0]] * 3
 
     @BOTH
     def test_zeros(self, centred):
-        assert principal_directions(np.zeros((3, 5)), centred=centred).tolist() == [[0.0]] * 3
+        assert principal_directions(np.zeros((3, 5)), is_centred=centred).tolist() == [[0.0]] * 3
 
     def test_a_row_of_zeros_stays_zeros(self):
         # rows (1, 0), (0, 0); with the mean (½, 0) taken off they are ±½
         assert principal_directions([[2.0, 0.0], [0.0, 0.0]]).tolist() == [[1.0], [0.0]]
-        found = principal_directions([[2.0, 0.0], [0.0, 0.0]], centred=True)
+        found = principal_directions([[2.0, 0.0], [0.0, 0.0]], is_centred=True)
         np.testing.assert_allclose(found, [[0.5], [-0.5]])
 
     @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from sklearn.cluster import DBSCAN
 from sklearn.metrics import adjusted_rand_score
 
 from shoal.clusterers import NeighbourClusters
-from shoal.clusterers.neighbours import nearest
+from shoal.clusterers.neighbours import nearest_clusters
 from shoal.errors import UserError
 
 
@@ -32,7 +32,7 @@ def test_noise_joins_the_cluster_with_the_least_mean_distance():
     assert found.noise_.tolist() == [False, False, False, False, True]
     assert found.labels_.tolist() == [0, 0, 1, 1, 1]
     # mean, not least: 4 is 3 from 1 and 4 from 8; but 28.5 from -50 and 1 on average, and 4.5 from 8 and 9
-    assert nearest(np.array([[-50.0], [1.0], [8.0], [9.0]]), np.array([0, 0, 1, 1]), np.array([[4.0]])) == [1]
+    assert nearest_clusters(np.array([[-50.0], [1.0], [8.0], [9.0]]), np.array([0, 0, 1, 1]), np.array([[4.0]])) == [1]
 
 
 @pytest.mark.parametrize("sizes", [(12, 8), (13, 7), (15, 5), (14, 3, 3), (15, 3, 2), (10, 10)])

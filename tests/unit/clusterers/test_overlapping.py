@@ -8,7 +8,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics.pairwise import cosine_similarity
 
 from shoal.clusterers import OverlappingClusters
-from shoal.clusterers.overlapping import seeds
+from shoal.clusterers.overlapping import choose_seeds
 from shoal.errors import UserError
 
 TRIANGLE = np.repeat([[1.0, 0.0], [-0.5, np.sqrt(0.75)], [-0.5, -np.sqrt(0.75)]], 4, axis=0)
@@ -60,11 +60,11 @@ class TestSeeds:
     def test_by_hand(self):
         # ascending: 1-3 (-0.9), 0-3 (-0.5), 0-2 (0.1), 2-3 (0.15), 0-1 (0.3), 1-2 (0.8)
         alike = np.array([[1, 0.3, 0.1, -0.5], [0.3, 1, 0.8, -0.9], [0.1, 0.8, 1, 0.15], [-0.5, -0.9, 0.15, 1]])
-        assert [seeds(alike, count).tolist() for count in (1, 2, 3, 4)] == [[1], [1, 3], [1, 3, 0], [1, 3, 0, 2]]
+        assert [choose_seeds(alike, count).tolist() for count in (1, 2, 3, 4)] == [[1], [1, 3], [1, 3, 0], [1, 3, 0, 2]]
         # 0 is 0.3 like 1; 2 is 0.8 like it
-        assert seeds(alike, 4, 0.31).tolist() == [1, 3, 0]
-        assert seeds(alike, 4, 0.3).tolist() == [1, 3]
-        assert seeds(alike, 4, -1).tolist() == [1]
+        assert choose_seeds(alike, 4, 0.31).tolist() == [1, 3, 0]
+        assert choose_seeds(alike, 4, 0.3).tolist() == [1, 3]
+        assert choose_seeds(alike, 4, -1).tolist() == [1]
 
     @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, np.inf])
     @pytest.mark.parametrize("digits", [0, 1, 12])
@@ -72,13 +72,13 @@ class TestSeeds:
         for seed in range(20):
             alike = cosine_similarity(np.random.default_rng(seed).normal(size=(11, 3))).round(digits)
             for count in (1, 2, 5, 11):
-                assert seeds(alike, count, threshold).tolist() == walk(alike, count, threshold)
+                assert choose_seeds(alike, count, threshold).tolist() == walk(alike, count, threshold)
 
     def test_without_guard_two_seeds_may_share_a_group(self):
         # all pairs across groups have cosine 0: (0, 2) comes first, then (0, 3), whose 3 is in the group of 2
         rows = np.eye(3)[[0, 0, 1, 1, 2, 2]]
-        assert seeds(rows @ rows.T, 3).tolist() == [0, 2, 3]
-        assert seeds(rows @ rows.T, 3, 0.2).tolist() == [0, 2, 4]
+        assert choose_seeds(rows @ rows.T, 3).tolist() == [0, 2, 3]
+        assert choose_seeds(rows @ rows.T, 3, 0.2).tolist() == [0, 2, 4]
         # 4 and 5 reach no centre and join the first; with the guard every group has its cluster
         assert clusters_of(plain(n_clusters=3).fit(rows)) == {frozenset({0, 1, 4, 5}), frozenset({2}), frozenset({3})}
         guarded = OverlappingClusters(3, validate=False).fit(rows)
@@ -87,9 +87,9 @@ class TestSeeds:
     def test_a_row_of_zeros_is_a_seed_only_without_guard(self):
         rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.6, 0.8]])
         assert plain(n_clusters=2).fit(rows).membership_[0].sum() == 1
-        assert seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2).tolist() == [0, 1]
-        assert seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2, 0.7).tolist() == [1, 2]
-        assert seeds(np.zeros((3, 3)), 2, 0.2).tolist() == [0]
+        assert choose_seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2).tolist() == [0, 1]
+        assert choose_seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2, 0.7).tolist() == [1, 2]
+        assert choose_seeds(np.zeros((3, 3)), 2, 0.2).tolist() == [0]
 
 
 class TestAssignment:

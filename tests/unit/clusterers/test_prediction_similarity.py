@@ -34,7 +34,7 @@ class TestInferenceSimilarity:
             alike = inference_similarity(np.random.default_rng(seed).integers(0, 3, (12, 9)))
             for labels in (
                 similarity_clusters(alike, threshold=0.4),
-                similarity_clusters(alike, clusters=5),
+                similarity_clusters(alike, n_clusters=5),
             ):
                 numbers, first = np.unique(labels, return_index=True)
                 assert numbers.tolist() == list(range(len(numbers)))
@@ -48,17 +48,17 @@ class TestInferenceSimilarity:
             (4, [0, 1, 2, 3]),
             (9, [0, 1, 2, 3]),
         ):
-            assert similarity_clusters(self.SIMILARITY, clusters=n).tolist() == labels
+            assert similarity_clusters(self.SIMILARITY, n_clusters=n).tolist() == labels
 
     def test_follow_a_relabelling(self):
         order = np.array([2, 3, 1, 0])
-        found = similarity_clusters(inference_similarity(self.PREDICTIONS[order]), clusters=2)
+        found = similarity_clusters(inference_similarity(self.PREDICTIONS[order]), n_clusters=2)
         assert found.tolist() == [0, 1, 1, 1]
 
     def test_everybody_alike_one_client_and_none(self):
         assert similarity_clusters(np.ones((3, 3)), threshold=0.9).tolist() == [0, 0, 0]
         assert similarity_clusters([[1.0]], threshold=0.9).tolist() == [0]
-        assert similarity_clusters(np.zeros((0, 0)), clusters=2).tolist() == []
+        assert similarity_clusters(np.zeros((0, 0)), n_clusters=2).tolist() == []
 
     def test_bad_input(self):
         for bad in (np.zeros((2, 3)), np.zeros((2, 0), dtype=int), np.zeros(3, dtype=int)):
@@ -67,8 +67,8 @@ class TestInferenceSimilarity:
         with pytest.raises(UserError, match="exactly one"):
             similarity_clusters(self.SIMILARITY)
         with pytest.raises(UserError, match="exactly one"):
-            similarity_clusters(self.SIMILARITY, threshold=0.5, clusters=2)
+            similarity_clusters(self.SIMILARITY, threshold=0.5, n_clusters=2)
         with pytest.raises(UserError, match="clusters is 0"):
-            similarity_clusters(self.SIMILARITY, clusters=0)
+            similarity_clusters(self.SIMILARITY, n_clusters=0)
         with pytest.raises(UserError, match="symmetric"):
             similarity_clusters(np.triu(np.ones((3, 3))), threshold=0.5)

@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import silhouette_score
 
 from shoal.clusterers import OverlappingClusters
-from shoal.clusterers.quality import compared, hard_quality, overlap_quality
+from shoal.clusterers.quality import compare_partitions, hard_quality, overlap_quality
 from shoal.errors import UserError
 
 SHARED = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -138,19 +138,19 @@ class TestPartition:
 
 class TestCompared:
     def test_by_hand(self):
-        found = compared(np.eye(3)[[0, 1, 2, 0, 1, 2]], 3, random_state=0, truth=[0, 1, 2, 0, 1, 2])
+        found = compare_partitions(np.eye(3)[[0, 1, 2, 0, 1, 2]], 3, random_state=0, truth=[0, 1, 2, 0, 1, 2])
         perfect = dict.fromkeys(("overlap", "silhouette", "silhouette_each", "silhouette_core", "purity"), 1.0)
         assert found == {"kmeans": perfect, "hierarchical": perfect}
 
     def test_what_each_goes_by(self):
         # three rows point along e1 and one along e2: that is what cosines part. k-means parts long rows from short ones
         rows = np.array([[10.0, 0.0], [10.0, 0.1], [0.1, 0.0], [0.0, 0.1]])
-        found = compared(rows, 2, 0, truth=[0, 0, 0, 1])
+        found = compare_partitions(rows, 2, 0, truth=[0, 0, 0, 1])
         assert found["hierarchical"]["purity"] == 1
         assert found["kmeans"]["purity"] == 3 / 4
 
     def test_same_seed_same_result(self):
-        assert compared(drawn(), 5, 3) == compared(drawn(), 5, 3)
+        assert compare_partitions(drawn(), 5, 3) == compare_partitions(drawn(), 5, 3)
 
     @pytest.mark.parametrize(
         "rows",
@@ -159,11 +159,11 @@ class TestCompared:
     def test_degenerate(self, rows):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for one in compared(rows, 3, 0).values():
+            for one in compare_partitions(rows, 3, 0).values():
                 assert np.isfinite(list(one.values())).all()
 
     def test_bad_input(self):
         with pytest.raises(UserError, match="n_clusters is 0"):
-            compared(SHARED, 0, 0)
+            compare_partitions(SHARED, 0, 0)
         with pytest.raises(UserError, match="random_state is -1"):
-            compared(SHARED, 2, -1)
+            compare_partitions(SHARED, 2, -1)

@@ -79,7 +79,7 @@ class TestRepulsiveClusters:
     def test_is_algorithm_1(self, seed):
         x = draw_label_distributions(16, seed=seed)
         found = RepulsiveClusters(4, random_state=seed)
-        order = repulsive._shuffled(x, seed)
+        order = repulsive._shuffled_order(x, seed)
         expected = algorithm_1(x[order], np.arange(16) % 4)
         assert len(found.fit(x).history_) > 2
         assert clusters_as_values(x[order], expected) == clusters_as_values(x, found.labels_)

@@ -62,12 +62,12 @@ class TestSimilarClusters:
         assert found.inertia_ == pytest.approx(0)
 
     def test_a_centre_without_rows_gets_the_farthest_row(self):
-        from shoal.clusterers.similar import _assigned
+        from shoal.clusterers.similar import _assign_rows
 
         rows = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
         unused = np.array([[0.9, 0.1], [0.01, 0.99], [1e-6, 1.0]])
         # nearest centres 0, 0 and 1; the third row is farther from its centre than the second, but alone there
-        assert _assigned(rows, unused).tolist() == [0, 2, 1]
+        assert _assign_rows(rows, unused).tolist() == [0, 2, 1]
 
     def test_predict(self):
         found = SimilarClusters(2).fit(ONE_HOT[[0, 1]])

@@ -9,7 +9,7 @@ from federations import tiny_federation
 
 import shoal
 from shoal import engine
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client.train import LocalTraining
 from shoal.data.unseen import num_held_out
 from shoal.errors import UserError
@@ -185,11 +185,11 @@ class TestRuns:
 def test_the_vector_without_labels_is_that_which_members_told():
     model = load_model("mlp", (6,), 4)
     federation, params = tiny_federation(1), model.init(1)
-    program = Sparsity(LocalTraining(model))
+    program = MeasureSparsity(LocalTraining(model))
     plan = engine.Plan(program, {"c0": engine.Task({"m": params})})
     (report,) = PlainFleet(federation).execute(plan).values()
     vectors = report.tensors["sparsity"]["s"]
-    torch.testing.assert_close(program.received(params, federation["c0"]["train"].x), vectors[1])
+    torch.testing.assert_close(program.sparsity_vector(params, federation["c0"]["train"].x), vectors[1])
 
 
 def test_the_group_with_the_least_mean_distance_of_received_vectors():

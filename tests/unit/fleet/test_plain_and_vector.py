@@ -25,7 +25,7 @@ class WithDropout(nn.Module):
 
 
 def plan_for(model, clients, **kw):
-    program = LocalTraining(model, epochs=2, batch_size=8, keep=True, **kw)
+    program = LocalTraining(model, epochs=2, batch_size=8, keeps_model=True, **kw)
     return Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(clients)})
 
 

@@ -199,7 +199,7 @@ def test_models_travel_once():
 def test_a_large_round_goes_out_in_pieces(tiny, pool, inside, monkeypatch):
     monkeypatch.setattr("shoal.fleet.dealing.PIECE_CLIENTS", 1)
     model = load_model("mlp", (6,), 4)
-    program = LocalTraining(model, epochs=2, batch_size=4, keep=True)
+    program = LocalTraining(model, epochs=2, batch_size=4, keeps_model=True)
     firsts = [model.init(0), model.init(1)]
     plan = Plan(program, {c: Task({"g": firsts[i % 2]}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
     fleet, plain = pool(inside=inside, workers=2), PlainFleet(tiny)

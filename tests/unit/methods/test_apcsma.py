@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from shoal import engine, tree
 from shoal.client.conditional_update import ConditionalUpdate
 from shoal.client.train import LocalTraining
-from shoal.client.training_metrics import Measure, MeasuredTraining
+from shoal.client.training_metrics import MeasureAccuracy, MeasuredTraining
 from shoal.client_table import ClientTable
 from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
@@ -124,8 +124,8 @@ class TestMeasured:
 
     def test_a_client_with_a_model_of_its_own_is_asked_about_that(self):
         data = held([1.0, -1.0], [0, 1])
-        of_received, _ = run_program(Measure(LINEAR), Task({"global": line(-1.0)}), data, {})
-        of_own, _ = run_program(Measure(LINEAR), Task({"global": line(-1.0)}), data, {"model": line(1.0)})
+        of_received, _ = run_program(MeasureAccuracy(LINEAR), Task({"global": line(-1.0)}), data, {})
+        of_own, _ = run_program(MeasureAccuracy(LINEAR), Task({"global": line(-1.0)}), data, {"model": line(1.0)})
         assert of_received.metrics["accuracy"] == (0.0, 2.0)
         assert of_own.metrics["accuracy"] == (2.0, 2.0)
 

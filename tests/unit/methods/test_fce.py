@@ -15,12 +15,12 @@ from shoal.client.confidence import (
     EXTRACTOR,
     ROUTER,
     Confidence,
-    discriminant,
+    ensemble_logits,
+    fit_discriminant,
     log_densities,
-    masked,
-    said_by,
+    mask_absent_classes,
 )
-from shoal.client.feature_moments import FeatureMoments
+from shoal.client.feature_moments import ComputeFeatureMoments
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -83,56 +83,56 @@ class TestRules:
         ],
     )
     def test_the_surest_model_answers(self, rule, experts, classes):
-        found = Confidence(rule).answer(self.logits)
+        found = Confidence(rule).combine(self.logits)
         assert found.model_index.tolist() == experts
         assert found.logits.argmax(-1).tolist() == classes
         for row, k in enumerate(experts):
             assert torch.equal(found.logits[row], self.logits[k, row])
 
     def test_scores_by_hand(self):
-        assert Confidence("logit").answer(self.logits).confidence.tolist() == [5.0, 9.0]
-        assert Confidence("energy").answer(self.logits).confidence[0] == pytest.approx(np.log(np.exp(5) + np.exp(4)))
-        assert Confidence("probability").answer(self.logits).confidence[0] == pytest.approx(1 / (1 + np.exp(-6)))
+        assert Confidence("logit").combine(self.logits).confidence.tolist() == [5.0, 9.0]
+        assert Confidence("energy").combine(self.logits).confidence[0] == pytest.approx(np.log(np.exp(5) + np.exp(4)))
+        assert Confidence("probability").combine(self.logits).confidence[0] == pytest.approx(1 / (1 + np.exp(-6)))
 
     def test_the_largest_logit_is_that_of_the_flat_table(self):
         """Algorithm 3 is the argmax over models and classes, modulo classes."""
         logits = torch.randn(4, 50, 10, generator=torch.Generator().manual_seed(1))
         flat = logits.transpose(0, 1).flatten(1).argmax(-1)
-        found = Confidence().answer(logits)
+        found = Confidence().combine(logits)
         assert torch.equal(found.logits.argmax(-1), flat % 10)
         assert torch.equal(found.model_index, flat // 10)
 
     def test_all_answer(self):
         # votes for the first row: 0, 0, 1; probabilities of class 0: .731, .731, .002, mean .488
-        assert Confidence("majority").answer(self.logits).logits.argmax(-1).tolist() == [0, 1]
-        found = Confidence("average").answer(self.logits)
+        assert Confidence("majority").combine(self.logits).logits.argmax(-1).tolist() == [0, 1]
+        found = Confidence("average").combine(self.logits)
         assert found.logits[0].exp()[0] == pytest.approx((2 / (1 + np.exp(-1)) + 1 / (1 + np.exp(6))) / 3)
         assert found.logits.argmax(-1).tolist() == [1, 1]
         assert found.model_index.tolist() == [2, 1]  # the surest of the class that was chosen
 
     def test_of_equal_votes_the_larger_mean(self):
         logits = torch.tensor([[[2.0, 0.0]], [[0.0, 3.0]]])
-        assert Confidence("majority").answer(logits).logits.argmax(-1).tolist() == [1]
+        assert Confidence("majority").combine(logits).logits.argmax(-1).tolist() == [1]
 
     @pytest.mark.parametrize("rule", ["logit", "probability", "energy", "density", "average", "majority"])
     def test_a_single_model_answers_by_every_rule(self, rule):
         logits = torch.randn(1, 30, 10, generator=torch.Generator().manual_seed(2))
-        found = Confidence(rule).answer(logits)
+        found = Confidence(rule).combine(logits)
         assert torch.equal(found.logits.argmax(-1), logits[0].argmax(-1))
         assert not found.model_index.any()
 
     def test_masked_classes_are_never_chosen(self):
         held = torch.tensor([[True, False], [False, True], [True, True]])
-        found = masked(self.logits, held)
+        found = mask_absent_classes(self.logits, held)
         assert found.argmax(-1).tolist() == [[0, 0], [1, 1], [1, 1]]
         assert bool(found.isfinite().all())
         assert torch.equal(found[2], self.logits[2])
 
     def test_densities_decide_and_logits_count_beside_them(self):
         densities = torch.tensor([[0.0, 0.0], [-3.0, 0.0], [-9.0, -9.0]])
-        assert Confidence("density", trust=0.5).answer(self.logits, densities).model_index.tolist() == [0, 0]
-        assert Confidence("density", trust=1.0).answer(self.logits, densities).model_index.tolist() == [1, 0]
-        score = Confidence("density", trust=0.0).answer(self.logits, densities).confidence
+        assert Confidence("density", logit_weight=0.5).combine(self.logits, densities).model_index.tolist() == [0, 0]
+        assert Confidence("density", logit_weight=1.0).combine(self.logits, densities).model_index.tolist() == [1, 0]
+        score = Confidence("density", logit_weight=0.0).combine(self.logits, densities).confidence
         assert score[1] == pytest.approx(1 / (2 + np.exp(-9)))
 
     @pytest.mark.parametrize("model", ["mlp", "networks:SmallConvolution"])
@@ -142,7 +142,7 @@ class TestRules:
         for rows in (3, 300):
             x = torch.randn(rows, 1, 6, 6, generator=torch.Generator().manual_seed(0))
             each = torch.stack([net.predict(models[k], x) for k in sorted(models)])
-            torch.testing.assert_close(said_by(net, models, x), each)
+            torch.testing.assert_close(ensemble_logits(net, models, x), each)
 
     @pytest.mark.parametrize(
         ("option", "sentence"),
@@ -176,7 +176,7 @@ class TestDensities:
         # within classes x and y have variance 1 and covariance -1 everywhere; ridge 1 makes it [[2, -1], [-1, 2]], of
         # determinant 3, with the inverse [[2, 1], [1, 2]] / 3; (6, 0) is at 4 * 2/3 from class 1, 36 * 2/3 from class 0
         # and 16 * 2/3 from class 2
-        router = discriminant(self.told(), shrink=0.5, ridge=1.0)
+        router = fit_discriminant(self.told(), shrinkage=0.5, ridge=1.0)
         found = log_densities(router, torch.tensor([[6.0, 0.0]]))[:, 0]
         half = 0.5 * np.log(3)
         assert found[0] == pytest.approx(np.log(np.exp(-4 / 3) + np.exp(-12)) - half, abs=1e-5)
@@ -184,13 +184,13 @@ class TestDensities:
 
     def test_a_class_that_a_cluster_does_not_hold_attracts_nothing(self):
         """The empty class's centre would be at the origin."""
-        router = discriminant(self.told(), shrink=0.0, ridge=1.0)
+        router = fit_discriminant(self.told(), shrinkage=0.0, ridge=1.0)
         assert log_densities(router, torch.zeros(1, 2)).argmax(0).tolist() == [0]
         assert log_densities(router, torch.tensor([[10.0, 0.0]])).argmax(0).tolist() == [1]
 
     def test_members_tell_their_moments(self):
         federation = tiny_federation(1)
-        program, params = FeatureMoments(MLP, 256), MLP.init(3)
+        program, params = ComputeFeatureMoments(MLP, 256), MLP.init(3)
         (report,) = PlainFleet(federation).execute(Plan(program, {"c0": Task({"m": params})})).values()
         x, y = federation["c0"]["train"]
         hidden = F.relu(F.linear(x, params["fc1.weight"], params["fc1.bias"]))
@@ -202,7 +202,7 @@ class TestDensities:
 
     def test_what_members_tell_adds_up_however_it_comes(self):
         federation = grouped_federation(4)
-        program = FeatureMoments(MLP, 256)
+        program = ComputeFeatureMoments(MLP, 256)
         tasks = {c: Task({"m": MLP.init(3)}) for c in federation}
         reports = PlainFleet(federation).execute(Plan(program, tasks))
         state = ServerState(0, {}, membership={c: torch.eye(2)[i % 2] for i, c in enumerate(federation)})
@@ -488,5 +488,5 @@ def test_networks_that_cannot_be_stacked_answer_one_after_the_other():
     models = {f"expert-{k:03d}": model.init(k) for k in range(2)}
     x = torch.randn(5, 6)
     with torch.no_grad():
-        found = said_by(model, models, x)
+        found = ensemble_logits(model, models, x)
         assert torch.allclose(found[1], model.predict(models["expert-001"], x))

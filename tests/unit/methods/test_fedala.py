@@ -8,7 +8,12 @@ import torch
 from federations import tiny_federation
 
 from shoal import engine, tree
-from shoal.client.local_aggregation import AggregateAndTrain, LearnWeights, LocalAggregation, aggregated_predict
+from shoal.client.local_aggregation import (
+    AggregateAndTrain,
+    LearnAggregationWeights,
+    LocalAggregation,
+    aggregated_predict,
+)
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_program
@@ -48,7 +53,7 @@ def test_weights_go_down_the_slope_and_stay_within_0_and_1(label, lr, weight):
     """Own slope 0, received 1, weights 1/2: logits of x = 1 are (1/2, -1/2), so P(class 0) = e / (1 + e). Of class 0
     the slope of the loss in the model's numbers is -+1/(1+e), times the gaps of 1 and -1: -1/(1+e) in both weights; of
     class 1 it is e/(1+e). Biases are equal in both models: their weights have no slope."""
-    program = LearnWeights(LocalAggregation(LINEAR, lr=lr))
+    program = LearnAggregationWeights(LocalAggregation(LINEAR, lr=lr))
     report, private = run_program(program, Task({"global": line(1.0)}), row(label), kept(0.0, 0.5))
     assert private["weights"]["head.weight"].flatten().tolist() == pytest.approx([weight, weight], abs=1e-6)
     assert private["weights"]["head.bias"].tolist() == [0.5, 0.5]
@@ -68,10 +73,10 @@ def test_training_starts_between_the_models():
 def test_lower_layers_are_as_received(layers, below):
     ala = LocalAggregation(MLP, layers=layers)
     own, received = MLP.init(1), MLP.init(0)
-    weights = {k: torch.zeros_like(own[k]) for k in ala.names}
-    start = ala.start(ala.begin(received, {"model": own, "weights": weights}))
+    weights = {k: torch.zeros_like(own[k]) for k in ala.param_names}
+    start = ala.initial_model(ala.begin(received, {"model": own, "weights": weights}))
     assert {k.split(".")[0] for k in start if torch.equal(start[k], received[k])} == below
-    assert all(torch.equal(start[k], own[k]) for k in ala.names)
+    assert all(torch.equal(start[k], own[k]) for k in ala.param_names)
     assert list(start) == list(received)
 
 
@@ -83,7 +88,7 @@ def test_who_has_no_model_yet_trains_the_received_one():
     assert tree.max_abs_difference(report.tensors["model"], expected.tensors["model"]) < 1e-6
     assert tree.max_abs_difference(private["model"], report.tensors["model"]) == 0
     assert all(bool((w == 1).all()) for w in private["weights"].values())
-    nothing, none = run_program(LearnWeights(LocalAggregation(MLP)), task, DATA, {})
+    nothing, none = run_program(LearnAggregationWeights(LocalAggregation(MLP)), task, DATA, {})
     assert (nothing.metrics, none) == ({"done": (0.0, 1.0)}, None)
 
 
@@ -98,8 +103,8 @@ def test_a_pull_is_towards_the_received_model():
 
 def test_learned_weights_fit_the_client_better():
     own, received = MLP.init(1), MLP.init(0)
-    ala = LocalAggregation(MLP, layers=3, epochs=10, batch_size=1000, share=1.0)
-    _, private = run_program(LearnWeights(ala), Task({"global": received}), DATA, {"model": own})
+    ala = LocalAggregation(MLP, layers=3, epochs=10, batch_size=1000, sample_fraction=1.0)
+    _, private = run_program(LearnAggregationWeights(ala), Task({"global": received}), DATA, {"model": own})
 
     def loss(private):
         logits = aggregated_predict(ala)({"global": received}, private, DATA["train"].x)
@@ -118,7 +123,7 @@ def test_the_newest_model_is_served_by_the_last_weights():
 
 
 def test_who_is_back_is_asked_until_done():
-    stage = OnceWhenBack(LearnWeights(LocalAggregation(LINEAR)), one_model_for, name="ala")
+    stage = OnceWhenBack(LearnAggregationWeights(LocalAggregation(LINEAR)), one_model_for, name="ala")
     state = ServerState(0, {"global": line(1.0)}, cohort=("a", "b", "c"))
 
     def asked(state):

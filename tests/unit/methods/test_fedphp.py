@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal import engine, tree
-from shoal.client.inherit import InheritedTraining, mixed
+from shoal.client.inherit import InheritedTraining, mix_models
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
@@ -59,7 +59,7 @@ def test_whoever_has_no_private_model_imitates_the_received_one():
 
 def test_whole_numbers_are_the_new_ones():
     old, new = ({"mean": torch.tensor(x), "batches": torch.tensor(n)} for x, n in ((1.0, 3), (2.0, 8)))
-    assert mixed(old, new, 0.25) == {"mean": torch.tensor(1.75), "batches": torch.tensor(8)}
+    assert mix_models(old, new, 0.25) == {"mean": torch.tensor(1.75), "batches": torch.tensor(8)}
     assert old == {"mean": torch.tensor(1.0), "batches": torch.tensor(3)}
 
 

@@ -27,7 +27,7 @@ def filled_urns(k):
 
 SELECTORS = {
     "uniform": sampling.uniform,
-    "by_size": lambda available, k, seed: sampling.by_size(SIZES, available, k, seed),
+    "by_size": lambda available, k, seed: sampling.is_weighted_by_samples(SIZES, available, k, seed),
     "largest": lambda available, k, seed: sampling.largest(SIZES, available, k),
     "one_of_each": lambda available, k, seed: groups.one_of_each(LABELS, available, k, seed),
     "whole_groups": lambda available, k, seed: groups.whole_groups(LABELS, available, k, seed),
@@ -113,8 +113,8 @@ class TestEverySelector:
         "select",
         [
             lambda seed: sampling.uniform(np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: sampling.by_size(ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: sampling.by_size(0 * ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: sampling.is_weighted_by_samples(ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: sampling.is_weighted_by_samples(0 * ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: groups.one_of_each(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: groups.whole_groups(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: groups.whole_groups(np.zeros(NUM_CLIENTS), np.ones(NUM_CLIENTS, dtype=bool), 3, seed),

@@ -12,24 +12,24 @@ class TestChoice:
     def test_by_size_inclusion(self):
         # sizes 1, 2, 3; 2 of 3. Client 0 is in if it is first (1/6), or second after 1 (1/3 * (1/6)/(2/3) = 1/12)
         # or second after 2 (1/2 * (1/6)/(1/2) = 1/6): 5/12. Client 1: 1/3 + 1/15 + 1/3 = 11/15. Client 2: 2 less both.
-        found = frequencies(lambda seed: sampling.by_size([1, 2, 3], [0, 1, 2], 2, seed), 3000, 3)
+        found = frequencies(lambda seed: sampling.is_weighted_by_samples([1, 2, 3], [0, 1, 2], 2, seed), 3000, 3)
         assert found == pytest.approx([5 / 12, 11 / 15, 17 / 20], abs=0.04)  # 4.4 standard deviations
 
     def test_by_size_counts_only_those_available(self):
-        found = frequencies(lambda seed: sampling.by_size([1, 1000, 3], [0, 2], 1, seed), 3000, 3)
+        found = frequencies(lambda seed: sampling.is_weighted_by_samples([1, 1000, 3], [0, 2], 1, seed), 3000, 3)
         assert found == pytest.approx([0.25, 0, 0.75], abs=0.04)
 
     def test_size_zero_only_when_nobody_else_is_left(self):
         sizes = [0, 5, 0, 1, 0]
         for seed in range(50):
-            assert sampling.by_size(sizes, range(5), 2, seed).tolist() == [1, 3]
-        found = frequencies(lambda seed: sampling.by_size(sizes, range(5), 3, seed), 1500, 5)
+            assert sampling.is_weighted_by_samples(sizes, range(5), 2, seed).tolist() == [1, 3]
+        found = frequencies(lambda seed: sampling.is_weighted_by_samples(sizes, range(5), 3, seed), 1500, 5)
         assert found == pytest.approx([1 / 3, 1, 1 / 3, 1, 1 / 3], abs=0.06)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
     def test_bad_sizes_are_refused(self, bad):
         with pytest.raises(UserError, match=f"sizes has {bad} for client 1"):
-            sampling.by_size([1, bad, 2], [0], 1, 0)
+            sampling.is_weighted_by_samples([1, bad, 2], [0], 1, 0)
 
     def test_largest_ties_and_silence(self):
         scores = read_only([2.0, np.nan, 3.0, 2.0, -np.inf, np.nan])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from group_states import ORIGIN, make_model, make_setting
 
-from shoal.client.model_choice import Choose
+from shoal.client.model_choice import ChooseModel
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods import build
@@ -119,7 +119,7 @@ class TestAgglomerate:
 
 
 class TestJoinBest:
-    stage = JoinBest(Choose(load_model("mlp", (6,), 4), name="join"))
+    stage = JoinBest(ChooseModel(load_model("mlp", (6,), 4), name="join"))
 
     def test_models_that_are_the_same_are_not_offered(self):
         # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shoal import engine
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
 from shoal.cost.costs import CostModel
@@ -78,7 +78,7 @@ class TestRelus:
 
 def represented(tiny, fleet, **kw):
     model = load_model("mlp", (6,), 4)
-    program = Sparsity(LocalTraining(model, **{"epochs": 0, "batch_size": 8} | kw))
+    program = MeasureSparsity(LocalTraining(model, **{"epochs": 0, "batch_size": 8} | kw))
     tasks = {c: Task({"m": model.init(0)}, {}, i) for i, c in enumerate(tiny)}
     return model, {c: r.tensors["sparsity"]["s"] for c, r in fleet(tiny).execute(Plan(program, tasks)).items()}
 
@@ -111,7 +111,7 @@ class TestSparsity:
     def test_of_one_row_there_are_no_halves(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)
         one = {c: {k: Examples(e.x[:1], e.y[:1]) for k, e in tiny[c].items()} for c in ("c0", "c1")}
-        plan = Plan(Sparsity(LocalTraining(model, epochs=0)), dict.fromkeys(one, Task({"m": model.init(0)})))
+        plan = Plan(MeasureSparsity(LocalTraining(model, epochs=0)), dict.fromkeys(one, Task({"m": model.init(0)})))
         for report in fleet(one).execute(plan).values():
             adapted, *rest = report.tensors["sparsity"]["s"]
             assert all(torch.equal(adapted, other) for other in rest)
@@ -122,7 +122,7 @@ class TestSparsity:
             c: dict.fromkeys(("train", "val", "test"), Examples(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])))
             for c in "ab"
         }
-        program = Sparsity(LocalTraining(model, epochs=0), layer="1")
+        program = MeasureSparsity(LocalTraining(model, epochs=0), layer="1")
         tasks = {c: Task({"m": model.init(0)}) for c in "ab"}
         s = fleet(data).execute(Plan(program, tasks))["a"].tensors["sparsity"]["s"]
         zero = (model.relu_output(model.init(0), data["a"]["train"].x, 0) == 0).float()
@@ -483,7 +483,7 @@ class TestBudgeted:
 
 
 def test_asking_anew(tiny):
-    stage = AskOnce(Sparsity(LocalTraining(load_model("mlp", (6,), 4))), expert_for, every=3)
+    stage = AskOnce(MeasureSparsity(LocalTraining(load_model("mlp", (6,), 4))), expert_for, every=3)
     state = ServerState(0, {"global": load_model("mlp", (6,), 4).init(0)}, roster=tuple(tiny))
     first = stage.fold(state, PlainFleet(tiny).execute(stage.plan(state, 0)), 0)
     asked = {r: len(stage.plan(replace(first, round=r), 0).tasks) for r in range(1, 7)}

@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import shoal
 from shoal import engine, tree
-from shoal.client.model_choice import Choose, ChooseAndTrain
+from shoal.client.model_choice import ChooseAndTrain, ChooseModel
 from shoal.client.train import LocalTraining
 from shoal.codec import task_bytes
 from shoal.errors import UserError
@@ -68,7 +68,7 @@ def trainer(model=LINEAR, **kw):
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
 class TestChoosing:
     def test_the_lowest_loss_wins_and_the_first_of_equals(self, fleet):
-        reports = executed(fleet, Choose(LINEAR))
+        reports = executed(fleet, ChooseModel(LINEAR))
         assert choices(reports) == CHOICES
         # A row that fits costs log(1 + e^-2), another log(1 + e^2); at x = 0 every row costs log 2.
         fits, misses = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
@@ -87,7 +87,7 @@ class TestChoosing:
 
     def test_the_order_of_rows_and_of_models_in_the_task_does_not_matter(self, fleet):
         backwards = {c: {k: Examples(x.flip(0), y.flip(0)) for k, (x, y) in d.items()} for c, d in DATA.items()}
-        assert choices(executed(fleet, Choose(LINEAR), {"b": DOWN, "a": UP}, backwards)) == CHOICES
+        assert choices(executed(fleet, ChooseModel(LINEAR), {"b": DOWN, "a": UP}, backwards)) == CHOICES
 
     def test_what_was_chosen_is_trained(self, fleet):
         # One step on all rows. Where a row fits, the wrong class has p = 1 / (1 + e^2), so the slope grows by lr * p:
@@ -147,7 +147,7 @@ def test_more_rows_than_a_batch_holds():
     y = [0] * 1024 + [1] * 976
     data = {"one": client([1.0] * 2000, y), "other": client([1.0] * 2000, [1 - k for k in y])}
     for fleet in (PlainFleet, VectorFleet):
-        assert choices(executed(fleet, Choose(LINEAR), data=data)) == {"one": 0, "other": 1}
+        assert choices(executed(fleet, ChooseModel(LINEAR), data=data)) == {"one": 0, "other": 1}
 
 
 def test_batch_norm_is_judged_as_served():
@@ -155,7 +155,7 @@ def test_batch_norm_is_judged_as_served():
     tiny = tiny_federation(shape=(1, 6, 6))
     models = {f"m{k}": model.init(k) | {"1.running_mean": torch.full((4,), 0.1 * k)} for k in range(3)}
     reports = executed(PlainFleet, ChooseAndTrain(LocalTraining(model, batch_size=8)), models, tiny)
-    asked = executed(VectorFleet, Choose(model), models, tiny)
+    asked = executed(VectorFleet, ChooseModel(model), models, tiny)
     for c in tiny:
         x, y = tiny[c]["train"]
         losses = [float(torch.nn.functional.cross_entropy(model.predict(m, x), y)) for m in models.values()]
@@ -225,7 +225,7 @@ class TestFederateChoices:
 
 
 class TestChooseAgain:
-    stage = ChooseAgain(Choose(LINEAR), rounds=10, every=4)
+    stage = ChooseAgain(ChooseModel(LINEAR), rounds=10, every=4)
 
     def test_when(self):
         assert [r for r in range(10) if self.stage.due(r)] == [3, 7, 9]
@@ -246,7 +246,7 @@ class TestChooseAgain:
 
 
 def starts(**kw):
-    return Starts(Choose(LINEAR), LINEAR, **{"rounds": 20} | kw)
+    return Starts(ChooseModel(LINEAR), LINEAR, **{"rounds": 20} | kw)
 
 
 def told(loss):

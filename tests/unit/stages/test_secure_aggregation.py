@@ -10,7 +10,7 @@ import torch
 from federations import tiny_federation
 
 from shoal import engine, tree
-from shoal.client.secure_aggregation import SUM, as_bytes, mask, name_of_sum, pair_seed, whole
+from shoal.client.secure_aggregation import SUM, as_bytes, draw_mask, pair_seed, secure_sum_name, to_fixed_point
 from shoal.client_table import ClientTable
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
@@ -56,17 +56,17 @@ def test_two_draw_the_same_mask_and_nobody_else():
 
     keys = [bytes([i]) * 32 for i in (1, 2, 3)]
     public = [X25519PrivateKey.from_private_bytes(k).public_key().public_bytes_raw() for k in keys]
-    two, all_three, later = name_of_sum(5, public[:2]), name_of_sum(5, public), name_of_sum(6, public[:2])
+    two, all_three, later = secure_sum_name(5, public[:2]), secure_sum_name(5, public), secure_sum_name(6, public[:2])
     ours = pair_seed(keys[0], public[1], two)
     assert ours == pair_seed(keys[1], public[0], two)
     assert ours != pair_seed(keys[2], public[0], two)
     assert ours != pair_seed(keys[0], public[1], later), "another round has other masks"
     assert ours != pair_seed(keys[0], public[1], all_three), "and so has a round that is played again with others"
-    assert (mask(ours, 4) == mask(pair_seed(keys[1], public[0], two), 4)).all()
+    assert (draw_mask(ours, 4) == draw_mask(pair_seed(keys[1], public[0], two), 4)).all()
 
 
 def test_whole_numbers():
-    assert whole(torch.tensor([1.0, -0.5, 2.0**-24]).double()).tolist() == [2**24, -(2**23), 1]
+    assert to_fixed_point(torch.tensor([1.0, -0.5, 2.0**-24]).double()).tolist() == [2**24, -(2**23), 1]
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
@@ -120,7 +120,7 @@ def test_what_comes_too_late_stays_covered():
     public = {c: as_bytes(k) for c, k in plan.tasks[late].models["keys"].items()}
     for client, report in told.items():
         sign = 1 if public[late] < public[client] else -1
-        covered -= sign * mask(as_bytes(report.tensors["seeds"][late]), len(covered))
+        covered -= sign * draw_mask(as_bytes(report.tensors["seeds"][late]), len(covered))
     assert np.median(np.abs(covered.astype(float))) > 2**60
 
 

@@ -8,7 +8,7 @@ import torch
 
 from shoal import engine
 from shoal.client.histogram import LabelHistogram
-from shoal.client.probe import GradientProbe, LossProbe, ShareRows
+from shoal.client.probe import GradientProbe, LossProbe, SendSamples
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
@@ -98,7 +98,7 @@ class TestPrograms:
             assert r.counts == {"train": len(tiny[c]["train"].y)}
 
     def test_noise_leaves_a_distribution(self, tiny, fleet):
-        stage = AskOnce(LabelHistogram(4, gamma=2.0))
+        stage = AskOnce(LabelHistogram(4, noise_scale=2.0))
         reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
         rows = torch.stack([r.tensors["labels"]["p"] for r in reports.values()])
         assert rows.min() >= 0
@@ -109,7 +109,7 @@ class TestPrograms:
     @pytest.mark.parametrize(("anew", "kept"), [(0.1, False), (0.9, True), (1.0, True)])
     def test_a_noisy_release_stands_until_labels_have_changed_much(self, fleet, anew, kept):
         """Half of the labels become others: a share of 0.5."""
-        program, x = LabelHistogram(2, gamma=0.1, anew=anew), torch.zeros(8, 1)
+        program, x = LabelHistogram(2, noise_scale=0.1, rerelease_threshold=anew), torch.zeros(8, 1)
         running = fleet({c: {"train": Examples(x, torch.zeros(8, dtype=torch.long))} for c in "ab"})
 
         def told(seed):
@@ -160,7 +160,7 @@ class TestPrograms:
 
     def test_noise_is_released_once(self, tiny, fleet):
         """Asked again, with another seed, a client says the same: fresh noise could be averaged away."""
-        stage, running = AskOnce(LabelHistogram(4, gamma=2.0)), fleet(tiny)
+        stage, running = AskOnce(LabelHistogram(4, noise_scale=2.0)), fleet(tiny)
         first, second = (running.execute(stage.plan(state(roster=tuple(tiny)), seed)) for seed in (1, 2))
         assert all(torch.equal(first[c].tensors["labels"]["p"], second[c].tensors["labels"]["p"]) for c in tiny)
         other = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 2))
@@ -173,7 +173,7 @@ class TestPrograms:
         assert all(r.metrics["variance"][0] > 1e-4 for r in reports.values())
 
     def test_shared_rows_are_the_clients_own(self, tiny, fleet):
-        stage = AskOnce(ShareRows((6,), rows=12), name="share")
+        stage = AskOnce(SendSamples((6,), num_samples=12), name="share")
         reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
         for c, r in reports.items():
             kept = r.tensors["rows"]["x"][r.tensors["rows"]["w"] > 0]
@@ -184,7 +184,7 @@ class TestPrograms:
             assert "labels" not in r.tensors
 
     def test_shared_labels_belong_to_the_rows(self, tiny, fleet):
-        stage = AskOnce(ShareRows((6,), rows=12, labelled=True), name="share")
+        stage = AskOnce(SendSamples((6,), num_samples=12, sends_labels=True), name="share")
         known = state(roster=tuple(tiny))
         known = stage.fold(known, fleet(tiny).execute(stage.plan(known, 0)), 0)
         x, y = shared_rows(known, load_model("mlp", (6,), 4))

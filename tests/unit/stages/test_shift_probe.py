@@ -7,7 +7,7 @@ import torch
 from federations import invert_clients, tiny_federation
 
 from shoal import engine, tree
-from shoal.client.shift_probe import ClassFeatures
+from shoal.client.shift_probe import SumClassFeatures
 from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
@@ -30,7 +30,7 @@ def told(clients, shift, rows=40, labels=None, seed=0):
         y = torch.randint(0, 2, (rows,), generator=g) if labels is None else torch.full((rows,), labels)
         x = 0.5 * torch.randn(rows, 2, generator=g) + (2.0 * y[:, None] - 1) * (-1 if c in shift else 1)
         model = load_model("linear", (2,), 2)
-        program, params = ClassFeatures(model), {"head.weight": torch.eye(2), "head.bias": torch.zeros(2)}
+        program, params = SumClassFeatures(model), {"head.weight": torch.eye(2), "head.bias": torch.zeros(2)}
         fleet = PlainFleet({c: {"train": Examples(x, y)}})
         reports[c] = fleet.execute_one(program, c, Task({"global": params}))
     return reports
@@ -59,7 +59,7 @@ FIRST = {"w": torch.zeros(2)}
 
 
 def probed(shift, state=None, round=20, told_by=CLIENTS, roster=CLIENTS, **keys):
-    stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), **keys)
+    stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), **keys)
     state = replace(state or ServerState(0, {"global": FIRST}), round=round, roster=roster, round_metrics={})
     return stage.fold(state, told(told_by, shift, seed=round), 0)
 
@@ -85,7 +85,7 @@ class TestProbe:
         assert after.figures["probe.groups"] == 1 and abs(after.figures["probe.effect"]) < 0.1
 
     def test_when_everybody_is_asked(self):
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), at=5, every=20)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), at=5, every=20)
         state = ServerState(0, {"global": FIRST}, roster=("a", "b"))
         asked = [r for r in range(60) if stage.due(r) and stage.plan(replace(state, round=r), 0).tasks]
         assert asked == [5, 25, 45]
@@ -93,7 +93,7 @@ class TestProbe:
         assert [r for r in range(60) if once.due(r) and once.plan(replace(state, round=r), 0).tasks] == [5]
 
     def test_the_model_that_classes_are_looked_at_with_stays_and_is_sent_once(self):
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)))
         after = replace(probed(()), models={"global": {"w": torch.ones(2)}}, round=40, roster=CLIENTS)
         plan = stage.plan(after, 0)
         assert plan.cache_models and plan.tasks["c0"].models["global"]["w"].tolist() == [0, 0]
@@ -113,7 +113,7 @@ class TestProbe:
 
     def test_newcomers_are_asked_at_once_and_join(self):
         first = replace(probed(ODD), round=21, roster=(*CLIENTS, "n0", "n1"))
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)))
         assert list(stage.plan(first, 0).tasks) == ["n0", "n1"]
         after = probed(("n1",), first, 21, ("n0", "n1"), first.roster)
         assert groups(after) == HALVES | {"n0": 0, "n1": 1}
@@ -123,7 +123,7 @@ class TestProbe:
         after = probed(ODD, probed(ODD), round=40, told_by=CLIENTS[:6], roster=CLIENTS[:6])
         assert groups(after) == HALVES
         empty = {"e": Report({}, {}, {"train": 0})}
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)))
         noted = stage.fold(replace(after, round=41, roster=(*CLIENTS, "e")), empty, 0)
         assert not stage.plan(noted, 0).tasks
 
@@ -137,7 +137,7 @@ class TestProbe:
         """Two clients go a way that is neither: what is cut off starts as the expert that it is cut off."""
         state, far = probed(ODD), aside(told(CLIENTS, ODD, seed=40), ("c5", "c7"))
         grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), smallest=2)
         after = stage.fold(replace(state, models=grown, round=40, roster=CLIENTS), far, 0)
         assert {c: g for c, g in groups(after).items() if g == 2} == {"c5": 2, "c7": 2}
         assert after.models["expert-002"]["w"].tolist() == grown["expert-001"]["w"].tolist() == [1, 1]
@@ -147,7 +147,7 @@ class TestProbe:
         """Those of group 1 have left; two who stay go a way that is neither: they are group 2, and 1 is as it was."""
         state, even = probed(ODD), CLIENTS[0::2]
         grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), smallest=2)
         reports = aside(told(even, (), seed=40), ("c4", "c6"))
         after = stage.fold(replace(state, models=grown, round=40, roster=even), reports, 0)
         assert groups(after) == HALVES | {"c4": 2, "c6": 2}
@@ -167,7 +167,7 @@ class TestProbe:
         """c0 has gone two thirds of the way to the other group, too little to leave; c5 and c7 are cut off."""
         state, far = probed(ODD, smallest=2), aside(told(CLIENTS, ODD, seed=40), ("c5", "c7"))
         between(far["c0"], 0.65)
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), smallest=2)
         after = stage.fold(replace(state, round=40, roster=CLIENTS), far, 0)
         assert groups(after) == HALVES | {"c5": 2, "c7": 2}
         assert after.round_metrics["probe.moved"] == 2
@@ -180,7 +180,7 @@ class TestProbe:
 
     def test_nobody_and_what_is_not_finite(self):
         state = ServerState(20, {"global": FIRST}, roster=("c0",))
-        stage = ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)))
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)))
         assert stage.fold(state, {}, 0) is state
         broken = told(("c0",), ())
         broken["c0"].tensors["sum"]["sum"].fill_(float("nan"))
@@ -191,7 +191,7 @@ class TestProbe:
     )
     def test_what_is_refused(self, key, value):
         with pytest.raises(UserError, match=f"probe.{key} is {value}"):
-            ShiftProbe(ClassFeatures(load_model("linear", (2,), 2)), **{key: value})
+            ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), **{key: value})
 
 
 class TestBeside:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.client.expert_mixture import said
+from shoal.client.expert_mixture import corrected_logits
 from shoal.client.prior import LABEL_COUNTS, PRIOR
 from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
@@ -95,7 +95,7 @@ def test_each_model_is_corrected_by_what_it_was_taught():
     models = {"global": zero, "expert-000": zero, PRIOR: lean}
     program = next(p for p in method.programs.values() if p.name == "personalise")
     s = program.begin(Task(models), {LABEL_COUNTS: torch.tensor([9.0, 1.0])})
-    told = said(model, models, torch.zeros(1, 2), s["shifts"])[0].softmax(-1)
+    told = corrected_logits(model, models, torch.zeros(1, 2), s["shifts"])[0].softmax(-1)
     prior = torch.tensor([9.1, 1.1]) / 10.2
     torch.testing.assert_close(told[0], prior)
     torch.testing.assert_close(told[1], (prior / lean["expert-000"]) / (prior / lean["expert-000"]).sum())

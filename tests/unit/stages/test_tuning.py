@@ -11,7 +11,7 @@ from federations import tiny_federation
 import shoal
 from shoal import engine
 from shoal.client.train import LocalTraining
-from shoal.client.tuning import TryTuning, most_hits
+from shoal.client.tuning import TryTuning, index_of_most_hits
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
@@ -21,7 +21,7 @@ from shoal.stages.tuning import Tune
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 MODEL = load_model("mlp", (6,), 4)
-TRAINING = LocalTraining(MODEL, epochs=3, batch_size=8, send=False, keep=True, name="personalise")
+TRAINING = LocalTraining(MODEL, epochs=3, batch_size=8, sends_model=False, keeps_model=True, name="personalise")
 
 
 def hits_of(values):
@@ -41,7 +41,7 @@ def test_most_hits_over_all_clients_and_not_what_most_clients_like():
     ("hits", "place"), [([[1, 2], [2, 0]], (0, 1)), ([[0, 0], [3, 3]], (1, 0)), ([[2, 2], [2, 2]], (0, 0))]
 )
 def test_of_several_with_most_hits_the_one_that_trains_least(hits, place):
-    assert most_hits(torch.tensor(hits)) == place
+    assert index_of_most_hits(torch.tensor(hits)) == place
 
 
 def test_tries_are_what_training_alone_would_give():
@@ -51,7 +51,7 @@ def test_tries_are_what_training_alone_would_give():
     trying = TryTuning(TRAINING, (0.05, 0.2), (1, 3))
     fleet = PlainFleet(federation)
     told = fleet.execute_one(trying, "c3", task).tensors["val"]["hits"]
-    for place, rate in enumerate(trying.rates):
+    for place, rate in enumerate(trying.lr_grid):
         alone = replace(TRAINING, epochs=1, lr=rate, name="alone")
         other = PlainFleet(federation)
         other.execute_one(alone, "c3", task)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.gate import Gate
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
@@ -83,7 +83,7 @@ class MethodBuilder:
     program: ClientProgram | None = None  # train: what a client of the cohort runs
     validation_split: str | None = None  # train: the samples by which a client compares its experts
     representation: ClientColumn | None = None  # represent: what clients are compared by
-    sparsity: Sparsity | None = None  # represent
+    sparsity: MeasureSparsity | None = None  # represent
     first_sparsity_round: int = 0  # represent: the extraction model is trained before
     aggregation: Federate | None = None  # aggregate: the training stage
     updates: list[ServerUpdate] = field(default_factory=list)  # what the server does with a round of training, in order

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from shoal.client.model_choice import ChooseAndTrain
-from shoal.client.multi_model import TrainEach
+from shoal.client.multi_model import TrainAllModels
 from shoal.client.train import LocalTraining
 from shoal.client.training_metrics import MeasuredTraining
 from shoal.methods.composition.builder import MethodBuilder
@@ -32,8 +32,8 @@ def set_training(method: MethodBuilder, training: type[LocalTraining], **default
     program = method.setting.training("train", measured, **defaults)
     method.training = method.program = program
     if method.provides(EXPERTS_BESIDE_GLOBAL):
-        method.program = TrainEach(program)
+        method.program = TrainAllModels(program)
     if method.provides(OVERLAPPING_CLUSTERS):
         split = method.setting.make("train", ExpertChoice).judge
-        method.validation_split = split if program.rows == "all" else f"{split}/{program.rows}"
+        method.validation_split = split if program.sensitivity == "all" else f"{split}/{program.sensitivity}"
         method.program = ChooseAndTrain(program, "hits", method.validation_split)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from shoal.clusterers.validation import by_first_appearance
+from shoal.clusterers.validation import number_by_first_appearance
 from shoal.errors import UserError
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import FIRST_ROUND_MODELS
@@ -73,7 +73,7 @@ def _without_noise(name: str, rows: Floats, labels: np.ndarray) -> Clustering:
     noise = labels < 0
     labels = np.where(noise, 0, labels)
     if noise.any() and not noise.all():
-        from shoal.clusterers.neighbours import nearest
+        from shoal.clusterers.neighbours import nearest_clusters
 
-        labels[noise] = nearest(rows[~noise], labels[~noise], rows[noise])
-    return Clustering(by_first_appearance(labels)[0], int(noise.sum()))
+        labels[noise] = nearest_clusters(rows[~noise], labels[~noise], rows[noise])
+    return Clustering(number_by_first_appearance(labels)[0], int(noise.sum()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from shoal.client.probe import ShareRows
+from shoal.client.probe import SendSamples
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.stages.contribution import Coefficients
 from shoal.stages.prediction_similarity import SHARE
@@ -39,7 +39,7 @@ def _learned(method: MethodBuilder) -> Coefficients:
     source = setting.make(SHARE, SharedSamples).rows_of
     learn = Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
     split = method.training.split if method.training else "train"
-    give = setting.make(SHARE, ShareRows, shape=model.input_shape, labelled=True, rows=4, split=split)
+    give = setting.make(SHARE, SendSamples, shape=model.input_shape, labelled=True, rows=4, split=split)
     if source != "clients" or not learn.steps:
         setting.without_effect(SHARE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
     if source != "nobody" and not learn.steps:
@@ -47,7 +47,7 @@ def _learned(method: MethodBuilder) -> Coefficients:
     if source == "clients" and learn.steps:
         method.stages["represent"].append(AskOnce(give, newcomers=False, name=SHARE))
         method.notes += (
-            f"up to {give.rows} labelled rows of each of the first clients go to the server, to learn coefficients on",
+            f"up to {give.num_samples} labelled rows of each of the first clients go to the server, to learn coefficients on",
         )
         return learn
     public = setting.want_public(PUBLIC_SAMPLES) if source == "public" and learn.steps else None

@@ -109,7 +109,7 @@ def test_noise_on_labels_is_not_bypassed():
     setting = Setting(model, rounds=3, cohort=3, options=options)
     method = build("represent=sparsity,cluster=dbscan,select=repclust,serve=confidence", setting)
     tells = [p for stage in method.stages for p in stage.programs if isinstance(p, LabelHistogram)]
-    assert [p.gamma for p in tells] == [1.0]
+    assert [p.noise_scale for p in tells] == [1.0]
 
 
 def test_what_noise_on_two_things_protects_is_not_made_up():

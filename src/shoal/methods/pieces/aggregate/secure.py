@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal.client.secure_aggregation import KEYS, SumTraining, TellKey
+from shoal.client.secure_aggregation import KEYS, SendPublicKey, TrainAndMaskUpdate
 from shoal.methods.composition.aggregation import common
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import ONE_MODEL_PER_CLIENT
@@ -35,7 +35,7 @@ class SecureSum(Piece):
         aggregation = method.setting.make("train", FederateSums, ("least",), **common(method), least=self.least)
         training = method.required(method.training, "training")
         method.aggregation = replace(
-            aggregation, program=SumTraining(training, by_size=aggregation.weighting == "size")
+            aggregation, program=TrainAndMaskUpdate(training, is_weighted_by_samples=aggregation.weighting == "size")
         )
-        method.stages["represent"].append(AskOnce(TellKey(), name=KEYS))
+        method.stages["represent"].append(AskOnce(SendPublicKey(), name=KEYS))
         method.stages["aggregate"].append(Unmask())

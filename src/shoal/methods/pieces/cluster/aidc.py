@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client_table import ClientTable
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT, SPARSITY_VECTORS
@@ -43,7 +43,7 @@ class AdaptiveClusters(Piece):
         )
 
 
-def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: Sparsity) -> ModelsForInputs:
+def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: MeasureSparsity) -> ModelsForInputs:
     """An unseen client has no labels to adapt a model by, so vectors of the received model are compared. They are
     computed on the client, and nothing leaves it."""
 
@@ -52,7 +52,7 @@ def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: Sparsi
         if not len(known):
             return expert_for(state, None)
         with torch.no_grad():
-            vector = sparsity.received(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
+            vector = sparsity.sparsity_vector(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
         cluster = rule.like(known["rows"].double().numpy(), known["expert"].numpy(), vector)
         return {"expert": state.models[sorted(state.models)[cluster]]}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.client.shift_probe import ClassFeatures
+from shoal.client.shift_probe import SumClassFeatures
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import EXPERTS, EXPERTS_BESIDE_GLOBAL, GLOBAL_MODEL, PERSISTENT_MODELS
 from shoal.methods.composition.piece import Piece, register
@@ -22,6 +22,6 @@ class ShiftClusters(Piece):
     server_learns = "these sums and label counts and, once clusters are formed, which client is in which"
 
     def add_to(self, method: MethodBuilder) -> None:
-        program = method.setting.make("probe", ClassFeatures, model=method.setting.model)
+        program = method.setting.make("probe", SumClassFeatures, model=method.setting.model)
         method.stages["cluster"].append(method.setting.make("probe", ShiftProbe, program=program))
         method.models_to_train, method.models_to_serve = trained_beside, served_beside

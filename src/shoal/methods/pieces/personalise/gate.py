@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from shoal.client.expert_mixture import WeighModels, corrected_predict
+from shoal.client.expert_mixture import TrainExpertGate, corrected_predict
 from shoal.client.gate import FitGate, Gate, TrainGate, gated_predict
-from shoal.client.model_choice import Choose
-from shoal.client.personal_models import TrainBoth
+from shoal.client.model_choice import ChooseModel
+from shoal.client.personal_models import TrainSharedAndPersonal
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import (
@@ -64,10 +64,10 @@ class ExpertGate(Piece):
         epochs = 5 if start == "warm" else setting.epochs
         private = setting.training("private", LocalTraining, epochs=epochs, start="own", name="private")
         if start == "cold":
-            method.program = TrainBoth(method.required(method.program, "client program"), private)
+            method.program = TrainSharedAndPersonal(method.required(method.program, "client program"), private)
         gate = setting.make("gate", Gate, serves_without_gate=True)
         split = method.validation_split
-        choice = Choose(setting.model, "hits", method.required(split, "validation split")) if overlapping else None
+        choice = ChooseModel(setting.model, "hits", method.required(split, "validation split")) if overlapping else None
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
         program = TrainGate(fit, private, choice, start)
         method.stages["personalise"].append(
@@ -80,9 +80,9 @@ class ExpertGate(Piece):
         setting, prior = method.setting, method.provides(CLASS_PRIOR)
         gate = setting.make("gate", Gate, top=0, shortlist=0, calibrate=False)
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
-        program = WeighModels(fit, alpha(method) if prior else 1.0, prior)
+        program = TrainExpertGate(fit, alpha(method) if prior else 1.0, prior)
         method.personalisation.append(
             lambda served: (PersonaliseMembers(program, served, setting.rounds, setting.eval_every),)
         )
         method.gate = gate
-        method.predict = corrected_predict(setting.model, gate, 1.0, prior=False)
+        method.predict = corrected_predict(setting.model, gate, 1.0, uses_prior=False)

@@ -30,8 +30,8 @@ class ConditionalUpdates(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         setting, training = method.setting, method.required(method.training, "training")
-        method.training = method.program = replace(training, start="own", keep=True)
-        program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.rows)
+        method.training = method.program = replace(training, start="own", keeps_model=True)
+        program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.sensitivity)
         kappa = setting.make("update", Kappa, rounds=setting.rounds)
         method.stages["personalise"].append(Update(program, method.models_to_train, kappa))
         method.predict = own_model_predict(setting.model, method.predict)

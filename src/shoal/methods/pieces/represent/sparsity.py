@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.client.sparsity import Sparsity
+from shoal.client.sparsity import MeasureSparsity
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import CLIENT_VECTORS, SPARSITY_VECTORS, VECTORS_BEFORE_TRAINING
@@ -29,7 +29,7 @@ class ActivationSparsity(Piece):
         setting, model = method.setting, method.setting.model
         adaptation = setting.training("represent", LocalTraining, epochs=1, name="represent")
         extractor = setting.make("represent", Extractor, model=model)
-        vectors = setting.make("represent", Sparsity, adaptation=adaptation)
+        vectors = setting.make("represent", MeasureSparsity, adaptation=adaptation)
         query = setting.make("represent", AskOnce, program=vectors, models_for=extractor_for, after=extractor.warmup)
         warmup = (Random(name="warmup"),) if extractor.warmup else ()
 
@@ -39,6 +39,6 @@ class ActivationSparsity(Piece):
 
         method.stages["represent"] += [*warmup, extractor, query]
         method.init = init
-        follows = query.every > 0 and not vectors.noise  # noisy vectors are released once
+        follows = query.every > 0 and not vectors.noise_std  # noisy vectors are released once
         method.representation = ClientColumn("sparsity", parts=4, bounds=(0.0, 1.0), follows_data=follows)
         method.sparsity, method.first_sparsity_round = vectors, extractor.warmup

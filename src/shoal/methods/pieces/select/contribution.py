@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.client.training_metrics import Measure
+from shoal.client.training_metrics import MeasureAccuracy
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import INDIVIDUAL_UPDATES, ONE_MODEL, PERSONAL_TRAINING, TRAINING_METRICS
 from shoal.methods.composition.coefficients import coefficients
@@ -27,7 +27,7 @@ class LargestContributions(Piece):
         select = setting.make("select", ByContribution, coefficients=coefficients(method))
         fresh, cold = select.metrics == "fresh", select.start == "cold"
         if fresh or cold:
-            program = Measure(setting.model, method.required(method.training, "training").split)
+            program = MeasureAccuracy(setting.model, method.required(method.training, "training").split)
             query = AskOnce(program, method.models_to_train, every=int(fresh), after=int(not cold), name=MEASURE)
             method.stages["select"].append(replace(query, reuse=method.uses(PERSONAL_TRAINING)))
         method.stages["select"].append(select)

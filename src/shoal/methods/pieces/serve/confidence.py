@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.client.confidence import Confidence, ensemble_predict, ensemble_route
-from shoal.client.feature_moments import FeatureMoments
+from shoal.client.feature_moments import ComputeFeatureMoments
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import (
     CLUSTER_MODELS,
@@ -45,7 +45,7 @@ class MostConfident(Piece):
             method.require(self, FIRST_ROUND_MODELS, f"serve.{field}")
         if dense:
             split = method.required(method.training, "training").split
-            method.stages["serve"].append(Describe(FeatureMoments(setting.model, rule.width, split)))
+            method.stages["serve"].append(Describe(ComputeFeatureMoments(setting.model, rule.max_features, split)))
             method.observers.append(KeepFirstMean())
             method.init = _describable(method, rule)
         labels = label_stage(method) if rule.mask == "told" else LABELS
@@ -63,7 +63,7 @@ def _describable(method: MethodBuilder, rule: Confidence) -> Callable[[int], Ser
     def init(seed: int) -> ServerState:
         state = first(seed)
         params = next(iter(state.models.values()))
-        model.features(params, torch.zeros(2, *model.input_shape, device=model.device), rule.width)
+        model.features(params, torch.zeros(2, *model.input_shape, device=model.device), rule.max_features)
         return state
 
     return init

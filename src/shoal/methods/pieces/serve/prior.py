@@ -38,7 +38,7 @@ class ClassPrior(Piece):
         count_labels(method)
         if has_label_stage(method):
             adjusted = method.training if isinstance(method.training, AdjustedTraining) else None
-            method.updates.append(TrackTrainingPrior(adjusted.lam if adjusted else 1.0, label_stage(method)))
+            method.updates.append(TrackTrainingPrior(adjusted.uniform_mix if adjusted else 1.0, label_stage(method)))
         model, served = method.setting.model, method.served
 
         def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
