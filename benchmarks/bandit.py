@@ -25,7 +25,7 @@ from scipy.spatial.distance import pdist
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from shoal.rng import derive_seed
-from shoal.selectors.bandit import SetBandit, Sets, budget, candidates, contexts
+from shoal.selectors.bandit import ClientSets, SetBandit, candidate_sets, standardised_contexts, time_budget
 from shoal.selectors.sampling import Floats, Indices
 
 RewardSource = Literal["by all", "by those who trained", "set to set"]
@@ -94,7 +94,7 @@ def probabilities(models: Floats, x: Floats) -> Floats:
     return found
 
 
-def mean_over(samples: ClientSamples, values: Floats | Sets) -> Floats:
+def mean_over(samples: ClientSamples, values: Floats | ClientSets) -> Floats:
     mean: Floats = (values * samples.is_real).sum(axis=-1) / samples.is_real.sum(axis=-1)
     return mean
 
@@ -146,7 +146,7 @@ class Training:
     def cluster_losses(self) -> Floats:
         return self.fleet.mean_weights @ losses(self.models[self.fleet.cluster], self.fleet.probe)
 
-    def expected_loss_drop(self, k: int, sets: Sets) -> Floats:
+    def expected_loss_drop(self, k: int, sets: ClientSets) -> Floats:
         """By how much the cluster's loss would fall, relative to what it is, with each of the sets."""
         m = self.fleet.members[k]
         alone = train_one_epoch(np.repeat(self.models[k][None], len(m), axis=0), self.fleet.train.select(m))
@@ -198,7 +198,7 @@ class DetrendedRewards(SetBandit):
         return self.sigma * rest / (rest.std() or 1.0) if len(rest) else rest
 
 
-Rule = Callable[[Sets, Training, int], int]
+Rule = Callable[[ClientSets, Training, int], int]
 
 
 @dataclass(frozen=True)
@@ -211,20 +211,20 @@ class Arm:
     quantile: float = 0.5  # of the clients' costs that the budget allows at least
 
 
-def slowest_s(costs_s: Floats, sets: Sets) -> Floats:
+def slowest_s(costs_s: Floats, sets: ClientSets) -> Floats:
     longest: Floats = np.where(sets, costs_s, 0.0).max(axis=1)
     return longest
 
 
-def longest_waiting(sets: Sets, training: Training, k: int) -> int:
+def longest_waiting(sets: ClientSets, training: Training, k: int) -> int:
     return int(np.argmax(sets @ training.waiting_rounds))
 
 
-def largest_drop(sets: Sets, training: Training, k: int) -> int:
+def largest_drop(sets: ClientSets, training: Training, k: int) -> int:
     return int(np.argmax(training.expected_loss_drop(k, sets)))
 
 
-def per_second(sets: Sets, training: Training, k: int) -> int:
+def per_second(sets: ClientSets, training: Training, k: int) -> int:
     return int(np.argmax(training.expected_loss_drop(k, sets) / slowest_s(training.fleet.costs_s, sets)))
 
 
@@ -234,23 +234,23 @@ ARMS: dict[str, Arm] = {
     "longest waiting": Arm(rule=longest_waiting),
     "oracle: drop": Arm(rule=largest_drop),
     "oracle: drop / s": Arm(rule=per_second),
-    "as printed": Arm(partial(SetBandit, rho=2.0, noise=1.0, beta_scale=1.0, literal=True, **FULL_HISTORY)),
+    "as printed": Arm(partial(SetBandit, rho=2.0, noise=1.0, beta_scale=1.0, as_published=True, **FULL_HISTORY)),
     "energy kernel, exact": Arm(partial(RawRewards, beta_scale=1.0, **FULL_HISTORY)),
     "+ standardised": Arm(partial(SetBandit, beta_scale=1.0, **FULL_HISTORY)),
     "+ beta x 0.2": Arm(partial(SetBandit, **FULL_HISTORY)),
-    "+ window of 8": Arm(partial(SetBandit, patience=0.0)),
+    "+ window of 8": Arm(partial(SetBandit, waiting_bonus=0.0)),
     "+ waiting = default": Arm(SetBandit),
     "default, beta x 1": Arm(partial(SetBandit, beta_scale=1.0)),
     "default, beta x 0": Arm(partial(SetBandit, beta_scale=0.0)),
-    "default, window 200": Arm(partial(SetBandit, window=200)),
-    "default, 200 candidates": Arm(partial(SetBandit, count=200)),
+    "default, window 200": Arm(partial(SetBandit, window_rounds=200)),
+    "default, 200 candidates": Arm(partial(SetBandit, num_candidate_sets=200)),
     "default, not per second": Arm(SetBandit, uses_seconds=False),
     "default, heard only": Arm(SetBandit, reward_source="by those who trained"),
     "default, set to set": Arm(SetBandit, reward_source="set to set"),
-    "set to set, no waiting": Arm(partial(SetBandit, patience=0.0), reward_source="set to set"),
+    "set to set, no waiting": Arm(partial(SetBandit, waiting_bonus=0.0), reward_source="set to set"),
     "default, de-trended": Arm(DetrendedRewards),
     "de-trended, no waiting": Arm(partial(DetrendedRewards, **FULL_HISTORY)),
-    "waiting as a feature": Arm(partial(SetBandit, patience=0.0), uses_waiting_feature=True),
+    "waiting as a feature": Arm(partial(SetBandit, waiting_bonus=0.0), uses_waiting_feature=True),
     "random, all may fit": Arm(quantile=1.0),
     "longest waiting, all may fit": Arm(rule=longest_waiting, quantile=1.0),
     "default, all may fit": Arm(SetBandit, quantile=1.0),
@@ -261,10 +261,10 @@ def run(fleet: Fleet, arm: Arm, seed: int, budget_fraction: float) -> dict[str, 
     training = Training(fleet)
     bandits = [arm.bandit() if arm.bandit else None for _ in fleet.members]
     inside = [fleet.cluster == k for k in range(len(fleet.members))]
-    budgets = [budget(fleet.costs_s[m], budget_fraction, arm.quantile) for m in fleet.members]
+    budgets = [time_budget(fleet.costs_s[m], budget_fraction, arm.quantile) for m in fleet.members]
     clock_s, accuracy = np.zeros((ROUNDS, len(fleet.members))), np.zeros((ROUNDS, NUM_CLIENTS))
     for t in range(ROUNDS):
-        x = contexts(training.features(arm.uses_waiting_feature))
+        x = standardised_contexts(training.features(arm.uses_waiting_feature))
         chosen = []
         for k, bandit in enumerate(bandits):
             seed_of_set = derive_seed(seed, t, k)
@@ -273,7 +273,7 @@ def run(fleet: Fleet, arm: Arm, seed: int, budget_fraction: float) -> dict[str, 
                     bandit.choose(x, fleet.costs_s, inside[k], budgets[k], seed_of_set, training.waiting_rounds)
                 )
             else:
-                sets = candidates(fleet.costs_s, inside[k], budgets[k], seed_of_set)
+                sets = candidate_sets(fleet.costs_s, inside[k], budgets[k], seed_of_set)
                 chosen.append(np.flatnonzero(sets[arm.rule(sets, training, k)]))
         drop = training.run_round(chosen, arm.reward_source)
         last_s = np.array([fleet.costs_s[clients].max() for clients in chosen])

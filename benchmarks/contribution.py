@@ -33,9 +33,9 @@ class TimedCoefficients(Coefficients):
 
     durations_s: list[float] = []  # noqa: RUF012
 
-    def learned(self, *args: object) -> np.ndarray:
+    def learn(self, *args: object) -> np.ndarray:
         begun = time.perf_counter()
-        found = super().learned(*args)  # type: ignore[arg-type]
+        found = super().learn(*args)  # type: ignore[arg-type]
         self.durations_s.append(time.perf_counter() - begun)
         return found
 

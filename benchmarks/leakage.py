@@ -35,7 +35,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.rng import derive_seed
-from shoal.stages.cluster import Adaptive
+from shoal.stages.cluster import SparsityClusters
 from shoal.types import ClientData, ClientId, Examples, Params, Plan, Task
 
 CLASSES, NUM_PLANTED_GROUPS = 10, 5
@@ -239,9 +239,9 @@ def measure_clusters(
     truth = list(planted.planted_groups.values())
     adapted = [server.query(fleet, seed) for fleet in (planted, unclustered)]
     ways = {
-        "adapted": (Adaptive(), adapted),
-        "unguarded": (Adaptive(guard=0.0), adapted),
-        "received": (Adaptive(), [fleet.without_adaptation() for fleet in adapted]),
+        "adapted": (SparsityClusters(), adapted),
+        "unguarded": (SparsityClusters(noise_guard_ratio=0.0), adapted),
+        "received": (SparsityClusters(), [fleet.without_adaptation() for fleet in adapted]),
     }
 
     def measure(noise: float, seed: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.selectors.contribution import lognorm, metrics
 from shoal.stages.contribution import Coefficients
-from shoal.stages.vectors import restored
+from shoal.stages.vectors import unflatten_params
 from shoal.types import Examples, Report
 
 pytestmark = pytest.mark.data
@@ -67,7 +67,7 @@ def test_directions_are_hardly_told_apart(warm):
     train = next(s for s in method.stages if s.name == "train")
     known = ClientTable.load(result.state, "train")
     model = result.state.models["global"]
-    sent = [Report({"model": restored(row, model)}) for row in known["model"]]
+    sent = [Report({"model": unflatten_params(row, model)}) for row in known["model"]]
     for similar in train._alike(model, sent).values():
         assert np.ptp(lognorm(similar) * len(sent)) < 0.5
 
@@ -82,7 +82,7 @@ def test_public_rows_and_rows_of_clients_give_the_same_coefficients(fashion, war
     own = [fashion[c]["train"] for c in fashion]
     of_clients = Examples(torch.cat([e.x[:4] for e in own]), torch.cat([e.y[:4] for e in own]))
     sets = [Examples(x[:50], y[:50]), Examples(x, y), of_clients]
-    found = [Coefficients(model, rows).learned(table, known["model"], like, result.state) for rows in sets]
+    found = [Coefficients(model, rows).learn(table, known["model"], like, result.state) for rows in sets]
     for other in found[1:]:
         assert found[0] == pytest.approx(other, abs=0.05)
     centre = replace(method.stages[0].coefficients, steps=0).learned(table, known["model"], like, result.state)

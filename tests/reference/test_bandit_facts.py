@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.selectors.bandit import SetBandit, beta, budget, candidates, contexts, gram, posterior
+from shoal.selectors.bandit import SetBandit, beta, candidate_sets, gram, posterior, standardised_contexts, time_budget
 
 SEEDS = range(5)
 
 
 def fifty(seed):
-    return contexts(np.random.default_rng(seed).normal(size=(50, 5)))
+    return standardised_contexts(np.random.default_rng(seed).normal(size=(50, 5)))
 
 
 def sets_of(x, sizes, seed):
@@ -26,10 +26,10 @@ def mixed(seed, count=60):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_printed_kernel_knows_a_set_only_if_it_is_one_client(seed):
     x = fifty(seed)
-    own = np.diag(gram(sets_of(x, [1] * 10, seed), 2.0, sigma=1.5, literal=True))
+    own = np.diag(gram(sets_of(x, [1] * 10, seed), 2.0, sigma=1.5, as_published=True))
     np.testing.assert_allclose(own, 2.25)
-    np.testing.assert_allclose(gram([np.repeat(x[:1], 4, axis=0)], 2.0, literal=True), 1.0)
-    larger = np.diag(gram(sets_of(x, [5, 6, 7, 8] * 5, seed), 2.0, literal=True))
+    np.testing.assert_allclose(gram([np.repeat(x[:1], 4, axis=0)], 2.0, as_published=True), 1.0)
+    larger = np.diag(gram(sets_of(x, [5, 6, 7, 8] * 5, seed), 2.0, as_published=True))
     assert (larger < 0.65).all()
     assert 0.20 < larger.mean() < 0.57
 
@@ -37,7 +37,7 @@ def test_the_printed_kernel_knows_a_set_only_if_it_is_one_client(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_the_printed_kernel_other_sets_are_closer_to_a_set_than_itself(seed):
     def share_closer(size):
-        k = gram(sets_of(fifty(seed), [size] * 100, seed), 2.0, literal=True)
+        k = gram(sets_of(fifty(seed), [size] * 100, seed), 2.0, as_published=True)
         return (k.max(axis=1) > np.diag(k)).mean()
 
     assert 0.05 < share_closer(5) < share_closer(8)
@@ -47,7 +47,7 @@ def test_with_the_printed_kernel_other_sets_are_closer_to_a_set_than_itself(seed
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_printed_kernel_is_no_covariance_and_the_energy_kernel_is(seed):
     sets = mixed(seed)
-    assert np.linalg.eigvalsh(gram(sets, 5.0, literal=True))[0] < -1e-3
+    assert np.linalg.eigvalsh(gram(sets, 5.0, as_published=True))[0] < -1e-3
     for rho in (0.5, 2.0, 5.0):
         energy = gram(sets, rho, sigma=1.5)
         np.testing.assert_allclose(np.diag(energy), 2.25)
@@ -58,7 +58,7 @@ def test_the_printed_kernel_is_no_covariance_and_the_energy_kernel_is(seed):
 @pytest.mark.parametrize("literal_kernel", [False, True])
 def test_the_printed_recursion_is_exact_after_one_observation_and_not_after_three(literal_kernel):
     sets, rewards = mixed(0, 40), np.array([1.0, -0.5, 2.0])
-    k = gram(sets, 2.0, literal=literal_kernel)
+    k = gram(sets, 2.0, as_published=literal_kernel)
 
     def after(count, literal):
         rows = k[3:, :count]
@@ -94,8 +94,8 @@ def test_the_printed_bandit_begins_with_a_single_client_if_it_may(seed):
     """k(A, A) is largest for singletons; client 0 fills the budget alone and is in Omega_1."""
     costs = np.append(10.0, np.full(9, 2.0))
     x = fifty(seed)[:10]
-    assert any(s.sum() == 1 for s in candidates(costs, range(10), 10.0, seed))
-    printed = SetBandit(rho=2.0, noise=1.0, beta_scale=1.0, literal=True)
+    assert any(s.sum() == 1 for s in candidate_sets(costs, range(10), 10.0, seed))
+    printed = SetBandit(rho=2.0, noise=1.0, beta_scale=1.0, as_published=True)
     assert printed.choose(x, costs, range(10), 10.0, seed).tolist() == [0]
 
 
@@ -104,7 +104,12 @@ def test_the_printed_bandit_goes_back_and_forth_whatever_it_earns(seed):
     """Rewards per second are tiny beside sigma = 1, and its variance knows the last set only; one of twelve clients."""
 
     def chosen(reward_scale, **options):
-        bandit, x, rng, found = SetBandit(count=300, **options), fifty(seed)[:12], np.random.default_rng(seed), []
+        bandit, x, rng, found = (
+            SetBandit(num_candidate_sets=300, **options),
+            fifty(seed)[:12],
+            np.random.default_rng(seed),
+            [],
+        )
         for t in range(30):
             found.append(bandit.choose(x, np.ones(12), range(12), 1.0, 1000 * seed + t).item())
             bandit.learn(x[found[-1:]], reward_scale * rng.random())
@@ -120,9 +125,9 @@ def test_the_printed_bandit_goes_back_and_forth_whatever_it_earns(seed):
 @pytest.mark.parametrize("share", [0.05, 0.16, 0.5])
 def test_candidates_fit_the_budget_are_maximal_and_distinct(seed, share):
     costs = np.random.default_rng(seed).lognormal(0, 1, 50)
-    most = budget(costs, share)
+    most = time_budget(costs, share)
     there = np.random.default_rng(seed).random(50) < 0.8
-    found = candidates(costs, there, most, seed)
+    found = candidate_sets(costs, there, most, seed)
     assert 1 < len(found) <= 48
     assert len(np.unique(found, axis=0)) == len(found)
     for s in found:
@@ -133,12 +138,12 @@ def test_candidates_fit_the_budget_are_maximal_and_distinct(seed, share):
 
 def test_a_cluster_that_cannot_pay_yields_no_candidate_and_is_skipped():
     costs = [4.0, 5.0, 6.0]
-    assert len(candidates(costs, range(3), 3.9, 0)) == 0
+    assert len(candidate_sets(costs, range(3), 3.9, 0)) == 0
     assert SetBandit().choose(np.zeros((3, 5)), costs, range(3), 3.9, 0).tolist() == []
 
 
 def test_a_small_cluster_can_always_pay_its_median_client():
     for n in range(1, 8):
         costs = np.random.default_rng(n).lognormal(0, 1, n)
-        assert len(candidates(costs, range(n), budget(costs), 0)) > 0
-    assert budget(np.ones(50)) == pytest.approx(8)
+        assert len(candidate_sets(costs, range(n), time_budget(costs), 0)) > 0
+    assert time_budget(np.ones(50)) == pytest.approx(8)

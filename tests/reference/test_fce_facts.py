@@ -16,7 +16,7 @@ from shoal.experiment.job import Job
 from shoal.fleet.vector import VectorFleet
 from shoal.models import load_model
 from shoal.rng import derive_seed
-from shoal.stages.vectors import vector
+from shoal.stages.vectors import flatten_params
 
 pytestmark = pytest.mark.data
 GROUPS = "labels:0-2/3-5/6-9"
@@ -66,7 +66,7 @@ def test_weights_or_what_training_changed_in_them():
     model = load_model("mlp", federation.input_shape, 10)
     first = model.init(derive_seed(0, "init"))
     last = ClientTable.load(result.state, "cluster")["last"].double().numpy()
-    change = last - vector({k: first[k] for k in model.head}).double().numpy()
+    change = last - flatten_params({k: first[k] for k in model.head}).double().numpy()
     assert np.abs(change).max() < np.abs(last).max()
     assert (NeighbourClusters().fit(last).labels_ == NeighbourClusters().fit(change).labels_).all()
 

@@ -14,8 +14,8 @@ from shoal.client.train import LocalTraining
 from shoal.fleet.plain import PlainFleet
 from shoal.models import load_model
 from shoal.rng import derive_seed
-from shoal.stages.cluster import Adaptive
-from shoal.stages.vectors import vector
+from shoal.stages.cluster import SparsityClusters
+from shoal.stages.vectors import flatten_params
 from shoal.types import Plan, Task
 
 pytestmark = pytest.mark.data
@@ -36,7 +36,7 @@ def represented(partition, seed):
     assert program.num_channels == 64
     tasks = {c: Task({"first": model.init(derive_seed(seed, "init"))}, {}, derive_seed(seed, c)) for c in fleet}
     reports = PlainFleet(fleet).execute(Plan(program, tasks))
-    rows = torch.stack([vector(reports[c].tensors["sparsity"]) for c in fleet]).double().numpy()
+    rows = torch.stack([flatten_params(reports[c].tensors["sparsity"]) for c in fleet]).double().numpy()
     truth = np.array([fleet.planted_groups[c] for c in fleet]) if fleet.planted_groups else None
     return rows, truth
 
@@ -45,23 +45,23 @@ def represented(partition, seed):
 def test_planted_label_groups_are_found(groups):
     """One set of defaults; alpha is large, so that all clients of a block hold its labels alike."""
     rows, truth = represented(f"groups:{groups},100", seed=0)
-    assert adjusted_rand_score(truth, Adaptive()(rows, 0)) > 0.9  # two clients may be left over
+    assert adjusted_rand_score(truth, SparsityClusters()(rows, 0)) > 0.9  # two clients may be left over
 
 
 def test_unequal_groups_are_found():
     """25 clients of one group and 10 of the other: most distances are then within a group, the median too."""
     rows, truth = represented("groups:2,100", seed=0)
     kept = np.concatenate([np.flatnonzero(truth == 0)[:25], np.flatnonzero(truth == 1)[:10]])
-    assert adjusted_rand_score(truth[kept], Adaptive()(rows[kept], 0)) > 0.7
-    assert adjusted_rand_score(truth[kept], Adaptive(0.30, 0.36, scale="median")(rows[kept], 0)) < 0.5
+    assert adjusted_rand_score(truth[kept], SparsityClusters()(rows[kept], 0)) > 0.7
+    assert adjusted_rand_score(truth[kept], SparsityClusters(0.30, 0.36, scale="median")(rows[kept], 0)) < 0.5
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:10"])
 def test_nearly_iid_fleets_are_one_cluster(partition):
     rows, _ = represented(partition, seed=0)
-    assert Adaptive()(rows, 0).max() == 0
+    assert SparsityClusters()(rows, 0).max() == 0
 
 
 def test_skewed_fleets_are_several():
     rows, _ = represented("dirichlet:0.1", seed=0)
-    assert Adaptive()(rows, 0).max() >= 4
+    assert SparsityClusters()(rows, 0).max() >= 4

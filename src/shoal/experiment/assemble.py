@@ -154,9 +154,9 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         "public": public_rows(federation) or job.public,
     }
     if setting.edges is not None:
-        decided |= {"cloud_every": setting.edges.every, "long_link": job.long_link or LONG_LINK}
-        by_place = setting.edges.by == "place"
-        decided["edges"] = job.edges if by_place else f"{setting.edges.by}:{setting.edges.count}"
+        decided |= {"cloud_every": setting.edges.cloud_every_rounds, "long_link": job.long_link or LONG_LINK}
+        by_place = setting.edges.assignment == "place"
+        decided["edges"] = job.edges if by_place else f"{setting.edges.assignment}:{setting.edges.num_edges}"
     job = job.model_copy(update=decided)
     costs = costs_of(job, federation)
     _warn_of_small_devices(costs, model)
@@ -166,10 +166,10 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
 def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
     if edges is None:
         return
-    if edges.by == "place" and not federation.edge_of_client:
+    if edges.assignment == "place" and not federation.edge_of_client:
         raise UserError("edges is 'place', but the data do not say where clients are: name a column with --edge-column")
-    if edges.count > len(federation):
-        raise UserError(f"edges is {edges.count}, but there are only {len(federation)} clients to divide")
+    if edges.num_edges > len(federation):
+        raise UserError(f"edges is {edges.num_edges}, but there are only {len(federation)} clients to divide")
 
 
 def _refuse_without_validation(method: Method, setting: Setting, federation: Federation) -> None:

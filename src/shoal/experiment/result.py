@@ -21,7 +21,7 @@ from shoal.cost.ledger import ENERGY_PARTS, total_joules_by_part
 from shoal.engine import Result, RoundTiming
 from shoal.experiment.assemble import Bench, public_rows
 from shoal.rng import derive_seed
-from shoal.stages.cluster import GROUPS, Group, Repulsive
+from shoal.stages.cluster import CLUSTER_STAGE, DiverseLabels, FormClusters
 from shoal.types import ClientId, HasPrivacyGuarantee, Method, ServerState, Tree
 
 log = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ def protection(bench: Bench, state: ServerState, promise: Mapping[str, Any]) -> 
     if not promise:
         return {}
     found = dict(promise)
-    for stage in (s for s in bench.method.stages if isinstance(s, Group) and s.column == "labels"):
+    for stage in (s for s in bench.method.stages if isinstance(s, FormClusters) and s.column == "labels"):
         grouped = ClientTable.load(state, stage.name)
         if len(grouped):
             found |= _blur(bench, stage, grouped)
     return {"privacy": found}
 
 
-def _blur(bench: Bench, stage: Group, grouped: ClientTable) -> dict[str, Any]:
+def _blur(bench: Bench, stage: FormClusters, grouped: ClientTable) -> dict[str, Any]:
     """Groups with noise beside those without. Mixed groups have no one right answer, so they are judged by what they
     are formed for (Eq. 3, on the true distributions), not by agreement."""
     from sklearn.metrics import adjusted_rand_score
@@ -104,7 +104,7 @@ def _blur(bench: Bench, stage: Group, grouped: ClientTable) -> dict[str, Any]:
     true = np.stack([(n / n.sum().clamp(min=1)).double().numpy() for n in counts])
     seed = derive_seed(bench.job.seed, int(grouped["round"][0]), stage.name)
     with_noise, without = grouped["group"].numpy(), stage.rule(true, seed, bench.method.cohort_size)
-    if not isinstance(stage.rule, Repulsive):
+    if not isinstance(stage.rule, DiverseLabels):
         return {"ari": float(adjusted_rand_score(without, with_noise))}
     names = ("within", "between")
     noisy, clear = (dict(zip(names, objectives(true, labels), strict=True)) for labels in (with_noise, without))
@@ -114,7 +114,7 @@ def _blur(bench: Bench, stage: Group, grouped: ClientTable) -> dict[str, Any]:
 def _by_group(result: Result) -> dict[str, Any]:
     """Joules of the groups that a method formed, if it did: to choose from, or to share a model in (the one they belong
     to most)."""
-    grouped = ClientTable.load(result.state, GROUPS)
+    grouped = ClientTable.load(result.state, CLUSTER_STAGE)
     if "group" in grouped.columns:
         groups = dict(zip(grouped.clients, grouped["group"].tolist(), strict=True))
     else:

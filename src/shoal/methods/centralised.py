@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.stages.select import Pooled
+from shoal.stages.select import SelectCentralised
 from shoal.types import Method
 
 
 def centralised(s: Setting) -> Method:
-    method = averaging(s, "centralised", Pooled(), fixed=("rows", "weighting"))  # the pool has no sensitive part
+    method = averaging(
+        s, "centralised", SelectCentralised(), fixed=("rows", "weighting")
+    )  # the pool has no sensitive part
     return replace(method, uses_cohort_size=False)

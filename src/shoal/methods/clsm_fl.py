@@ -32,30 +32,32 @@ from shoal.methods.composition.model_functions import received_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
 from shoal.rng import derive_seed
-from shoal.stages.capability_clusters import FormCapabilityClusters, Soft, blend_for
-from shoal.stages.prediction_similarity import SHARE
-from shoal.stages.query import AskOnce
-from shoal.stages.train import Federate, Rate
+from shoal.stages.capability_clusters import FormCapabilityClusters, FuzzyRule, blended_model
+from shoal.stages.prediction_similarity import SHARE_STAGE
+from shoal.stages.query import QueryClients
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method, ServerState
 
 
 def clsm_fl(s: Setting) -> Method:
     program = s.training("train", LocalTraining)
-    rows = s.make(SHARE, SendSamples, shape=s.model.input_shape, labelled=True, split=program.split)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
-    rule = s.make("cluster", Soft)
+    rows = s.make(SHARE_STAGE, SendSamples, shape=s.model.input_shape, labelled=True, split=program.split)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
+    rule = s.make("cluster", FuzzyRule)
     clusters = FormCapabilityClusters(rule, s.model)
-    train = s.make("train", Federate, program=program, models_for=blend_for, rate=rate, updates=(clusters,))
+    train = s.make(
+        "train", TrainAndAggregate, program=program, models_for=blended_model, rate=rate, updates=(clusters,)
+    )
 
     def init(seed: int) -> ServerState:
         first = s.model.init(derive_seed(seed, "init"))
-        return ServerState(0, {f"cluster-{k:03d}": first for k in range(rule.groups)})
+        return ServerState(0, {f"cluster-{k:03d}": first for k in range(rule.num_clusters)})
 
     return Method(
         name="clsm-fl",
         init=init,
-        stages=(AskOnce(rows, newcomers=False, name=SHARE), *by_chance(s), train),
-        models_for=blend_for,
+        stages=(QueryClients(rows, includes_late_clients=False, name=SHARE_STAGE), *by_chance(s), train),
+        models_for=blended_model,
         predict=received_model_predict(s.model),
         num_classes=s.model.num_classes,
         cluster_assigner=clusters,

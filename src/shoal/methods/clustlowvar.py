@@ -15,12 +15,12 @@ from __future__ import annotations
 from shoal.client.size import SendSampleCount
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.stages.query import AskOnce
-from shoal.stages.select import SIZES
-from shoal.stages.update_selection import Urns
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SIZE_STAGE
+from shoal.stages.update_selection import SelectFromUrns
 from shoal.types import Method
 
 
 def clustlowvar(s: Setting) -> Method:
-    ask = AskOnce(SendSampleCount(), name=SIZES)
-    return averaging(s, "clustlowvar", ask, Urns(), remember="update", weighting="uniform")
+    ask = QueryClients(SendSampleCount(), name=SIZE_STAGE)
+    return averaging(s, "clustlowvar", ask, SelectFromUrns(), remember="update", weighting="uniform")

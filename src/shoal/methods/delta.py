@@ -20,16 +20,16 @@ from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.stages.query import AskOnce
-from shoal.stages.train import Rate
-from shoal.stages.update_selection import PROBE, Diverse
+from shoal.stages.query import QueryClients
+from shoal.stages.train import LearningRate
+from shoal.stages.update_selection import PROBE_STAGE, SelectByGradientDiversity
 from shoal.types import Method
 
 
 def delta(s: Setting) -> Method:
     training = s.training("train", LocalTraining)
-    rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
-    ask = AskOnce(GradientProbe(s.model, training.batch_size), one_model_for, name=PROBE)
+    rate = s.make("train", LearningRate, lr=training.lr, rounds=s.rounds)
+    ask = QueryClients(GradientProbe(s.model, training.batch_size), one_model_for, name=PROBE_STAGE)
     shape = {"rate": rate, "epochs": training.epochs, "batch_size": training.batch_size, "momentum": training.momentum}
-    choose = s.make("select", Diverse, **shape)
+    choose = s.make("select", SelectByGradientDiversity, **shape)
     return averaging(s, "delta", ask, choose, remember="update", weights_from="select")

@@ -28,7 +28,7 @@ from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.stages.train import Federate, Rate
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method
 
 
@@ -36,11 +36,14 @@ def ditto(s: Setting) -> Method:
     shared = s.training("train", LocalTraining)
     own = {"mu": 0.1, "start": "own", "name": "personal"}
     program = TrainSharedAndPersonal(shared, personal=s.training("personal", LocalTraining, **vars(shared) | own))
-    rate = s.make("train", Rate, lr=shared.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=shared.lr, rounds=s.rounds)
     return Method(
         name="ditto",
         init=one_model_init(s.model),
-        stages=(*by_chance(s), s.make("train", Federate, program=program, models_for=one_model_for, rate=rate)),
+        stages=(
+            *by_chance(s),
+            s.make("train", TrainAndAggregate, program=program, models_for=one_model_for, rate=rate),
+        ),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
         num_classes=s.model.num_classes,

@@ -46,8 +46,8 @@ from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.stages.second_participation import OnceWhenBack
-from shoal.stages.train import Federate, Rate
+from shoal.stages.second_participation import RunOnSecondParticipation
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method, Stage, option
 
 
@@ -63,11 +63,11 @@ class Serving:
 def fedala(s: Setting) -> Method:
     training = s.training("train", LocalTraining)
     ala = s.make("ala", LocalAggregation, model=s.model, batch_size=training.batch_size, split=training.split)
-    rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=training.lr, rounds=s.rounds)
     first = LearnAggregationWeights(replace(ala, epochs=ala.first_epochs))
-    learn: tuple[Stage, ...] = (OnceWhenBack(first, one_model_for, name="ala"),) if ala.first_epochs else ()
+    learn: tuple[Stage, ...] = (RunOnSecondParticipation(first, one_model_for, name="ala"),) if ala.first_epochs else ()
     program = AggregateAndTrain(ala, training)
-    train = s.make("train", Federate, program=program, models_for=one_model_for, rate=rate)
+    train = s.make("train", TrainAndAggregate, program=program, models_for=one_model_for, rate=rate)
     newest = s.make("serve", Serving).model == "aggregated"
     return Method(
         name="fedala",

@@ -17,9 +17,9 @@ from shoal.client.size import SendSampleCount
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.stages.query import AskOnce
-from shoal.stages.select import SIZES, Random
-from shoal.stages.train import Federate, Rate
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SIZE_STAGE, SelectRandom
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method, Stage
 
 
@@ -29,8 +29,8 @@ def fedavg(s: Setting) -> Method:
 
 def by_chance(s: Setting) -> tuple[Stage, ...]:
     """Random clients; they are asked for their sizes only where these matter."""
-    select = s.make("select", Random)
-    return (select,) if select.by == "uniform" else (AskOnce(SendSampleCount(), name=SIZES), select)
+    select = s.make("select", SelectRandom)
+    return (select,) if select.probability == "uniform" else (QueryClients(SendSampleCount(), name=SIZE_STAGE), select)
 
 
 def averaging(
@@ -38,12 +38,12 @@ def averaging(
 ) -> Method:
     """One global model, trained by whom the stages `before` choose. Users cannot set what is `fixed`."""
     program = s.training("train", LocalTraining, fixed, mu=mu)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
     training |= {"program": program, "models_for": one_model_for, "rate": rate, "trainable": s.model.trainable}
     return Method(
         name=name,
         init=one_model_init(s.model),
-        stages=(*before, s.make("train", Federate, fixed, **training)),
+        stages=(*before, s.make("train", TrainAndAggregate, fixed, **training)),
         models_for=one_model_for,
         predict=one_model_predict(s.model),
         num_classes=s.model.num_classes,

@@ -22,10 +22,10 @@ from shoal.client.probe import LossProbe
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.stages.loss_correlation import SURVEY, Correlated, Survey
+from shoal.stages.loss_correlation import SURVEY, SelectByLossCorrelation, SurveyLosses
 from shoal.types import Method
 
 
 def fedcor(s: Setting) -> Method:
-    survey = s.make(SURVEY, Survey, program=LossProbe(s.model), models_for=one_model_for)
-    return averaging(s, "fedcor", survey, s.make("select", Correlated, survey=survey))
+    survey = s.make(SURVEY, SurveyLosses, program=LossProbe(s.model), models_for=one_model_for)
+    return averaging(s, "fedcor", survey, s.make("select", SelectByLossCorrelation, survey=survey))

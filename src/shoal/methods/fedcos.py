@@ -28,18 +28,18 @@ from shoal.client.align import AlignedTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.stages.train import FederateDirected, Rate
+from shoal.stages.train import AggregateWithDirection, LearningRate
 from shoal.types import ClientId, Method, Params, ServerState
 
 
 def fedcos(s: Setting) -> Method:
     program = s.training("train", AlignedTraining)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
     parts = {"program": program, "models_for": model_and_direction_for, "rate": rate, "trainable": s.model.trainable}
     return Method(
         name="fedcos",
         init=one_model_init(s.model),
-        stages=(*by_chance(s), s.make("train", FederateDirected, **parts)),
+        stages=(*by_chance(s), s.make("train", AggregateWithDirection, **parts)),
         models_for=one_model_for,
         predict=one_model_predict(s.model),
         num_classes=s.model.num_classes,

@@ -33,26 +33,26 @@ from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_init, received_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
+from shoal.stages.coldstart import ExchangeBetweenClusters, FormColdStartClusters, JoinByFirstUpdate
 from shoal.stages.experts import expert_for
-from shoal.stages.train import Federate, Rate
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method
 
 
 def fedgroup(s: Setting) -> Method:
     program = s.training("train", LocalTraining)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
     trial = s.training("represent", LocalTraining, epochs=1, name="represent")
-    found = s.make("cluster", GroupColdStart, program=trial, trainable=s.model.trainable)
+    found = s.make("cluster", FormColdStartClusters, program=trial, trainable=s.model.trainable)
     return Method(
         name="fedgroup",
         init=one_model_init(s.model),
         stages=(
             found,
-            ClientColdStart(trial, s.model.trainable),
+            JoinByFirstUpdate(trial, s.model.trainable),
             *by_chance(s),
-            s.make("train", Federate, program=program, models_for=expert_for, rate=rate),
-            s.make("cluster", InterGroup, trainable=s.model.trainable),
+            s.make("train", TrainAndAggregate, program=program, models_for=expert_for, rate=rate),
+            s.make("cluster", ExchangeBetweenClusters, trainable=s.model.trainable),
         ),
         models_for=expert_for,
         predict=received_model_predict(s.model),

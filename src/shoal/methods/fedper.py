@@ -32,7 +32,7 @@ from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.train import FederatePart, Rate
+from shoal.stages.train import AggregateBase, LearningRate
 from shoal.types import ClientId, Method, Params, Predict, ServerState, Tree
 
 
@@ -42,7 +42,7 @@ def fedper(s: Setting) -> Method:
 
 def keeping_heads(s: Setting, name: str, program: KeepHead) -> Method:
     """One base for all, trained by clients who keep their heads."""
-    rate = s.make("train", Rate, lr=program.training.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.training.lr, rounds=s.rounds)
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
@@ -52,7 +52,7 @@ def keeping_heads(s: Setting, name: str, program: KeepHead) -> Method:
     return Method(
         name=name,
         init=init,
-        stages=(*by_chance(s), s.make("train", FederatePart, program=program, models_for=base_for, rate=rate)),
+        stages=(*by_chance(s), s.make("train", AggregateBase, program=program, models_for=base_for, rate=rate)),
         models_for=base_and_first_head_for,
         predict=own_head_predict(s.model),
         num_classes=s.model.num_classes,

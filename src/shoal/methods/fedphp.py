@@ -29,17 +29,20 @@ from shoal.client.inherit import InheritedTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.stages.train import FederatePlanned, Rate
+from shoal.stages.train import AggregateWithParticipation, LearningRate
 from shoal.types import Method
 
 
 def fedphp(s: Setting) -> Method:
     program = s.training("train", InheritedTraining)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
     return Method(
         name="fedphp",
         init=one_model_init(s.model),
-        stages=(*by_chance(s), s.make("train", FederatePlanned, program=program, models_for=one_model_for, rate=rate)),
+        stages=(
+            *by_chance(s),
+            s.make("train", AggregateWithParticipation, program=program, models_for=one_model_for, rate=rate),
+        ),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
         num_classes=s.model.num_classes,

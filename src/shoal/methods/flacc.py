@@ -32,24 +32,24 @@ from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_init, received_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
-from shoal.stages.agglomerative import Agglomerate, JoinBest
+from shoal.stages.agglomerative import FormAgglomerativeClusters, JoinBestCluster
 from shoal.stages.experts import expert_for
-from shoal.stages.train import Federate, Rate
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method
 
 
 def flacc(s: Setting) -> Method:
     program = s.training("train", LocalTraining)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
     kept = {"remember": "update", "trainable": s.model.trainable}
     return Method(
         name="flacc",
         init=one_model_init(s.model),
         stages=(
-            JoinBest(ChooseModel(s.model, name="join")),
+            JoinBestCluster(ChooseModel(s.model, name="join")),
             *by_chance(s),
-            s.make("train", Federate, program=program, models_for=expert_for, rate=rate, **kept),
-            s.make("cluster", Agglomerate),
+            s.make("train", TrainAndAggregate, program=program, models_for=expert_for, rate=rate, **kept),
+            s.make("cluster", FormAgglomerativeClusters),
         ),
         models_for=expert_for,
         predict=received_model_predict(s.model),

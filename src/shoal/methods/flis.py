@@ -24,21 +24,21 @@ from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
 from shoal.selectors.groups import one_of_each
-from shoal.stages.cluster import Group
-from shoal.stages.prediction_similarity import SHARE, Alike, Infer
-from shoal.stages.query import AskOnce
-from shoal.stages.select import FromGroups
+from shoal.stages.cluster import FormClusters
+from shoal.stages.prediction_similarity import SHARE_STAGE, PredictionAgreement, QueryPredictions
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SelectFromClusters
 from shoal.types import Method
 
 
 def flis(s: Setting) -> Method:
     trained = s.training("train", LocalTraining)
-    rows = s.make(SHARE, SendSamples, shape=s.model.input_shape, split=trained.split)
-    share = AskOnce(rows, newcomers=False, name=SHARE)
+    rows = s.make(SHARE_STAGE, SendSamples, shape=s.model.input_shape, split=trained.split)
+    share = QueryClients(rows, includes_late_clients=False, name=SHARE_STAGE)
     trial = s.training("represent", LocalTraining, epochs=1, name="represent", rows=trained.sensitivity)
-    infer = Infer(trial, one_model_for, s.model)
-    group = Group(s.make("cluster", Alike), column="predicted", once=False)
-    method = averaging(s, "flis", share, infer, group, FromGroups(one_of_each), remember="model")
+    infer = QueryPredictions(trial, one_model_for, s.model)
+    group = FormClusters(s.make("cluster", PredictionAgreement), column="predicted", runs_once=False)
+    method = averaging(s, "flis", share, infer, group, SelectFromClusters(one_of_each), remember="model")
     return replace(
         method, notes=(f"{rows.num_samples} rows of every client leave it, for the server to try models on",)
     )

@@ -27,14 +27,14 @@ from __future__ import annotations
 from shoal.client.histogram import LabelHistogram
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.stages.cluster import Dense, Group
-from shoal.stages.fastest import Fastest
-from shoal.stages.query import AskOnce
+from shoal.stages.cluster import FormClusters, HellingerOptics
+from shoal.stages.fastest import SelectFastest
+from shoal.stages.query import QueryClients
 from shoal.types import Method
 
 
 def haccs(s: Setting) -> Method:
-    ask = AskOnce(s.make("represent", LabelHistogram, ("anew",), classes=s.model.num_classes))
-    group = Group(s.make("cluster", Dense), column="labels")
-    choose = s.make("select", Fastest)
+    ask = QueryClients(s.make("represent", LabelHistogram, ("anew",), classes=s.model.num_classes))
+    group = FormClusters(s.make("cluster", HellingerOptics), column="labels")
+    choose = s.make("select", SelectFastest)
     return averaging(s, "haccs", ask, group, choose, remember="summary")

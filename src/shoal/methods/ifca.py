@@ -32,24 +32,24 @@ from shoal.methods.composition.model_functions import received_model_predict
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
 from shoal.stages.experts import expert_for
-from shoal.stages.model_choice import ChooseAgain, FederateChoices, Starts, every_model
-from shoal.stages.train import Rate
+from shoal.stages.model_choice import AggregateByChoice, RandomRestarts, RechooseModels, all_models
+from shoal.stages.train import LearningRate
 from shoal.types import Method
 
 
 def ifca(s: Setting) -> Method:
     training = s.training("train", LocalTraining)
-    rate = s.make("train", Rate, lr=training.lr, rounds=s.rounds)
-    program, chosen = ChooseAndTrain(training), {"models_for": every_model, "weighting": "uniform"}
-    train = s.make("train", FederateChoices, program=program, rate=rate, **chosen)
+    rate = s.make("train", LearningRate, lr=training.lr, rounds=s.rounds)
+    program, chosen = ChooseAndTrain(training), {"models_for": all_models, "weighting": "uniform"}
+    train = s.make("train", AggregateByChoice, program=program, rate=rate, **chosen)
     choose = ChooseModel(s.model)
-    starts = s.make("cluster", Starts, program=choose, model=s.model, rounds=s.rounds)
+    starts = s.make("cluster", RandomRestarts, program=choose, model=s.model, rounds=s.rounds)
     if starts.restarts > 1 and rate.schedule != "constant":
         raise UserError(
             f"cluster.restarts is {starts.restarts} and train.schedule is {rate.schedule!r}; starts are compared, so "
             "the schedule must be constant, or restarts 1"
         )
-    again = ChooseAgain(choose, rounds=s.rounds, every=s.eval_every)
+    again = RechooseModels(choose, rounds=s.rounds, every_rounds=s.eval_every)
     return Method(
         name="ifca",
         init=starts.init,

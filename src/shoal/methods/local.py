@@ -14,13 +14,13 @@ from shoal.methods.composition.model_functions import one_model_for, own_model_p
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import by_chance
 from shoal.rng import derive_seed
-from shoal.stages.train import Rate, TrainAlone
+from shoal.stages.train import LearningRate, TrainLocally
 from shoal.types import Method, ServerState
 
 
 def local(s: Setting) -> Method:
     program = s.training("train", LocalTraining, start="own", send=False, keep=True)
-    rate = s.make("train", Rate, lr=program.lr, rounds=s.rounds)
+    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
@@ -29,7 +29,7 @@ def local(s: Setting) -> Method:
     return Method(
         name="local",
         init=init,
-        stages=(*by_chance(s), TrainAlone(program, rate)),
+        stages=(*by_chance(s), TrainLocally(program, rate)),
         models_for=one_model_for,
         predict=own_model_predict(s.model),
         num_classes=s.model.num_classes,

@@ -37,5 +37,5 @@ def pfmoe(s: Setting) -> Method:
     own = s.training("personal", LocalTraining, epochs=5, part="head", name="personal")
     gate = s.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # of one expert there is no choice
     program = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate, split="val"), own, choice=None)
-    stage = Personalise(program, one_model_for, rounds=s.rounds, every=s.eval_every)
+    stage = Personalise(program, one_model_for, rounds=s.rounds, every_rounds=s.eval_every)
     return replace(base, name="pfmoe", stages=(*base.stages, stage), predict=gated_predict(s.model, gate))

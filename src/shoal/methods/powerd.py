@@ -21,13 +21,13 @@ from shoal.errors import UserError
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import averaging
-from shoal.stages.query import AskOnce
-from shoal.stages.select import SIZES, LargestLoss
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SIZE_STAGE, SelectLargestLoss
 from shoal.types import Method
 
 
 def powerd(s: Setting) -> Method:
-    choose = s.make("select", LargestLoss, program=LossProbe(s.model), models_for=one_model_for)
+    choose = s.make("select", SelectLargestLoss, program=LossProbe(s.model), models_for=one_model_for)
     if choose.candidates and choose.candidates < s.cohort:
         raise UserError(f"select.candidates is {choose.candidates}; it must be 0 or at least the cohort, {s.cohort}")
-    return averaging(s, "powerd", AskOnce(SendSampleCount(), name=SIZES), choose)
+    return averaging(s, "powerd", QueryClients(SendSampleCount(), name=SIZE_STAGE), choose)

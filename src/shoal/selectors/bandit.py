@@ -69,67 +69,67 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.sampling import Floats, Indices, amounts, matrix, vector
-from shoal.selectors.sampling import candidates as among
+from shoal.selectors.sampling import Floats, Indices, validated_amounts, validated_matrix, validated_vector
+from shoal.selectors.sampling import available_indices as among
 
-Sets = NDArray[np.bool_]  # sets by clients
+ClientSets = NDArray[np.bool_]  # sets by clients
 
-ROOM = 1e-9  # sums are compared to the budget with this relative tolerance: 0.1 + 0.2 fits 0.3
-ROUNDING = 1e-12  # of a mean distance: below it, sets are equal
+BUDGET_TOLERANCE = 1e-9  # sums are compared to the budget with this relative tolerance: 0.1 + 0.2 fits 0.3
+DISTANCE_TOLERANCE = 1e-12  # of a mean distance: below it, sets are equal
 JITTER = 1e-8  # of the variance, so that equal sets can be observed twice
 
 
-def contexts(raw: ArrayLike, known: ArrayLike | None = None) -> Floats:
+def standardised_contexts(raw: ArrayLike, is_known: ArrayLike | None = None) -> Floats:
     """Eq. (9), each feature with mean 0 and variance 1 over those of whom it is known; 0 for the others.
 
     A feature in which nobody differs is 0. Without `known`, what is finite is known.
     """
-    found = matrix("raw", raw, "clients by features")
-    seen = np.isfinite(found) if known is None else np.asarray(known, dtype=bool)
+    found = validated_matrix("raw", raw, "clients by features")
+    seen = np.isfinite(found) if is_known is None else np.asarray(is_known, dtype=bool)
     if seen.shape != found.shape:
         raise UserError(f"known has shape {seen.shape}; it must be that of raw, {found.shape}")
     if not np.isfinite(found[seen]).all():
         raise UserError(f"raw has {found[seen & ~np.isfinite(found)][0]} where it is known; it must be finite")
     value = np.where(seen, found, 0.0)
-    those = np.maximum(seen.sum(axis=0), 1)
-    rest = np.where(seen, value - value.sum(axis=0) / those, 0.0)
-    spread = np.sqrt((rest**2).sum(axis=0) / those)
+    num_known = np.maximum(seen.sum(axis=0), 1)
+    rest = np.where(seen, value - value.sum(axis=0) / num_known, 0.0)
+    spread = np.sqrt((rest**2).sum(axis=0) / num_known)
     lowest = np.where(seen, found, inf).min(axis=0, initial=inf)
     highest = np.where(seen, found, -inf).max(axis=0, initial=-inf)
     standard: Floats = np.divide(rest, spread, out=np.zeros_like(rest), where=(lowest < highest) & (spread > 0))
     return standard
 
 
-def budget(costs: ArrayLike, share: float = 0.16, quantile: float = 0.5) -> float:
+def time_budget(costs: ArrayLike, fraction: float = 0.16, quantile: float = 0.5) -> float:
     """T_max of a cluster: a share of what all its clients cost, but at least its median client (or another quantile; 1
     is the slowest), or small clusters would never train. Clients of infinite cost do not count."""
-    for name, value in (("share", share), ("quantile", quantile)):
+    for name, value in (("share", fraction), ("quantile", quantile)):
         if not 0 < value <= 1:
             raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
-    cost = _costs(costs)
+    cost = _validated_costs(costs)
     cost = cost[np.isfinite(cost)]
-    return max(share * float(cost.sum()), float(np.quantile(cost, quantile))) if len(cost) else 0.0
+    return max(fraction * float(cost.sum()), float(np.quantile(cost, quantile))) if len(cost) else 0.0
 
 
-def candidates(costs: ArrayLike, available: ArrayLike, budget: float, seed: int, count: int = 48) -> Sets:
+def candidate_sets(costs: ArrayLike, available: ArrayLike, budget: float, seed: int, num_sets: int = 48) -> ClientSets:
     """Omega_t of Alg. 3, sampled: distinct sets whose summed cost fits the budget and to which nobody can be added.
 
     `count` random orders, in which everybody is added who still fits. No set at all if nobody fits.
     """
-    cost = _costs(costs)
+    cost = _validated_costs(costs)
     there = among(available, len(cost))
     if not budget >= 0:
         raise UserError(f"budget is {budget}; it must be 0 or more")
-    if count < 1:
-        raise UserError(f"count is {count}; it must be 1 or more")
-    most = budget * (1 + ROOM)
+    if num_sets < 1:
+        raise UserError(f"count is {num_sets}; it must be 1 or more")
+    most = budget * (1 + BUDGET_TOLERANCE)
     there = there[np.isfinite(cost[there]) & (cost[there] <= most)]
     if not len(there):
         return np.zeros((0, len(cost)), dtype=bool)
-    sets = np.zeros((count, len(cost)), dtype=bool)
-    rows, spent = np.arange(count), np.zeros(count)
+    sets = np.zeros((num_sets, len(cost)), dtype=bool)
+    rows, spent = np.arange(num_sets), np.zeros(num_sets)
     rng = np.random.default_rng(derive_seed(seed, "candidates"))
-    for client in rng.permuted(np.tile(there, (count, 1)), axis=1).T:
+    for client in rng.permuted(np.tile(there, (num_sets, 1)), axis=1).T:
         more = spent + cost[client]
         fits = more <= most
         sets[rows[fits], client[fits]] = True
@@ -155,25 +155,25 @@ def matern(distance: Floats, rho: float, sigma: float = 1.0) -> Floats:
 def energy_distance(between: Floats, own: Floats, others: Floats) -> Floats:
     """sqrt(2 d(A, B) - d(A, A) - d(B, B)): 0 between equal sets, and a distance in a Hilbert space."""
     square = 2 * between - own[:, None] - others
-    return np.sqrt(np.where(square > ROUNDING * between, square, 0.0))
+    return np.sqrt(np.where(square > DISTANCE_TOLERANCE * between, square, 0.0))
 
 
-def gram(sets: Sequence[ArrayLike], rho: float, sigma: float = 1.0, literal: bool = False) -> Floats:
+def gram(sets: Sequence[ArrayLike], rho: float, sigma: float = 1.0, as_published: bool = False) -> Floats:
     """The covariance of sets, each given as its members' contexts; `literal` is Eq. (10) as printed."""
     from scipy.spatial.distance import cdist
 
     if not len(sets):
         return np.zeros((0, 0))
-    members = [_members(s) for s in sets]
+    members = [_validated_members(s) for s in sets]
     sizes = np.array([len(z) for z in members])
     share = np.repeat(np.eye(len(sets)), sizes, axis=1) / sizes[:, None]
     everybody = np.concatenate(members)
     d = share @ cdist(everybody, everybody) @ share.T
-    return matern(d if literal else energy_distance(d, np.diag(d), np.diag(d)), rho, sigma)
+    return matern(d if as_published else energy_distance(d, np.diag(d), np.diag(d)), rho, sigma)
 
 
 def posterior(
-    cross: Floats, own: Floats, observed: Floats, rewards: Floats, noise: float, literal: bool = False
+    cross: Floats, own: Floats, observed: Floats, rewards: Floats, noise: float, as_published: bool = False
 ) -> tuple[Floats, Floats]:
     """Mean and standard deviation at sets, given rewards: the exact ones, or by the recursion of Alg. 3, line 8.
 
@@ -185,7 +185,9 @@ def posterior(
     if not len(rewards):
         return np.zeros(len(own)), np.sqrt(own)
     noisy = observed + noise**2 * np.eye(len(rewards))
-    if literal:  # Alg. 3, line 8, unrolled: each step adds k(A, A_t) times a weight that only earlier weights enter
+    if (
+        as_published
+    ):  # Alg. 3, line 8, unrolled: each step adds k(A, A_t) times a weight that only earlier weights enter
         mean = cross @ solve_triangular(noisy, rewards, lower=True)
         gained = cross[:, -1] ** 2 / noisy[-1, -1]
     else:
@@ -209,10 +211,10 @@ class SetBandit:
     noise: float = 0.5
     beta_scale: float = 0.2
     delta: float = 0.1
-    patience: float = 0.5
-    count: int = 48
-    window: int = 8
-    literal: bool = False
+    waiting_bonus: float = 0.5
+    num_candidate_sets: int = 48
+    window_rounds: int = 8
+    as_published: bool = False
     members_: Floats = field(init=False, repr=False, default_factory=lambda: np.zeros((0, 0, 0)))
     distances_: Floats = field(init=False, repr=False, default_factory=lambda: np.zeros((0, 0)))
     rewards_: Floats = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
@@ -222,10 +224,10 @@ class SetBandit:
         for name, value in (("rho", self.rho), ("sigma", self.sigma), ("noise", self.noise)):
             if value is not None and not 0 < value < inf:
                 raise UserError(f"{name} is {value}; it must be above 0 and finite")
-        for name, value in (("beta_scale", self.beta_scale), ("patience", self.patience)):
+        for name, value in (("beta_scale", self.beta_scale), ("patience", self.waiting_bonus)):
             if not 0 <= value < inf:
                 raise UserError(f"{name} is {value}; it must be 0 or more and finite")
-        for name, value in (("count", self.count), ("window", self.window)):
+        for name, value in (("count", self.num_candidate_sets), ("window", self.window_rounds)):
             if value < 1:
                 raise UserError(f"{name} is {value}; it must be 1 or more")
         beta(1, self.delta)
@@ -237,58 +239,62 @@ class SetBandit:
         available: ArrayLike,
         budget: float,
         seed: int,
-        waited: ArrayLike | None = None,
+        waited_rounds: ArrayLike | None = None,
     ) -> Indices:
         """The clients that train, in ascending order; nobody if nobody fits the budget.
 
         `waited`: for how many rounds each client has not taken part.
         """
-        x = _finite("contexts", contexts)
-        sets = candidates(costs, available, budget, seed, self.count)
+        x = _finite_matrix("contexts", contexts)
+        sets = candidate_sets(costs, available, budget, seed, self.num_candidate_sets)
         if sets.shape[1] != len(x):
             raise UserError(f"costs has {sets.shape[1]} numbers; it must have one for each of {len(x)} clients")
         if not len(sets):
             return np.zeros(0, dtype=np.int64)
         mean, deviation = self.belief(x, sets)
         score = mean + self.beta_scale * beta(self.rounds_ + 1, self.delta) * deviation  # Eq. (11)
-        if waited is not None and not self.literal:
-            score += self.patience * self.sigma * _standardised(sets @ amounts("waited", waited, len(x)))
+        if waited_rounds is not None and not self.as_published:
+            score += (
+                self.waiting_bonus
+                * self.sigma
+                * _standardised(sets @ validated_amounts("waited", waited_rounds, len(x)))
+            )
         return np.flatnonzero(sets[np.argmax(score)])
 
-    def belief(self, contexts: ArrayLike, sets: Sets) -> tuple[Floats, Floats]:
+    def belief(self, contexts: ArrayLike, sets: ClientSets) -> tuple[Floats, Floats]:
         """What is known of the sets before they train: mean and standard deviation of their `targets`."""
         from scipy.spatial.distance import cdist
 
         used = sets.any(axis=0)
-        x = self._alike(_finite("contexts", contexts))[used]
+        x = self._with_same_features(_finite_matrix("contexts", contexts))[used]
         share = sets[:, used] / sets.sum(axis=1, keepdims=True)
         near = share @ cdist(x, x) @ share.T
         far = np.zeros((len(sets), len(self.rewards_)))
-        for column, z in zip(far.T, self._observed(), strict=True):
+        for column, z in zip(far.T, self._observed_sets(), strict=True):
             column[:] = share @ _mean_distances(x, z)
         past = self.distances_
-        if not self.literal:
+        if not self.as_published:
             within, before = np.diag(near), np.diag(past)
             near, far = energy_distance(near, within, within), energy_distance(far, within, before)
             past = energy_distance(past, before, before)
-        rho = self.rho or _median(near[np.triu_indices(len(near), 1)])
+        rho = self.rho or _positive_median(near[np.triu_indices(len(near), 1)])
         cross, own, observed = (matern(d, rho, self.sigma) for d in (far, np.diag(near), past))
-        return posterior(cross, own, observed, self.targets(), self.noise, self.literal)
+        return posterior(cross, own, observed, self.targets(), self.noise, self.as_published)
 
     def targets(self) -> Floats:
         """The rewards in the window in units of sigma around 0, since their scale is anybody's guess."""
-        return self.rewards_ if self.literal else self.sigma * _standardised(self.rewards_)
+        return self.rewards_ if self.as_published else self.sigma * _standardised(self.rewards_)
 
     def learn(self, members: ArrayLike, reward: float) -> None:
         """The reward of the set that trained, given as its members' contexts when it was chosen."""
-        z = self._alike(_members(members))
+        z = self._with_same_features(_validated_members(members))
         if not np.isfinite(reward):
             raise UserError(f"reward is {reward}; it must be finite")
-        sets = [*self._observed(), z]
+        sets = [*self._observed_sets(), z]
         new = np.array([_mean_distances(z, other).mean() for other in sets])
         grown = np.block([[self.distances_, new[:-1, None]], [new[None]]])
-        kept = slice(-self.window, None)
-        self.members_ = _padded(sets[kept])
+        kept = slice(-self.window_rounds, None)
+        self.members_ = _pad_with_nan(sets[kept])
         self.distances_ = grown[kept, kept]
         self.rewards_ = np.append(self.rewards_, reward)[kept]
         self.rounds_ += 1
@@ -314,37 +320,37 @@ class SetBandit:
         self.rounds_ = int(np.asarray(state["rounds"]))
         return self
 
-    def _observed(self) -> list[Floats]:
+    def _observed_sets(self) -> list[Floats]:
         return [z[np.isfinite(z).all(axis=1)] for z in self.members_]
 
-    def _alike(self, x: Floats) -> Floats:
+    def _with_same_features(self, x: Floats) -> Floats:
         if len(self.members_) and x.shape[1] != self.members_.shape[2]:
             raise UserError(f"contexts have {x.shape[1]} features; they must have {self.members_.shape[2]} as before")
         return x
 
 
-def _costs(costs: ArrayLike) -> Floats:
-    cost = vector("costs", costs)
+def _validated_costs(costs: ArrayLike) -> Floats:
+    cost = validated_vector("costs", costs)
     if not (cost >= 0).all():
         raise UserError(f"costs has {cost[~(cost >= 0)][0]}; it must be 0 or more, infinite for who cannot take part")
     return cost
 
 
-def _finite(name: str, values: ArrayLike) -> Floats:
-    found = matrix(name, values, "clients by features")
+def _finite_matrix(name: str, values: ArrayLike) -> Floats:
+    found = validated_matrix(name, values, "clients by features")
     if not np.isfinite(found).all():
         raise UserError(f"{name} has {found[~np.isfinite(found)][0]}; it must be finite, 0 for what is not known")
     return found
 
 
-def _members(values: ArrayLike) -> Floats:
-    found = _finite("members", values)
+def _validated_members(values: ArrayLike) -> Floats:
+    found = _finite_matrix("members", values)
     if not found.size:
         raise UserError(f"members has shape {found.shape}; a set must have 1 client and 1 feature or more")
     return found
 
 
-def _padded(sets: Sequence[Floats]) -> Floats:
+def _pad_with_nan(sets: Sequence[Floats]) -> Floats:
     padded = np.full((len(sets), max(map(len, sets)), sets[0].shape[1]), np.nan)
     for row, z in zip(padded, sets, strict=True):
         row[: len(z)] = z
@@ -359,7 +365,7 @@ def _mean_distances(x: Floats, members: Floats) -> Floats:
     return mean
 
 
-def _median(distances: Floats) -> float:
+def _positive_median(distances: Floats) -> float:
     """Of those that are not 0; 1 if all are."""
     apart = distances[distances > 0]
     return float(np.median(apart)) if len(apart) else 1.0

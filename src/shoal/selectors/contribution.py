@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from shoal.selectors.sampling import Floats, amounts, vector
+from shoal.selectors.sampling import Floats, validated_amounts, validated_vector
 
-LEAST = 1e-6  # stands for a share of 0, whose logarithm is none (Eq. 6)
+MIN_SHARE = 1e-6  # stands for a share of 0, whose logarithm is none (Eq. 6)
 
 
 def shares(values: ArrayLike) -> Floats:
     """Each client's part of the whole (Eq. 5 and 9). Where there is no whole, all have the same part."""
-    found = amounts("values", values)
+    found = validated_amounts("values", values)
     total = found.sum()
     return found / total if total > 0 else np.full(len(found), 1 / max(1, len(found)))
 
@@ -25,10 +25,10 @@ def lognorm(values: ArrayLike) -> Floats:
     Negative numbers, which a cosine may be, count as 0. Where nobody says anything that others do not, as a single
     client or clients that are all alike, all weigh the same.
     """
-    found = vector("values", values).clip(min=0)
-    told = -np.log2(np.where((part := shares(found)) > 0, part, LEAST))  # Eq. 6, 7
-    total = told.sum()
-    return told / total if total > 0 else np.full(len(told), 1 / max(1, len(told)))  # Eq. 8
+    found = validated_vector("values", values).clip(min=0)
+    information = -np.log2(np.where((part := shares(found)) > 0, part, MIN_SHARE))  # Eq. 6, 7
+    total = information.sum()
+    return information / total if total > 0 else np.full(len(information), 1 / max(1, len(information)))  # Eq. 8
 
 
 def metrics(sizes: ArrayLike, counts: ArrayLike, accuracies: ArrayLike, losses: ArrayLike) -> Floats:
@@ -36,13 +36,13 @@ def metrics(sizes: ArrayLike, counts: ArrayLike, accuracies: ArrayLike, losses: 
     return np.column_stack([shares(sizes), lognorm(counts), lognorm(accuracies), lognorm(losses)])
 
 
-def cosines(rows: ArrayLike, to: ArrayLike) -> Floats:
+def cosines(rows: ArrayLike, reference: ArrayLike) -> Floats:
     """Of the angle between each row and one vector (Eq. 14), in double precision; 0 for a vector without length."""
-    found, one = np.asarray(rows, dtype=np.float64), vector("to", to)
+    found, one = np.asarray(rows, dtype=np.float64), validated_vector("to", reference)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(one)
     return np.divide(found @ one, lengths, out=np.zeros(len(found)), where=lengths > 0).clip(-1, 1)
 
 
-def with_directions(known: Floats, similarities: Sequence[ArrayLike]) -> Floats:
+def with_directions(metric_columns: Floats, similarities: Sequence[ArrayLike]) -> Floats:
     """Columns for how much the parts of a client's model point where the global one does (Eq. 15)."""
-    return np.column_stack([known, *(lognorm(s) for s in similarities)])
+    return np.column_stack([metric_columns, *(lognorm(s) for s in similarities)])

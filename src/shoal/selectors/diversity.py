@@ -24,21 +24,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
-from shoal.selectors.sampling import Floats, Indices, amounts, by_size, candidates, matrix, vector
+from shoal.selectors.sampling import (
+    Floats,
+    Indices,
+    available_indices,
+    sample_by_size,
+    validated_amounts,
+    validated_matrix,
+    validated_vector,
+)
 
 
 def probabilities(
     gradients: ArrayLike, variances: ArrayLike, alpha1: float, alpha2: float, weights: ArrayLike | None = None
 ) -> Floats:
     """(a) for every known client; all equal if there is no diversity at all."""
-    g = matrix("gradients", gradients, "clients by parameters")
-    variance = vector("variances", variances, len(g))
+    g = validated_matrix("gradients", gradients, "clients by parameters")
+    variance = validated_vector("variances", variances, len(g))
     for name, value in (("alpha1", alpha1), ("alpha2", alpha2)):
         if not 0 <= value < np.inf:
             raise UserError(f"{name} is {value}; it must be finite and 0 or more")
     if (variance < 0).any():
         raise UserError(f"variances has {np.nanmin(variance)}; it must be 0 or more")
-    share = np.ones(len(g)) if weights is None else amounts("weights", weights, len(g))
+    share = np.ones(len(g)) if weights is None else validated_amounts("weights", weights, len(g))
     known = np.isfinite(g).all(axis=1) & np.isfinite(variance)
     score: Floats = np.ones(len(g))
     if known.any():
@@ -54,22 +62,28 @@ def probabilities(
 
 def draw(probabilities: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:
     """Without replacement, in proportion to the probabilities of those available."""
-    return by_size(amounts("probabilities", probabilities), available, k, seed)
+    return sample_by_size(validated_amounts("probabilities", probabilities), available, k, seed)
 
 
-def importance(probabilities: ArrayLike, weights: ArrayLike, chosen: ArrayLike, normalised: bool = True) -> Floats:
+def importance_weights(
+    probabilities: ArrayLike, weights: ArrayLike, selected: ArrayLike, is_normalised: bool = True
+) -> Floats:
     """How much each chosen client counts in the aggregate, in the order of its index.
 
     Not normalised, (b): the weighted sum has the expectation of the whole fleet's if the K were drawn independently.
     Normalised, (b) over its sum: it sums to 1, as a mean of models must; a ratio of two unbiased estimates, whose bias
     vanishes as K grows. A client of probability 0 is chosen only when everybody else was: then `weights` alone count.
     """
-    p = amounts("probabilities", probabilities)
-    share = amounts("weights", weights, len(p))
-    who = candidates(chosen, len(p))
-    if not len(who):
+    p = validated_amounts("probabilities", probabilities)
+    share = validated_amounts("weights", weights, len(p))
+    selected_clients = available_indices(selected, len(p))
+    if not len(selected_clients):
         return np.zeros(0)
-    raw = share[who] if (p[who] == 0).any() else share[who] / (len(who) * p[who])  # (b)
-    if not normalised:
+    raw = (
+        share[selected_clients]
+        if (p[selected_clients] == 0).any()
+        else share[selected_clients] / (len(selected_clients) * p[selected_clients])
+    )  # (b)
+    if not is_normalised:
         return raw
-    return raw / raw.sum() if raw.any() else np.full(len(who), 1 / len(who))
+    return raw / raw.sum() if raw.any() else np.full(len(selected_clients), 1 / len(selected_clients))

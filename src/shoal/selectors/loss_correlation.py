@@ -33,7 +33,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UserError
-from shoal.selectors.sampling import Floats, Indices, amounts, candidates, matrix, taken
+from shoal.selectors.sampling import (
+    Floats,
+    Indices,
+    available_indices,
+    num_selected,
+    validated_amounts,
+    validated_matrix,
+)
 
 
 @dataclass(eq=False)
@@ -42,7 +49,7 @@ class LossCorrelation:
 
     dimension: int = 15
     noise: float = 0.01
-    steps: int = 20
+    num_em_steps: int = 20
     embedding_: Floats = field(init=False, repr=False)
     mean_: Floats = field(init=False, repr=False)
     covariance_: Floats = field(init=False, repr=False)
@@ -52,53 +59,53 @@ class LossCorrelation:
             raise UserError(f"dimension is {self.dimension}; it must be 1 or more")
         if not self.noise > 0:
             raise UserError(f"noise is {self.noise}; it must be above 0")
-        if self.steps < 1:
-            raise UserError(f"steps is {self.steps}; it must be 1 or more")
+        if self.num_em_steps < 1:
+            raise UserError(f"steps is {self.num_em_steps}; it must be 1 or more")
 
     def fit(
         self, changes: ArrayLike, weights: ArrayLike | None = None, embedding: ArrayLike | None = None
     ) -> LossCorrelation:
         """Maximum likelihood over the rounds in `changes`. Only what silent clients would have said depends on an
         earlier `embedding`: a client without a single report keeps its relation to the others."""
-        found = matrix("changes", changes, "rounds by clients")
-        weight = _shares(weights, len(found))
-        heard = np.isfinite(found)
-        reports = weight @ heard
-        known = np.where(heard, found, 0.0)
+        found = validated_matrix("changes", changes, "rounds by clients")
+        weight = _normalised_weights(weights, len(found))
+        is_reported = np.isfinite(found)
+        reports = weight @ is_reported
+        known = np.where(is_reported, found, 0.0)
         self.mean_ = np.divide(weight @ known, reports, out=np.zeros(found.shape[1]), where=reports > 0)
-        rest = np.where(heard, known - self.mean_, 0.0)
-        x = self._start(embedding, found.shape[1])
-        if heard.all():  # nothing to fill in, and far fewer rounds than clients: no matrix of clients by clients
+        rest = np.where(is_reported, known - self.mean_, 0.0)
+        x = self._start_embedding(embedding, found.shape[1])
+        if is_reported.all():  # nothing to fill in, and far fewer rounds than clients: no matrix of clients by clients
             _, lengths, directions = np.linalg.svd(np.sqrt(weight)[:, None] * rest, full_matrices=False)
-            x = self._scaled(lengths**2, directions.T)
+            x = self._embedding_from_eigenpairs(lengths**2, directions.T)
         else:
-            for _ in range(self.steps):
-                values, vectors = np.linalg.eigh(self._expected_square(rest, heard, weight, x))
-                x = self._scaled(values[::-1], vectors[:, ::-1])
+            for _ in range(self.num_em_steps):
+                values, vectors = np.linalg.eigh(self._expected_square(rest, is_reported, weight, x))
+                x = self._embedding_from_eigenpairs(values[::-1], vectors[:, ::-1])
         self.embedding_ = x
         self.covariance_ = x @ x.T + self.noise**2 * np.eye(len(x))  # (a)
         return self
 
-    def _start(self, embedding: ArrayLike | None, clients: int) -> Floats:
+    def _start_embedding(self, embedding: ArrayLike | None, num_clients: int) -> Floats:
         if embedding is None:
-            return np.zeros((clients, self.dimension))  # the silent are filled in by their means
-        found = matrix("embedding", embedding, "clients by dimensions")
-        if found.shape != (clients, self.dimension):
-            raise UserError(f"embedding has shape {found.shape}; it must be {(clients, self.dimension)}")
+            return np.zeros((num_clients, self.dimension))  # the silent are filled in by their means
+        found = validated_matrix("embedding", embedding, "clients by dimensions")
+        if found.shape != (num_clients, self.dimension):
+            raise UserError(f"embedding has shape {found.shape}; it must be {(num_clients, self.dimension)}")
         return found
 
-    def _scaled(self, values: Floats, vectors: Floats) -> Floats:
+    def _embedding_from_eigenpairs(self, values: Floats, vectors: Floats) -> Floats:
         """The X of (a) that makes deviations most likely if their mean square has these leading eigenpairs."""
         x = np.zeros((len(vectors), self.dimension))
         kept = min(self.dimension, len(values))
         x[:, :kept] = vectors[:, :kept] * np.sqrt(np.maximum(values[:kept] - self.noise**2, 0.0))
         return x
 
-    def _expected_square(self, rest: Floats, heard: NDArray[np.bool_], weight: Floats, x: Floats) -> Floats:
+    def _expected_square(self, rest: Floats, is_reported: NDArray[np.bool_], weight: Floats, x: Floats) -> Floats:
         """E[deviation deviation'] given what was heard, weighted over rounds, under the embedding x."""
         variance = self.noise**2
-        silent = ~heard
-        gram = np.einsum("sl,ld,le->sde", heard.astype(np.float64), x, x, optimize=True)
+        silent = ~is_reported
+        gram = np.einsum("sl,ld,le->sde", is_reported.astype(np.float64), x, x, optimize=True)
         posterior = np.linalg.inv(variance * np.eye(self.dimension) + gram)  # of the latent vector, / variance
         latent = np.einsum("sde,se->sd", posterior, rest @ x)
         filled = rest + silent * (latent @ x.T)
@@ -113,28 +120,28 @@ def pick(covariance: ArrayLike, weights: ArrayLike, available: ArrayLike, k: int
 
     All clients' losses count, also of those who are not available.
     """
-    sigma = matrix("covariance", covariance, "clients by clients").copy()
+    sigma = validated_matrix("covariance", covariance, "clients by clients").copy()
     total = len(sigma)
     if sigma.shape != (total, total):
         raise UserError(f"covariance has shape {sigma.shape}; it must be square")
-    share = amounts("weights", weights, total)
-    factor = amounts("discount", discount, total)
-    there = candidates(available, total)
+    share = validated_amounts("weights", weights, total)
+    factor = validated_amounts("discount", discount, total)
+    there = available_indices(available, total)
     least = 1e-12 * np.diag(sigma)  # below this share of its variance nothing is left to learn from a client
     remaining = list(there)
-    for _ in range(taken(k, there)):
+    for _ in range(num_selected(k, there)):
         variance = np.diag(sigma)
-        telling = variance > least
-        score = factor * (share @ sigma) / np.sqrt(np.where(telling, variance, 1.0)) * telling  # (b)
+        is_informative = variance > least
+        score = factor * (share @ sigma) / np.sqrt(np.where(is_informative, variance, 1.0)) * is_informative  # (b)
         best = remaining.pop(int(np.argmax(score[remaining])))
-        if telling[best]:
+        if is_informative[best]:
             sigma -= np.outer(sigma[:, best], sigma[best]) / sigma[best, best]  # (c)
     return np.setdiff1d(there, remaining)
 
 
-def _shares(weights: ArrayLike | None, rounds: int) -> Floats:
-    weight = np.ones(rounds) if weights is None else np.asarray(weights, dtype=np.float64)
-    if weight.shape != (rounds,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
-        raise UserError(f"weights is {weights!r}; it must hold {rounds} numbers of 0 or more, not all of them 0")
+def _normalised_weights(weights: ArrayLike | None, num_rounds: int) -> Floats:
+    weight = np.ones(num_rounds) if weights is None else np.asarray(weights, dtype=np.float64)
+    if weight.shape != (num_rounds,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
+        raise UserError(f"weights is {weights!r}; it must hold {num_rounds} numbers of 0 or more, not all of them 0")
     shares: Floats = weight / weight.sum()
     return shares

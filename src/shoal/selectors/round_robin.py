@@ -12,23 +12,23 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
-from shoal.selectors.sampling import Indices, candidates, taken
+from shoal.selectors.sampling import Indices, available_indices, num_selected
 
 
-def in_turn(turns: ArrayLike, available: ArrayLike, k: int) -> tuple[Indices, Indices]:
+def select_in_turn(turns: ArrayLike, available: ArrayLike, k: int) -> tuple[Indices, Indices]:
     """The k of those available with the lowest turns, the lower index first where turns are equal; and the turns after
     it, in which these are the highest."""
     turn = np.asarray(turns)
     if turn.ndim != 1 or (turn.size and turn.dtype.kind not in "iu"):
         raise UserError(f"turns is {turns!r}; it must hold one whole number per client")
     turn = turn.astype(np.int64)
-    there = candidates(available, len(turn))
-    chosen = there[np.argsort(turn[there], kind="stable")[: taken(k, there)]]
+    there = available_indices(available, len(turn))
+    chosen = there[np.argsort(turn[there], kind="stable")[: num_selected(k, there)]]
     after = turn.copy()
     after[chosen] = turn.max(initial=-1) + 1 + np.arange(len(chosen))
     return np.sort(chosen), after
 
 
-def share_of(members: int, share: float) -> int:
+def num_selected_of(num_members: int, fraction: float) -> int:
     """How many of a group take part: one at least, where there is anybody."""
-    return min(members, max(1, round(share * members)))
+    return min(num_members, max(1, round(fraction * num_members)))

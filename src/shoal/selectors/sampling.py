@@ -12,36 +12,36 @@ Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def uniform(available: ArrayLike, k: int, seed: int) -> Indices:
+def sample_uniformly(available: ArrayLike, k: int, seed: int) -> Indices:
     """Every set of k clients is equally likely."""
-    there = candidates(available)
+    there = available_indices(available)
     rng = np.random.default_rng(derive_seed(seed, "uniform"))
-    return np.sort(rng.choice(there, size=taken(k, there), replace=False))
+    return np.sort(rng.choice(there, size=num_selected(k, there), replace=False))
 
 
-def by_size(sizes: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:
+def sample_by_size(sizes: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:
     """One after the other, each time with probability proportional to size among those not yet chosen.
 
     Drawn as a race of exponential clocks whose rates are the sizes: the first k to ring are exactly such a draw.
     Clients of size 0 never ring; they are taken, all equally likely, only when nobody else is left.
     """
-    size = amounts("sizes", sizes)
-    there = candidates(available, len(size))
+    size = validated_amounts("sizes", sizes)
+    there = available_indices(available, len(size))
     wait = np.random.default_rng(derive_seed(seed, "by_size")).exponential(size=len(there))
     with np.errstate(divide="ignore", over="ignore"):
         order = np.lexsort((wait, wait / size[there]))
-    return np.sort(there[order[: taken(k, there)]])
+    return np.sort(there[order[: num_selected(k, there)]])
 
 
-def largest(scores: ArrayLike, available: ArrayLike, k: int) -> Indices:
+def select_largest(scores: ArrayLike, available: ArrayLike, k: int) -> Indices:
     """The highest scores; the lower index wins a tie; who has no score (NaN) comes after everybody who has one."""
-    score = vector("scores", scores)
-    there = candidates(available, len(score))
+    score = validated_vector("scores", scores)
+    there = available_indices(available, len(score))
     order = np.lexsort((there, -score[there]))  # NaN sorts last, whatever its sign
-    return np.sort(there[order[: taken(k, there)]])
+    return np.sort(there[order[: num_selected(k, there)]])
 
 
-def candidates(available: ArrayLike, total: int | None = None) -> Indices:
+def available_indices(available: ArrayLike, total: int | None = None) -> Indices:
     """The indices of those available in ascending order, from a mask or from indices in any order."""
     found = np.asarray(available)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "biu"):
@@ -57,14 +57,14 @@ def candidates(available: ArrayLike, total: int | None = None) -> Indices:
     return found
 
 
-def taken(k: int, there: Indices) -> int:
+def num_selected(k: int, available: Indices) -> int:
     """How many of those available are chosen."""
     if k < 0:
         raise UserError(f"k is {k}; it must be 0 clients or more")
-    return min(k, len(there))
+    return min(k, len(available))
 
 
-def vector(name: str, values: ArrayLike, total: int | None = None) -> Floats:
+def validated_vector(name: str, values: ArrayLike, total: int | None = None) -> Floats:
     """One number per client."""
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 1 or (total is not None and len(found) != total):
@@ -73,16 +73,16 @@ def vector(name: str, values: ArrayLike, total: int | None = None) -> Floats:
     return found
 
 
-def amounts(name: str, values: ArrayLike, total: int | None = None) -> Floats:
+def validated_amounts(name: str, values: ArrayLike, total: int | None = None) -> Floats:
     """One number per client, finite and not negative."""
-    found = vector(name, values, total)
+    found = validated_vector(name, values, total)
     bad = np.flatnonzero(~np.isfinite(found) | (found < 0))
     if bad.size:
         raise UserError(f"{name} has {found[bad[0]]} for client {bad[0]}; it must be finite and 0 or more")
     return found
 
 
-def matrix(name: str, values: ArrayLike, axes: str) -> Floats:
+def validated_matrix(name: str, values: ArrayLike, axes: str) -> Floats:
     """A table of numbers, not necessarily finite."""
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 2:

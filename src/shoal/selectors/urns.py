@@ -26,15 +26,23 @@ from numpy.typing import ArrayLike
 
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.selectors.sampling import Floats, Indices, amounts, by_size, candidates, matrix, taken
+from shoal.selectors.sampling import (
+    Floats,
+    Indices,
+    available_indices,
+    num_selected,
+    sample_by_size,
+    validated_amounts,
+    validated_matrix,
+)
 
 
-def distributions(sizes: ArrayLike, gradients: ArrayLike, k: int) -> Floats:
+def urn_distributions(sizes: ArrayLike, gradients: ArrayLike, k: int) -> Floats:
     """The urns r [k, clients]. Sizes that are all 0 count as equal; a gradient of 0 or NaN counts as unknown."""
-    size = amounts("sizes", sizes)
+    size = validated_amounts("sizes", sizes)
     if (size != np.rint(size)).any():
         raise UserError(f"sizes has {size[size != np.rint(size)][0]}; it must hold whole numbers of rows")
-    g = matrix("gradients", gradients, "clients by parameters")
+    g = validated_matrix("gradients", gradients, "clients by parameters")
     if len(g) != len(size):
         raise UserError(f"gradients has {len(g)} rows; it must have one for each of {len(size)} clients")
     if k < 1 or not len(size):
@@ -47,14 +55,14 @@ def distributions(sizes: ArrayLike, gradients: ArrayLike, k: int) -> Floats:
     urns[np.arange(len(single)), single] = full
     shared = np.flatnonzero(rest)
     if len(shared):
-        groups = [shared[members] for members in _groups(angles(g[shared]), rest[shared], full)]
-        _fill(urns[len(single) :], rest, groups, full)
+        groups = [shared[members] for members in _clusters_up_to_mass(gradient_angles(g[shared]), rest[shared], full)]
+        _fill_urns(urns[len(single) :], rest, groups, full)
     return urns / full
 
 
-def angles(gradients: ArrayLike) -> Floats:
+def gradient_angles(gradients: ArrayLike) -> Floats:
     """arccos of the cosine of each pair; 0 to everybody for an unknown gradient, so that the unknown are alike."""
-    g = matrix("gradients", gradients, "clients by parameters")
+    g = validated_matrix("gradients", gradients, "clients by parameters")
     known = np.isfinite(g).all(axis=1, keepdims=True)
     g = g if known.all() else np.where(known, g, 0.0)
     products = g @ g.T
@@ -66,7 +74,7 @@ def angles(gradients: ArrayLike) -> Floats:
     return angle
 
 
-def _groups(features: Floats, mass: Indices, most: int) -> list[Indices]:
+def _clusters_up_to_mass(features: Floats, mass: Indices, max_mass: int) -> list[Indices]:
     """Ward's tree over the rows of `features`, cut into the largest groups of at most `most`; the heaviest first."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
@@ -77,18 +85,18 @@ def _groups(features: Floats, mass: Indices, most: int) -> list[Indices]:
     weights = mass.tolist()
     for left, right in tree[:, :2].astype(int):
         weights.append(weights[left] + weights[right])
-    labels = fcluster(tree, t=most, criterion="monocrit", monocrit=np.array(weights[len(mass) :], dtype=np.float64))
+    labels = fcluster(tree, t=max_mass, criterion="monocrit", monocrit=np.array(weights[len(mass) :], dtype=np.float64))
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     return sorted(groups, key=lambda members: (-int(mass[members].sum()), int(members[0])))
 
 
-def _fill(urns: Indices, mass: Indices, groups: list[Indices], full: int) -> None:
+def _fill_urns(urns: Indices, mass: Indices, clusters: list[Indices], capacity: int) -> None:
     """Pours the groups into the empty rows of `urns`, in place."""
-    for urn, members in zip(urns, groups, strict=False):
+    for urn, members in zip(urns, clusters, strict=False):
         urn[members] = mass[members]
-    room = full - urns.sum(axis=1)
+    room = capacity - urns.sum(axis=1)
     urn = len(urns) - 1
-    for client in (c for members in groups[len(urns) :] for c in sorted(members, key=lambda c: (-mass[c], c))):
+    for client in (c for members in clusters[len(urns) :] for c in sorted(members, key=lambda c: (-mass[c], c))):
         left = int(mass[client])
         while left:
             poured = min(left, int(room[urn]))
@@ -105,8 +113,8 @@ def draw(r: ArrayLike, available: ArrayLike, seed: int) -> Indices:
     the client is new. An urn without such a client is made up for by the others, in proportion to their expected
     number of draws (b). Both bend (b); urns of many clients, of which all are available, hardly feel it.
     """
-    chance = matrix("r", r, "urns by clients")
-    there = candidates(available, chance.shape[1])
+    chance = validated_matrix("r", r, "urns by clients")
+    there = available_indices(available, chance.shape[1])
     rng = np.random.default_rng(derive_seed(seed, "urns"))
     free = np.zeros(chance.shape[1], dtype=bool)
     free[there] = True
@@ -115,5 +123,7 @@ def draw(r: ArrayLike, available: ArrayLike, seed: int) -> Indices:
         if left.any():
             free[rng.choice(len(left), p=left / left.sum())] = False
     drawn = np.setdiff1d(there, np.flatnonzero(free))
-    more = by_size(chance.sum(axis=0), free, taken(len(chance), there) - len(drawn), derive_seed(seed, "made up"))
+    more = sample_by_size(
+        chance.sum(axis=0), free, num_selected(len(chance), there) - len(drawn), derive_seed(seed, "made up")
+    )
     return np.sort(np.concatenate([drawn, more]))

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from shoal.types import ClientId, ClientProgram, Plan, Report, Schedule, ServerState, StagePurpose, periodic_rounds
 
-CLUSTERING = ("sklearn.cluster", "sklearn.metrics", "scipy.optimize")  # what clusterers import
+CLUSTERING_LIBRARIES = ("sklearn.cluster", "sklearn.metrics", "scipy.optimize")  # what clusterers import
 
 
-def with_rows(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
+def with_samples(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
     """Of those who could train: a model that comes back as it went, or a choice by no row, says nothing."""
     return {c: r for c, r in reports.items() if r.counts["train"] > 0}
 
@@ -29,8 +29,8 @@ class Scheduled:
         """In every round, whichever clients `plan` names."""
         return Schedule()
 
-    def due(self, round: int) -> bool:
-        return self.schedule.due(round)
+    def due(self, round_index: int) -> bool:
+        return self.schedule.due(round_index)
 
 
 class ServerOnly(Scheduled):
@@ -56,13 +56,13 @@ class OneProgram(Scheduled):
         return (self.program,)
 
 
-class WhenEvaluated(Scheduled):
+class DueWhenEvaluated(Scheduled):
     """Due in the rounds that are evaluated by plan. A run that a budget ends in between is measured with what there is
     then."""
 
     rounds: int
-    every: int
+    every_rounds: int
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule("all", periodic_rounds(self.rounds, self.every))
+        return Schedule("all", periodic_rounds(self.rounds, self.every_rounds))

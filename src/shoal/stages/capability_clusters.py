@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from shoal import tree
 from shoal.client_table import ClientTable
 from shoal.models import Model
-from shoal.stages.base import CLUSTERING, with_rows
+from shoal.stages.base import CLUSTERING_LIBRARIES, with_samples
 from shoal.stages.cluster import Floats
-from shoal.stages.prediction_similarity import shared_rows
-from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.prediction_similarity import shared_samples
+from shoal.stages.train import ServerUpdate, TrainAndAggregate
 from shoal.stages.vectors import UNBOUNDED
 from shoal.types import ClientId, HasOptions, Params, Report, ServerState, option
 
@@ -34,11 +34,11 @@ def capability(model: Model, params: Params, x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Soft(HasOptions):
+class FuzzyRule(HasOptions):
     """Fuzzy c-means. A Gaussian mixture would need variances, which a few clients in many classes cannot tell."""
 
     group: ClassVar[str] = "cluster"
-    groups: int = option(3, "Form this many overlapping clusters of the received models by fuzzy c-means.", ge=1)
+    num_clusters: int = option(3, "Form this many overlapping clusters of the received models by fuzzy c-means.", ge=1)
     fuzziness: float = option(
         2.0,
         "Set the exponent of fuzzy c-means. Near 1 a client belongs to one cluster, and large values make all "
@@ -46,20 +46,24 @@ class Soft(HasOptions):
         gt=1,
     )
 
-    def __call__(self, rows: Floats, before: Floats | None, seed: int) -> tuple[Floats, Floats]:
+    def __call__(self, rows: Floats, previous_centres: Floats | None, seed: int) -> tuple[Floats, Floats]:
         """Memberships and centres; a cluster keeps its number from `before`, the centres of the last time."""
         from shoal.clusterers import FuzzyClusters
 
-        found = FuzzyClusters(self.groups, random_state=seed, fuzziness=self.fuzziness).fit(rows)
-        order = np.arange(self.groups) if before is None else _matched(before, found.cluster_centers_)
+        found = FuzzyClusters(self.num_clusters, random_state=seed, fuzziness=self.fuzziness).fit(rows)
+        order = (
+            np.arange(self.num_clusters)
+            if previous_centres is None
+            else _match_centres(previous_centres, found.cluster_centers_)
+        )
         return found.membership_[:, order], found.cluster_centers_[order]
 
 
-def _matched(before: Floats, centres: Floats) -> NDArray[np.int64]:
+def _match_centres(previous_centres: Floats, centres: Floats) -> NDArray[np.int64]:
     from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
 
-    return np.asarray(linear_sum_assignment(cdist(before, centres))[1], dtype=np.int64)
+    return np.asarray(linear_sum_assignment(cdist(previous_centres, centres))[1], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -72,26 +76,28 @@ class FormCapabilityClusters(ServerUpdate):
     never 0. Who has no rows belongs nowhere.
     """
 
-    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
-    rule: Soft
+    rule: FuzzyRule
     model: Model
     slot: str = "train"
 
-    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        (x, y), reports = shared_rows(state, self.model), with_rows(reports)
+    def before_aggregation(
+        self, train: TrainAndAggregate, state: ServerState, reports: Mapping[ClientId, Report], seed: int
+    ) -> ServerState:
+        (x, y), reports = shared_samples(state, self.model), with_samples(reports)
         if not len(x) or not reports:
             return state
         able = {c: {"able": capability(self.model, r.tensors["model"], x, y)} for c, r in reports.items()}
-        return self._clustered(state, ClientTable.from_rows(able), seed)
+        return self._with_clusters(state, ClientTable.from_rows(able), seed)
 
-    def after(
-        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    def after_aggregation(
+        self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
-        cohort = tuple(with_rows(reports))
-        if not cohort or not len(shared_rows(before, self.model)[0]):
+        cohort = tuple(with_samples(reports))
+        if not cohort or not len(shared_samples(before, self.model)[0]):
             return after
-        return replace(after, models=_moved(before, after.models, cohort))
+        return replace(after, models=_move_models(before, after.models, cohort))
 
     @property
     def representation_bounds(self) -> tuple[float, float]:
@@ -108,36 +114,40 @@ class FormCapabilityClusters(ServerUpdate):
         shares = (distances.min() / distances) ** (2 / (self.rule.fuzziness - 1))
         return np.asarray(shares / shares.sum(), dtype=np.float64)
 
-    def _clustered(self, state: ServerState, able: ClientTable, seed: int) -> ServerState:
+    def _with_clusters(self, state: ServerState, capabilities: ClientTable, seed: int) -> ServerState:
         memory = state.memory.get(self.slot, {})
-        known = ClientTable.from_tree(memory.get("known", {})).updated_with(able)
+        known = ClientTable.from_tree(memory.get("known", {})).updated_with(capabilities)
         kept = {**memory, "known": known.to_tree()}
         rows = known["able"].double().numpy()
-        if len(np.unique(rows, axis=0)) >= self.rule.groups:
+        if len(np.unique(rows, axis=0)) >= self.rule.num_clusters:
             before = memory["centres"].numpy() if "centres" in memory else None
             member, centres = self.rule(rows, before, seed)
             kept["centres"] = torch.from_numpy(centres)
             found = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
         else:
-            found = _with_newcomers(state.membership, able.clients)
+            found = _with_late_joining_clients(state.membership, capabilities.clients)
         return replace(state, membership=found, memory={**state.memory, self.slot: kept})
 
 
-def _with_newcomers(membership: Mapping[ClientId, Tensor], clients: Sequence[ClientId]) -> dict[ClientId, Tensor]:
+def _with_late_joining_clients(
+    membership: Mapping[ClientId, Tensor], clients: Sequence[ClientId]
+) -> dict[ClientId, Tensor]:
     """Until they are clustered, clients without memberships belong like the average of those who have some."""
-    return {**dict.fromkeys(clients, _usual(membership)), **membership} if membership else {}
+    return {**dict.fromkeys(clients, _mean_membership(membership)), **membership} if membership else {}
 
 
-def _usual(membership: Mapping[ClientId, Tensor]) -> Tensor:
+def _mean_membership(membership: Mapping[ClientId, Tensor]) -> Tensor:
     return torch.stack(list(membership.values())).mean(0)
 
 
-def _moved(state: ServerState, models: Mapping[str, Params], cohort: tuple[ClientId, ...]) -> Mapping[str, Params]:
+def _move_models(
+    state: ServerState, models: Mapping[str, Params], cohort: tuple[ClientId, ...]
+) -> Mapping[str, Params]:
     """From the models of `state` towards `models`: all the way where the cohort belongs to a cluster no less than
     clients do on average, else in proportion."""
     if not state.membership:
         return models
-    usual = _usual(state.membership)
+    usual = _mean_membership(state.membership)
     present = torch.stack([state.membership[c] for c in cohort]).mean(0)
     steps = (present / usual.clamp(min=1e-12)).clamp(max=1).tolist()
     return {
@@ -146,13 +156,13 @@ def _moved(state: ServerState, models: Mapping[str, Params], cohort: tuple[Clien
     }
 
 
-def blend_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+def blended_model(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
     """The mean of all models, weighted by a client's memberships; for a client without any, by those of all."""
     names = sorted(state.models)
     if client is not None and client in state.membership:
         weights = state.membership[client]
     elif state.membership:
-        weights = _usual(state.membership)
+        weights = _mean_membership(state.membership)
     else:
         weights = torch.ones(len(names))
     return {"blend": tree.weighted_mean([state.models[k] for k in names], weights.tolist())}

@@ -14,7 +14,7 @@ from shoal.client_table import ClientTable
 from shoal.clusterers.jensen_shannon import modified_js, paired_modified_js
 from shoal.clusterers.validation import number_by_first_appearance
 from shoal.errors import UserError
-from shoal.stages.base import CLUSTERING, ServerOnly
+from shoal.stages.base import CLUSTERING_LIBRARIES, ServerOnly
 from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
 if TYPE_CHECKING:
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
-GROUPS = "cluster"  # the stage in which clients are grouped
+CLUSTER_STAGE = "cluster"  # the stage in which clients are grouped
 
 
 class Clustering(NamedTuple):
     """The cluster of every client."""
 
     labels: Labels  # from 0, without gaps
-    noise: int = 0  # how many clients were in no cluster before they joined the nearest one
+    num_noise_clients: int = 0  # how many clients were in no cluster before they joined the nearest one
 
 
 @dataclass(frozen=True)
-class Similar(HasOptions):
+class SimilarLabels(HasOptions):
     """Clients with similar label distributions together."""
 
-    group: ClassVar[str] = GROUPS
-    groups: int = option(
+    group: ClassVar[str] = CLUSTER_STAGE
+    num_clusters: int = option(
         0,
         "Form this many clusters of clients with similar label distributions. 0 forms as many as the cohort has "
         "clients.",
@@ -55,16 +55,18 @@ class Similar(HasOptions):
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
         from shoal.clusterers import SimilarClusters
 
-        rule = SimilarClusters(self.groups or cohort_size, random_state=seed, n_init=self.restarts, centre=self.centre)
+        rule = SimilarClusters(
+            self.num_clusters or cohort_size, random_state=seed, n_init=self.restarts, centre=self.centre
+        )
         return rule.fit(rows).labels_
 
 
 @dataclass(frozen=True)
-class Repulsive(HasOptions):
+class DiverseLabels(HasOptions):
     """Groups of one size, each as mixed as can be and all alike."""
 
-    group: ClassVar[str] = GROUPS
-    groups: int = option(
+    group: ClassVar[str] = CLUSTER_STAGE
+    num_clusters: int = option(
         0, "Form this many clusters of equal size with mixed labels. 0 forms so many that two make a cohort.", ge=0
     )
     swaps: Literal["closest", "all"] = option(
@@ -72,7 +74,7 @@ class Repulsive(HasOptions):
         "Improve the clusters by swaps of one client of the most similar pair in each cluster (closest, Algorithm 1 of "
         "the paper) or of any two clients (all).",
     )
-    top: int = option(
+    num_searched: int = option(
         0,
         "Search for swaps only in this many clusters, the ones with the most similar pairs. 0 searches all clusters, "
         "and 1 is refused because a swap needs two.",
@@ -81,25 +83,29 @@ class Repulsive(HasOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.top == 1:
+        if self.num_searched == 1:
             raise UserError("cluster.top is 1; it must be 0 (all clusters) or 2 or more")
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
         from shoal.clusterers import RepulsiveClusters
 
-        groups = self.groups or max(1, round(2 * len(rows) / cohort_size))
-        return RepulsiveClusters(groups, random_state=seed, swaps=self.swaps, top=self.top or None).fit(rows).labels_
+        groups = self.num_clusters or max(1, round(2 * len(rows) / cohort_size))
+        return (
+            RepulsiveClusters(groups, random_state=seed, swaps=self.swaps, top=self.num_searched or None)
+            .fit(rows)
+            .labels_
+        )
 
 
 @dataclass(frozen=True)
-class Adaptive(HasOptions):
+class SparsityClusters(HasOptions):
     """Clients whose sparsity vectors are alike, in as many groups as there are (AIDC, paper 000).
 
     A row holds four vectors: that of the client's adapted model, by which it is grouped, and those of the model that
     all received, over all of its examples and over either half of them, which tell difference from chance.
     """
 
-    group: ClassVar[str] = GROUPS
+    group: ClassVar[str] = CLUSTER_STAGE
     merge: float = option(
         0.35, "Merge two clusters if the mean distance between their clients is below this value (Eq. 7).", ge=0
     )
@@ -108,114 +114,119 @@ class Adaptive(HasOptions):
         "Split a cluster if the mean distance within it is above this value (Eq. 8), at least cluster.merge.",
         ge=0,
     )
-    guard: float = option(
+    noise_guard_ratio: float = option(
         2.2,
         "Keep all clients in one cluster if their mean distance is less than this multiple of the distance that random "
         "sampling explains. 0 turns the test off.",
         ge=0,
     )
-    drift: float = option(
+    drift_ratio: float = option(
         4.0,
         "The data of a client count as changed if its sparsity vector has moved by more than this multiple of the "
         "distance that random sampling explains.",
         ge=0,
     )
-    smallest: int = option(
+    min_size: int = option(
         2, "Clients of a cluster with fewer clients than this join the nearest larger cluster.", ge=1
     )
     scale: Literal["mean", "median", "none"] = option(
         "mean", "Divide all distances by their mean or median before they meet the thresholds, or by nothing (none)."
     )
-    references: int = option(
+    num_references: int = option(
         0,
         "Form clusters from only this many randomly drawn clients, to which all others are assigned. 0 uses all "
         "clients.",
         ge=0,
     )
-    literal: bool = option(
+    as_published: bool = option(
         False,
         "Form clusters with the equations and in the order exactly as the paper prints them, without corrections.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.merge > self.split and not self.literal:
+        if self.merge > self.split and not self.as_published:
             raise UserError(
                 f"cluster.merge is {self.merge} and cluster.split is {self.split}; merge must not be larger, or what "
                 "is merged is split again for ever (cluster.literal=true tries all the same)"
             )
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
-        _refuse_above_1(rows)
-        if self._alike(rows, seed):
+        _refuse_sparsity_above_1(rows)
+        if self._is_one_cluster(rows, seed):
             return np.zeros(len(rows), dtype=np.int64)
-        return self._clusters(seed).fit(rows[:, : rows.shape[1] // 4]).labels_
+        return self._estimator(seed).fit(rows[:, : rows.shape[1] // 4]).labels_
 
-    def join(self, rows: Floats, labels: Labels, newcomers: Floats) -> Labels:
+    def join(self, rows: Floats, labels: Labels, late_rows: Floats) -> Labels:
         """The group with the least mean distance to its members."""
-        known, new = np.split(rows, 4, axis=1)[0], np.split(newcomers, 4, axis=1)[0]
+        known, new = np.split(rows, 4, axis=1)[0], np.split(late_rows, 4, axis=1)[0]
         distances = modified_js(new, known)
         means = np.stack([distances[:, labels == k].mean(axis=1) for k in np.unique(labels)], axis=1)
         return np.unique(labels)[means.argmin(axis=1)]
 
-    def like(self, rows: Floats, labels: Labels, received: Floats) -> int:
+    def nearest_cluster(self, rows: Floats, labels: Labels, received: Floats) -> int:
         """The group of a client of whom only the vector of the received model is known, for that needs no labels."""
         distances = modified_js(received[None], np.split(rows, 4, axis=1)[1])[0]
         return int(np.argmin([distances[labels == k].mean() for k in range(labels.max() + 1)]))
 
-    def again(self, rows: Floats, labels: Labels, now: Floats, seed: int) -> tuple[Floats, Labels]:
+    def recluster(self, rows: Floats, labels: Labels, new_rows: Floats, seed: int) -> tuple[Floats, Labels]:
         """Only who has changed leaves its group; groups are split and merged from where they were."""
-        moved = np.flatnonzero(self.drifted(rows, now))
+        moved = np.flatnonzero(self.has_drifted(rows, new_rows))
         rows, before = rows.copy(), rows
-        rows[moved] = now[moved]
+        rows[moved] = new_rows[moved]
         if not len(moved):
             return rows, labels
-        _refuse_above_1(rows)
-        if self.literal or self.references:  # neither can be taken up from where it was
+        _refuse_sparsity_above_1(rows)
+        if self.as_published or self.num_references:  # neither can be taken up from where it was
             return rows, self(rows, seed)
-        if self._alike(rows, seed):
+        if self._is_one_cluster(rows, seed):
             return rows, np.zeros(len(rows), dtype=np.int64)
         if not labels.any():
             return rows, self(rows, seed)
         adapted = before.shape[1] // 4
-        clusters = self._clusters(seed).resume(before[:, :adapted], labels)
-        return rows, number_by_first_appearance(clusters.update(now[moved, :adapted], moved).labels_)[0]
+        clusters = self._estimator(seed).resume(before[:, :adapted], labels)
+        return rows, number_by_first_appearance(clusters.update(new_rows[moved, :adapted], moved).labels_)[0]
 
-    def drifted(self, rows: Floats, now: Floats) -> NDArray[np.bool_]:
+    def has_drifted(self, rows: Floats, new_rows: Floats) -> NDArray[np.bool_]:
         """Whose data follow another law than before, by what the same model gives on them: two draws of one law differ
         by half of what the halves of a draw do."""
-        _, old, *was = np.split(rows, 4, axis=1)
-        _, new, *has = np.split(now, 4, axis=1)
-        chance = (paired_modified_js(was[0], was[1]) + paired_modified_js(has[0], has[1])) / 4
-        found: NDArray[np.bool_] = paired_modified_js(old, new) > self.drift * chance
-        return found
+        _, old, *old_halves = np.split(rows, 4, axis=1)
+        _, new, *new_halves = np.split(new_rows, 4, axis=1)
+        random_distance = (
+            paired_modified_js(old_halves[0], old_halves[1]) + paired_modified_js(new_halves[0], new_halves[1])
+        ) / 4
+        has_changed: NDArray[np.bool_] = paired_modified_js(old, new) > self.drift_ratio * random_distance
+        return has_changed
 
-    def _alike(self, rows: Floats, seed: int) -> bool:
+    def _is_one_cluster(self, rows: Floats, seed: int) -> bool:
         _, received, *halves = np.split(rows, 4, axis=1)
-        return self.guard > 0 and self._clusters(seed).fit(received, halves=(halves[0], halves[1])).is_guarded_
+        return (
+            self.noise_guard_ratio > 0
+            and self._estimator(seed).fit(received, halves=(halves[0], halves[1])).is_guarded_
+        )
 
-    def _clusters(self, seed: int) -> AdaptiveDensityClusters:
+    def _estimator(self, seed: int) -> AdaptiveDensityClusters:
         from shoal.clusterers import AdaptiveDensityClusters
 
         return AdaptiveDensityClusters(
             merge=self.merge,
             split=self.split,
-            noise_guard_ratio=self.guard,
-            min_cluster_size=self.smallest,
+            noise_guard_ratio=self.noise_guard_ratio,
+            min_cluster_size=self.min_size,
             scale=self.scale,
-            n_references=self.references or None,
-            as_published=self.literal,
+            n_references=self.num_references or None,
+            as_published=self.as_published,
             random_state=seed,
         )
 
 
 @dataclass(frozen=True)
-class Dense(HasOptions):
+class HellingerOptics(HasOptions):
     """Clients with alike label distributions, in as many groups as there are (HACCS): OPTICS on Hellinger distances,
     cut at `reach`. Two are enough for a group; who is within reach of nobody is one alone."""
 
-    group: ClassVar[str] = GROUPS
-    reach: float = option(
+    group: ClassVar[str] = CLUSTER_STAGE
+    radius: float = option(
         0.25,
         "Put clients into one cluster if a chain of label distributions with at most this Hellinger distance (0 to 1) "
         "connects them.",
@@ -230,35 +241,37 @@ class Dense(HasOptions):
         if len(rows) < 2:
             return np.zeros(len(rows), dtype=np.int64)
         distances = squareform(pdist(np.sqrt(rows))) / np.sqrt(2)
-        optics = OPTICS(min_samples=2, metric="precomputed", cluster_method="dbscan", eps=self.reach)
+        optics = OPTICS(min_samples=2, metric="precomputed", cluster_method="dbscan", eps=self.radius)
         labels = optics.fit(distances).labels_.astype(np.int64)
         alone = labels < 0
         labels[alone] = labels.max() + 1 + np.arange(alone.sum())
         return number_by_first_appearance(labels)[0]
 
 
-def _refuse_above_1(rows: Floats) -> None:
+def _refuse_sparsity_above_1(rows: Floats) -> None:
     for row, column in np.argwhere(rows > 1)[:1]:
         channel = column % (rows.shape[1] // 4)
         raise UserError(f"a sparsity vector has {rows[row, column]} in channel {channel}; sparsities must be 1 or less")
 
 
 @dataclass(frozen=True)
-class Group(ServerOnly):
+class FormClusters(ServerOnly):
     """Groups once, and again only when a client has become known that was not there before, or clients were asked
     again; or in every round."""
 
-    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
     rule: Callable[[Floats, int, int], ArrayLike]  # (a row per client, seed, cohort size) -> group of each
     column: str
     source: str = "represent"  # the stage that asked
-    once: bool = True
-    name: str = GROUPS
+    runs_once: bool = True
+    name: str = CLUSTER_STAGE
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         known, grouped = ClientTable.load(state, self.source), ClientTable.load(state, self.name)
-        if not len(known) or (self.once and known.clients == grouped.clients and not _told_since(known, grouped)):
+        if not len(known) or (
+            self.runs_once and known.clients == grouped.clients and not _has_newer_reports(known, grouped)
+        ):
             return state
         groups = self.rule(known[self.column].double().numpy(), seed, state.cohort_size)
         columns = {
@@ -269,5 +282,5 @@ class Group(ServerOnly):
         return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
 
-def _told_since(known: ClientTable, grouped: ClientTable) -> bool:
-    return "told" in known.columns and int(known["told"].max()) > int(grouped["round"].min())
+def _has_newer_reports(known: ClientTable, clusters: ClientTable) -> bool:
+    return "told" in known.columns and int(known["told"].max()) > int(clusters["round"].min())

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from shoal import tree
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import CLUSTERING, OneProgram, ServerOnly, with_rows
-from shoal.stages.cluster import GROUPS, Floats
-from shoal.stages.experts import grouped, joined, noted, without_group
-from shoal.stages.vectors import UNBOUNDED, nearest_direction, restored, vector
+from shoal.stages.base import CLUSTERING_LIBRARIES, OneProgram, ServerOnly, with_samples
+from shoal.stages.cluster import CLUSTER_STAGE, Floats
+from shoal.stages.experts import assign_clients, remember_without_samples, set_clusters, unassigned_clients
+from shoal.stages.vectors import UNBOUNDED, flatten_params, nearest_direction, unflatten_params
 from shoal.types import (
     ClientId,
     ClientProgram,
@@ -33,40 +33,42 @@ from shoal.types import (
 
 
 @dataclass(frozen=True)
-class GroupColdStart(OneProgram, HasOptions):
+class FormColdStartClusters(OneProgram, HasOptions):
     """Once: some clients, by chance, train the first model a little, and are grouped by where that took them. Each
     group's model is the mean of its members'. Kept are the first model and the directions of the groups, for those who
     come later. Who has no rows goes nowhere, and is in no group."""
 
-    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
     program: ClientProgram
     trainable: tuple[str, ...]
-    groups: int = option(3, "Form this many clusters from the directions of first updates.", ge=1)
+    num_clusters: int = option(3, "Form this many clusters from the directions of first updates.", ge=1)
     alpha: int = option(20, "This many clients per cluster, drawn at random, train once to form the clusters.", ge=1)
-    name: str = GROUPS
+    name: str = CLUSTER_STAGE
     schedule: ClassVar[Schedule] = Schedule("sample", (Rounds(0, 0),), "retry")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         if state.membership:
             return Plan()
-        order = torch.randperm(len(state.roster), generator=generator(seed))[: self.alpha * self.groups]
-        return _trial(self.program, _first(state), [state.roster[i] for i in sorted(order.tolist())], seed)
+        order = torch.randperm(len(state.roster), generator=generator(seed))[: self.alpha * self.num_clusters]
+        return _first_training_plan(
+            self.program, _first_model(state), [state.roster[i] for i in sorted(order.tolist())], seed
+        )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        trained = _trained(reports)
+        trained = _trained_models(reports)
         if not trained:
             return state
         from shoal.clusterers import DecomposedClusters
 
-        first, clients = _first(state), list(trained)
-        changes = _changes(first, trained, self.trainable)
-        labels = DecomposedClusters(self.groups, random_state=seed).fit(changes.double().numpy()).labels_
+        first, clients = _first_model(state), list(trained)
+        changes = _flattened_updates(first, trained, self.trainable)
+        labels = DecomposedClusters(self.num_clusters, random_state=seed).fit(changes.double().numpy()).labels_
         insides = [np.flatnonzero(labels == k).tolist() for k in range(int(labels.max()) + 1)]
         directions = torch.stack([changes[inside].mean(0) for inside in insides])
-        kept = {"first": vector(first), "directions": directions}
+        kept = {"first": flatten_params(first), "directions": directions}
         models = [tree.weighted_mean([trained[clients[i]] for i in inside], [1] * len(inside)) for inside in insides]
-        return grouped(replace(state, memory={**state.memory, self.name: kept}), models, clients, labels)
+        return set_clusters(replace(state, memory={**state.memory, self.name: kept}), models, clients, labels)
 
     @property
     def representation_bounds(self) -> tuple[float, float]:
@@ -87,38 +89,38 @@ class GroupColdStart(OneProgram, HasOptions):
 
 
 @dataclass(frozen=True)
-class ClientColdStart(OneProgram):
+class JoinByFirstUpdate(OneProgram):
     """Whoever is in no group trains the first model a little and joins the group that went the most similar way."""
 
     program: ClientProgram
     trainable: tuple[str, ...]
-    source: str = GROUPS
+    source: str = CLUSTER_STAGE
     name: str = "join"
     schedule: ClassVar[Schedule] = Schedule("unassigned")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         if self.source not in state.memory:
             return Plan()
-        return _trial(self.program, self._start(state), without_group(state, self.name), seed)
+        return _first_training_plan(self.program, self._start_model(state), unassigned_clients(state, self.name), seed)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        trained, state = _trained(reports), noted(state, self.name, reports)
+        trained, state = _trained_models(reports), remember_without_samples(state, self.name, reports)
         if not trained:
             return state
-        changes = _changes(self._start(state), trained, self.trainable)
+        changes = _flattened_updates(self._start_model(state), trained, self.trainable)
         directions = state.memory[self.source]["directions"]
         cosines = F.normalize(changes, dim=1) @ F.normalize(directions, dim=1).T
-        return joined(state, list(trained), cosines.argmax(1).numpy())  # the least (1 - cosine) / 2
+        return assign_clients(state, list(trained), cosines.argmax(1).numpy())  # the least (1 - cosine) / 2
 
-    def _start(self, state: ServerState) -> Params:
-        return restored(state.memory[self.source]["first"], _first(state))
+    def _start_model(self, state: ServerState) -> Params:
+        return unflatten_params(state.memory[self.source]["first"], _first_model(state))
 
 
 @dataclass(frozen=True)
-class InterGroup(ServerOnly, HasOptions):
+class ExchangeBetweenClusters(ServerOnly, HasOptions):
     """Every group's model becomes a mean of all: its own with weight 1, another w with weight eta / |w|."""
 
-    group: ClassVar[str] = GROUPS
+    group: ClassVar[str] = CLUSTER_STAGE
     trainable: tuple[str, ...]
     eta: float = option(
         0.0,
@@ -131,25 +133,25 @@ class InterGroup(ServerOnly, HasOptions):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not self.eta:
             return state
-        lengths = {k: float(vector({n: m[n] for n in self.trainable}).norm()) for k, m in state.models.items()}
+        lengths = {k: float(flatten_params({n: m[n] for n in self.trainable}).norm()) for k, m in state.models.items()}
         others = {k: self.eta / max(length, 1e-12) for k, length in lengths.items()}
         models = list(state.models.values())
         mixed = {k: tree.weighted_mean(models, list((others | {k: 1.0}).values())) for k in state.models}
         return replace(state, models=mixed)
 
 
-def _first(state: ServerState) -> Params:
+def _first_model(state: ServerState) -> Params:
     return next(iter(state.models.values()))
 
 
-def _trial(program: ClientProgram, model: Params, clients: Sequence[ClientId], seed: int) -> Plan:
+def _first_training_plan(program: ClientProgram, model: Params, clients: Sequence[ClientId], seed: int) -> Plan:
     return Plan(program, {c: Task({"first": model}, {}, derive_seed(seed, c)) for c in clients})
 
 
-def _trained(reports: Mapping[ClientId, Report]) -> dict[ClientId, Params]:
-    return {c: r.tensors["model"] for c, r in sorted(with_rows(reports).items())}
+def _trained_models(reports: Mapping[ClientId, Report]) -> dict[ClientId, Params]:
+    return {c: r.tensors["model"] for c, r in sorted(with_samples(reports).items())}
 
 
-def _changes(first: Params, models: Mapping[ClientId, Params], trainable: Sequence[str]) -> Tensor:
+def _flattened_updates(first: Params, models: Mapping[ClientId, Params], trainable: Sequence[str]) -> Tensor:
     """What each client's training changed: a row of all trainable numbers."""
-    return torch.stack([vector({k: m[k] - first[k] for k in trainable}) for m in models.values()])
+    return torch.stack([flatten_params({k: m[k] - first[k] for k in trainable}) for m in models.values()])

@@ -20,11 +20,11 @@ from shoal.client_table import ClientTable
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.selectors import contribution
-from shoal.selectors.sampling import Floats, largest
-from shoal.stages.base import OneProgram, ServerOnly, with_rows
-from shoal.stages.prediction_similarity import shared_rows
-from shoal.stages.train import Federate
-from shoal.stages.vectors import restored, vector
+from shoal.selectors.sampling import Floats, select_largest
+from shoal.stages.base import OneProgram, ServerOnly, with_samples
+from shoal.stages.prediction_similarity import shared_samples
+from shoal.stages.train import TrainAndAggregate
+from shoal.stages.vectors import flatten_params, unflatten_params
 from shoal.types import (
     ClientId,
     ClientProgram,
@@ -42,9 +42,9 @@ from shoal.types import (
     option,
 )
 
-TRAIN, MEASURE = "train", "measure"
-OF_CLIENTS: tuple[str, ...] = ("num", "epoch", "acc", "loss")  # columns of metrics, as the paper calls them
-EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
+TRAIN_STAGE, MEASURE_STAGE = "train", "measure"
+CLIENT_METRICS: tuple[str, ...] = ("num", "epoch", "acc", "loss")  # columns of metrics, as the paper calls them
+ADAM_EPS = 1e-4  # of Adam: with torch's 1e-8 the rounding errors of a slope that is 0 become steps of full length
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Coefficients(HasOptions):
 
     group: ClassVar[str] = "learn"
     model: Model
-    public: Examples | None = None  # else what clients shared, if they did
+    public_samples: Examples | None = None  # else what clients shared, if they did
     steps: int = option(
         10, "Learn the coefficients of the client metrics by this many steps of Adam. 0 keeps them equal.", ge=0
     )
@@ -69,16 +69,20 @@ class Coefficients(HasOptions):
         only_if=OnlyIf("learn.steps is above 0", lambda learn: learn.steps > 0),
     )
 
-    def rows(self, state: ServerState) -> tuple[Tensor, Tensor]:
-        return shared_rows(state, self.model) if self.public is None else (self.public.x, self.public.y)
+    def server_samples(self, state: ServerState) -> tuple[Tensor, Tensor]:
+        return (
+            shared_samples(state, self.model)
+            if self.public_samples is None
+            else (self.public_samples.x, self.public_samples.y)
+        )
 
-    def learned(self, metrics: Floats, models: Tensor, like: Params, state: ServerState) -> Floats:
+    def learn(self, metrics: Floats, models: Tensor, template: Params, state: ServerState) -> Floats:
         """Of metrics [clients, columns] and the clients' models, a row each."""
         centre = torch.zeros(metrics.shape[1], device=self.model.device)
-        x, y = self.rows(state)
+        x, y = self.server_samples(state)
         if not self.steps or not len(y):
             return np.full(metrics.shape[1], 1 / metrics.shape[1])
-        corners, trainable = _corners(metrics, models, like), set(self.model.trainable)
+        corners, trainable = _models_by_metric(metrics, models, template), set(self.model.trainable)
 
         def loss(theta: Params) -> Tensor:
             """Of one model, the mean of the corners: sum over clients of ContriFunc_i W_i is a V with V = M' W."""
@@ -90,39 +94,39 @@ class Coefficients(HasOptions):
             }
             return F.cross_entropy(self.model.predict(mixed, x), y)
 
-        theta, adam = {"theta": centre}, Adam(self.lr, eps=EPS)
-        s, first = adam.init(theta), torch.inf
+        theta, adam = {"theta": centre}, Adam(self.lr, eps=ADAM_EPS)
+        adam_state, first = adam.init(theta), torch.inf
         for step in range(self.steps):
-            slopes, value = grad_and_value(loss)(theta)
+            gradients, value = grad_and_value(loss)(theta)
             first = float(value) if step == 0 else first
-            theta, s = adam.update(theta, slopes, s)
+            theta, adam_state = adam.update(theta, gradients, adam_state)
         with torch.no_grad():
             better = float(loss(theta)) <= first  # false where it is no number
         return (theta["theta"] if better else centre).double().softmax(-1).cpu().numpy()
 
 
-def _corners(metrics: Floats, models: Tensor, like: Params) -> Params:
+def _models_by_metric(metrics: Floats, models: Tensor, template: Params) -> Params:
     """For every metric the model that clients' models have in the mean by it alone: V = M' W, one product."""
     rows = torch.from_numpy(metrics.T.copy()).float() @ models
-    found = [restored(row, like) for row in rows]
-    return {k: torch.stack([m[k] for m in found]) if x.is_floating_point() else x for k, x in like.items()}
+    found = [unflatten_params(row, template) for row in rows]
+    return {k: torch.stack([m[k] for m in found]) if x.is_floating_point() else x for k, x in template.items()}
 
 
-def _figures(stage: str, coefficients: Floats, names: Sequence[str] = OF_CLIENTS) -> dict[str, float]:
+def _coefficient_metrics(stage: str, coefficients: Floats, names: Sequence[str] = CLIENT_METRICS) -> dict[str, float]:
     return {f"{stage}.coefficient_{name}": float(a) for name, a in zip(names, coefficients, strict=True)}
 
 
-def _counted(known: ClientTable) -> ClientTable:
+def _comparable_clients(reported: ClientTable) -> ClientTable:
     """Those of whom there is something to count: with rows, and with numbers that are numbers. Who diverged says
     nothing about the others."""
-    if not len(known):
-        return known
-    finite = known["loss"].isfinite() & known["accuracy"].isfinite() & known["model"].isfinite().all(1)
-    return known.filter(((known["size"] > 0) & finite).numpy())
+    if not len(reported):
+        return reported
+    finite = reported["loss"].isfinite() & reported["accuracy"].isfinite() & reported["model"].isfinite().all(1)
+    return reported.filter(((reported["size"] > 0) & finite).numpy())
 
 
 @dataclass(frozen=True)
-class ByContribution(ServerOnly):
+class SelectByContribution(ServerOnly):
     """The clients that contribute most (Eq. 10, Alg. 1). Metrics and models are those with which clients last
     took part.
 
@@ -149,26 +153,28 @@ class ByContribution(ServerOnly):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         state = self._with_first_models(state)
         (like,) = state.models.values()
-        asked, trained = self._asked(state), set(ClientTable.load(state, TRAIN).clients)
-        known, warm = _counted(self._known(state)), self.start == "warm"
+        asked, trained = self._queried_clients(state), set(ClientTable.load(state, TRAIN_STAGE).clients)
+        known, warm = _comparable_clients(self._client_metrics(state)), self.start == "warm"
         new = [c for c in state.roster if c not in asked | trained] if warm else []
         silent = sorted(c for c in asked - trained if c in set(state.roster)) if warm else []
         if warm:
-            state = self._remembering(state, asked | set(new))
+            state = self._with_queried_clients(state, asked | set(new))
         if not len(known):
             return replace(state, cohort=tuple(new or silent))
         table = contribution.metrics(*(known[k].double().numpy() for k in ("size", "count", "accuracy", "loss")))
-        a = self.coefficients.learned(table, known["model"], like, state)  # Eq. 11
+        a = self.coefficients.learn(table, known["model"], like, state)  # Eq. 11
         again = [silent[state.round % len(silent)]] if silent else []
-        chosen = largest(table @ a, np.ones(len(known), dtype=bool), max(0, state.cohort_size - len(again)))
+        chosen = select_largest(table @ a, np.ones(len(known), dtype=bool), max(0, state.cohort_size - len(again)))
         cohort = tuple(sorted({*known.client_ids(chosen), *new, *again}))
-        return replace(state, cohort=cohort, round_metrics={**state.round_metrics, **_figures(self.name, a)})
+        return replace(
+            state, cohort=cohort, round_metrics={**state.round_metrics, **_coefficient_metrics(self.name, a)}
+        )
 
-    def _asked(self, state: ServerState) -> set[ClientId]:
+    def _queried_clients(self, state: ServerState) -> set[ClientId]:
         return set(ClientTable.load(state, self.name).clients)
 
-    def _remembering(self, state: ServerState, asked: set[ClientId]) -> ServerState:
-        table = ClientTable.from_rows({c: {"asked": torch.tensor(True)} for c in asked})
+    def _with_queried_clients(self, state: ServerState, queried: set[ClientId]) -> ServerState:
+        table = ClientTable.from_rows({c: {"asked": torch.tensor(True)} for c in queried})
         return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
     def _with_first_models(self, state: ServerState) -> ServerState:
@@ -176,59 +182,63 @@ class ByContribution(ServerOnly):
         if self.start == "warm":
             return state
         (model,) = state.models.values()
-        kept, had = ClientTable.load(state, self.name), set(self._asked(state))
-        told = ClientTable.load(state, MEASURE)
-        new = {c: {"model": vector(model)} for c in told.clients if c not in had}
+        kept, known_clients = ClientTable.load(state, self.name), set(self._queried_clients(state))
+        measured = ClientTable.load(state, MEASURE_STAGE)
+        new = {c: {"model": flatten_params(model)} for c in measured.clients if c not in known_clients}
         return (
             replace(state, memory={**state.memory, self.name: kept.updated_with(ClientTable.from_rows(new)).to_tree()})
             if new
             else state
         )
 
-    def _known(self, state: ServerState) -> ClientTable:
+    def _client_metrics(self, state: ServerState) -> ClientTable:
         """Of those who are there: rows, participations, accuracy, loss, model."""
-        known, told = (
-            t.filter(t.is_present(state.roster)) for t in (ClientTable.load(state, s) for s in (TRAIN, MEASURE))
+        known, measured = (
+            t.filter(t.is_present(state.roster))
+            for t in (ClientTable.load(state, s) for s in (TRAIN_STAGE, MEASURE_STAGE))
         )
-        new = told.filter(~told.is_present(known.clients))
+        new = measured.filter(~measured.is_present(known.clients))
         if self.start == "cold" and len(new):
             first = ClientTable.load(state, self.name)
-            of = {"size": new["size"], "accuracy": new["accuracy"], "loss": new["loss_after"], "told": new["told"]}
-            of |= {"count": torch.zeros(len(new)), "model": first.filter(first.is_present(new.clients))["model"]}
-            known = known.updated_with(ClientTable(new.clients, of))
+            columns = {"size": new["size"], "accuracy": new["accuracy"], "loss": new["loss_after"], "told": new["told"]}
+            columns |= {"count": torch.zeros(len(new)), "model": first.filter(first.is_present(new.clients))["model"]}
+            known = known.updated_with(ClientTable(new.clients, columns))
         if self.metrics == "last" or not len(known):
             return known
-        later = torch.from_numpy(told.column("told", known.clients)) > known["told"]
-        now = {"accuracy": told.column("accuracy", known.clients), "loss": told.column("loss_after", known.clients)}
-        fresh = {k: torch.where(later, torch.from_numpy(v), known[k].double()) for k, v in now.items()}
+        is_newer = torch.from_numpy(measured.column("told", known.clients)) > known["told"]
+        now = {
+            "accuracy": measured.column("accuracy", known.clients),
+            "loss": measured.column("loss_after", known.clients),
+        }
+        fresh = {k: torch.where(is_newer, torch.from_numpy(v), known[k].double()) for k, v in now.items()}
         return ClientTable(known.clients, {**known.columns, **fresh})
 
 
 @dataclass(frozen=True)
-class FederateByContribution(Federate):
+class AggregateByContribution(TrainAndAggregate):
     """The cohort trains; each model becomes the mean of its members' results, weighed by their contribution (Eq. 12 and
     13), for which their models' directions may count too (Eq. 15), or by their rows alone. What everybody who ever took
     part told and sent last is kept."""
 
     coefficients: Coefficients | None = None
-    by: Literal["size", "contribution", "cosine"] = "cosine"
-    reuse: bool = False
+    weight_by: Literal["size", "contribution", "cosine"] = "cosine"
+    cache_models: bool = False
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        return replace(super().plan(state, seed), cache_models=self.reuse)
+        return replace(super().plan(state, seed), cache_models=self.cache_models)
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
-        known = ClientTable.load(state, self.name).updated_with(self._told(state, reports))
+        known = ClientTable.load(state, self.name).updated_with(self._reported_metrics(state, reports))
         after = super().aggregate(state, reports)
-        if self.by != "size":
+        if self.weight_by != "size":
             names = enumerate(sorted(state.models))
-            weighed = {k: self._weighed(state, i, k, known, reports) or (after.models[k], {}) for i, k in names}
+            weighed = {k: self._weighted_model(state, i, k, known, reports) or (after.models[k], {}) for i, k in names}
             figures = {k: v for _, told in weighed.values() for k, v in told.items()}
             models = {k: model for k, (model, _) in weighed.items()}
             after = replace(after, models=models, round_metrics={**after.round_metrics, **figures})
         return replace(after, memory={**after.memory, self.name: known.to_tree()})
 
-    def _told(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ClientTable:
+    def _reported_metrics(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ClientTable:
         before = ClientTable.load(state, self.name)
         times = dict(zip(before.clients, before["count"].tolist(), strict=True)) if len(before) else {}
 
@@ -241,40 +251,40 @@ class FederateByContribution(Federate):
                 "count": torch.tensor(times.get(client, 0.0) + 1),
                 "accuracy": torch.tensor(told["accuracy"]),
                 "loss": torch.tensor(told["loss_after"]),
-                "model": vector(model),
+                "model": flatten_params(model),
                 "told": torch.tensor(state.round),
             }
 
         return ClientTable.from_rows({c: row(c, r) for c, r in reports.items()})
 
-    def _weighed(
-        self, state: ServerState, place: int, name: str, known: ClientTable, reports: Mapping[ClientId, Report]
+    def _weighted_model(
+        self, state: ServerState, model_index: int, name: str, reported: ClientTable, reports: Mapping[ClientId, Report]
     ) -> tuple[Params, dict[str, float]] | None:
         """The model, and the coefficients; None where nobody can be compared, as when everybody diverged."""
         assert self.coefficients is not None
         before = state.models[name]
-        inside = {c: r for c, r in with_rows(reports).items() if self._weight(state, place, c, r) > 0}
-        told = _counted(known.filter(known.is_present(tuple(inside))))
-        if not len(told):
+        inside = {c: r for c, r in with_samples(reports).items() if self._client_weight(state, model_index, c, r) > 0}
+        comparable = _comparable_clients(reported.filter(reported.is_present(tuple(inside))))
+        if not len(comparable):
             return None
-        inside = {c: inside[c] for c in told.clients}
+        inside = {c: inside[c] for c in comparable.clients}
         columns, table = (
-            OF_CLIENTS,
-            contribution.metrics(*(told[k].double().numpy() for k in ("size", "count", "accuracy", "loss"))),
+            CLIENT_METRICS,
+            contribution.metrics(*(comparable[k].double().numpy() for k in ("size", "count", "accuracy", "loss"))),
         )
-        if self.by == "cosine":
-            alike = self._alike(before, list(inside.values()))
-            columns, table = (*columns, *alike), contribution.with_directions(table, list(alike.values()))
-        a = self.coefficients.learned(table, told["model"], before, state)
-        weights = dict(zip(told.clients, (table @ a).tolist(), strict=True))
-        member = {c: self._weight(state, place, c, r) / r.counts["train"] for c, r in inside.items()}
+        if self.weight_by == "cosine":
+            cosines = self._direction_cosines(before, list(inside.values()))
+            columns, table = (*columns, *cosines), contribution.with_directions(table, list(cosines.values()))
+        a = self.coefficients.learn(table, comparable["model"], before, state)
+        weights = dict(zip(comparable.clients, (table @ a).tolist(), strict=True))
+        member = {c: self._client_weight(state, model_index, c, r) / r.counts["train"] for c, r in inside.items()}
         mean = tree.weighted_mean(  # Eq. 13
             [r.tensors["model"] for r in inside.values()], [weights[c] * member[c] for c in inside]
         )
         label = self.name if len(state.models) == 1 else f"{self.name} {name}"
-        return mean, _figures(label, a, columns)
+        return mean, _coefficient_metrics(label, a, columns)
 
-    def _alike(self, before: Params, reports: list[Report]) -> dict[str, Floats]:
+    def _direction_cosines(self, before: Params, reports: list[Report]) -> dict[str, Floats]:
         """How much base and head point where the global model's do, as trainable parameters in one row (Eq. 14). A
         network that is all head has no base."""
         assert self.coefficients is not None
@@ -282,8 +292,8 @@ class FederateByContribution(Federate):
         parts = {"base": [k for k in self.trainable if k not in head], "head": [k for k in self.trainable if k in head]}
         for name, part in parts.items():
             if part:
-                rows = [vector({k: r.tensors["model"][k] for k in part}).numpy() for r in reports]
-                found[name] = contribution.cosines(np.stack(rows), vector({k: before[k] for k in part}).numpy())
+                rows = [flatten_params({k: r.tensors["model"][k] for k in part}).numpy() for r in reports]
+                found[name] = contribution.cosines(np.stack(rows), flatten_params({k: before[k] for k in part}).numpy())
         return found
 
 
@@ -312,12 +322,12 @@ class Kappa(HasOptions):
         ),
     )
 
-    def at(self, round: int) -> float:
-        return learning_rate(self.schedule, self.kappa, round, self.rounds, self.decay)
+    def at(self, round_index: int) -> float:
+        return learning_rate(self.schedule, self.kappa, round_index, self.rounds, self.decay)
 
 
 @dataclass(frozen=True)
-class Update(OneProgram):
+class UpdatePersonalModels(OneProgram):
     """Everybody, not only the cohort, is sent the new model and makes of it what `program` does, with a `kappa` that is
     the same for all and may change from round to round."""
 

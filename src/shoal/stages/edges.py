@@ -16,7 +16,7 @@ from shoal.client_table import ClientTable
 from shoal.clusterers.jensen_shannon import modified_js
 from shoal.errors import UserError
 from shoal.rng import derive_seed, generator
-from shoal.stages.base import CLUSTERING, Scheduled, ServerOnly
+from shoal.stages.base import CLUSTERING_LIBRARIES, Scheduled, ServerOnly
 from shoal.types import (
     ClientId,
     ClientProgram,
@@ -32,9 +32,9 @@ from shoal.types import (
     periodic_rounds,
 )
 
-EDGES, CLOUD, WHEREABOUTS = "edges", "cloud", "whereabouts"
+EDGES, CLOUD, EDGE_LABEL_STAGE = "edges", "cloud", "whereabouts"
 Labels = NDArray[np.int64]
-Assignment = Literal["chance", "alike", "mixed", "place"]
+EdgeAssignment = Literal["chance", "alike", "mixed", "place"]
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,29 @@ class Topology:
     theirs (mixed), or by the place where they are.
     """
 
-    count: int = 5
-    by: Assignment = "chance"
-    every: int = 5
-    places: Mapping[ClientId, str] = field(default_factory=dict)
+    num_edges: int = 5
+    assignment: EdgeAssignment = "chance"
+    cloud_every_rounds: int = 5
+    column_values: Mapping[ClientId, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UserError(f"edges is {self.count}; there must be 1 or more")
-        if self.every < 1:
-            raise UserError(f"cloud_every is {self.every}; it must be 1 round or more")
+        if self.num_edges < 1:
+            raise UserError(f"edges is {self.num_edges}; there must be 1 or more")
+        if self.cloud_every_rounds < 1:
+            raise UserError(f"cloud_every is {self.cloud_every_rounds}; it must be 1 round or more")
 
     @property
-    def asks(self) -> bool:
+    def requires_labels(self) -> bool:
         """Whether clients must tell their labels before they have an edge."""
-        return self.by in ("alike", "mixed")
+        return self.assignment in ("alike", "mixed")
 
 
-def parse_edges(text: str, places: Mapping[ClientId, str]) -> tuple[int, Assignment]:
+def parse_edges(text: str, column_values: Mapping[ClientId, str]) -> tuple[int, EdgeAssignment]:
     """How many, and who is together: 5 or chance:5, alike:5, mixed:5, or place."""
-    kinds: dict[str, Assignment] = {"chance": "chance", "alike": "alike", "mixed": "mixed"}
+    kinds: dict[str, EdgeAssignment] = {"chance": "chance", "alike": "alike", "mixed": "mixed"}
     kind, colon, number = text.strip().rpartition(":")
     if text.strip() == "place":
-        return max(1, len(set(places.values()))), "place"
+        return max(1, len(set(column_values.values()))), "place"
     if (colon and kind not in kinds) or not number.isdecimal() or not int(number):
         raise UserError(
             f"edges is {text!r}; it must be how many there are, such as 5, and may say who is together: chance:5, "
@@ -76,23 +76,23 @@ def parse_edges(text: str, places: Mapping[ClientId, str]) -> tuple[int, Assignm
     return int(number), kinds[kind or "chance"]
 
 
-def edge_name(number: int) -> str:
-    return f"edge-{number:03d}"
+def edge_name(index: int) -> str:
+    return f"edge-{index:03d}"
 
 
-def edge_seed(seed: int, number: int) -> int:
+def edge_seed(seed: int, index: int) -> int:
     """The first edge has the server's own: a single edge is no edge."""
-    return derive_seed(seed, "edge", number) if number else seed
+    return derive_seed(seed, "edge", index) if index else seed
 
 
-def views(state: ServerState) -> list[ServerState]:
+def edge_states(state: ServerState) -> list[ServerState]:
     """What each edge knows: its clients, its models and what its stages remember."""
     known = ClientTable.load(state, EDGES)
     if not len(known):
         return []
-    of = dict(zip(known.clients, known["edge"].tolist(), strict=True))
-    count = max(of.values()) + 1
-    share = np.bincount(list(of.values()), minlength=count) / len(of)
+    edge_of_client = dict(zip(known.clients, known["edge"].tolist(), strict=True))
+    count = max(edge_of_client.values()) + 1
+    share = np.bincount(list(edge_of_client.values()), minlength=count) / len(edge_of_client)
     models: list[dict[str, Params]] = [{} for _ in range(count)]
     for name, model in state.models.items():
         edge, _, own = name.partition("/")
@@ -101,11 +101,11 @@ def views(state: ServerState) -> list[ServerState]:
     inside: list[dict[str, list[ClientId]]] = [{"roster": [], "cohort": []} for _ in range(count)]
     for part, clients in (("roster", state.roster), ("cohort", state.cohort)):
         for client in clients:
-            if client in of:
-                inside[of[client]][part].append(client)
+            if client in edge_of_client:
+                inside[edge_of_client[client]][part].append(client)
     members: list[dict[ClientId, torch.Tensor]] = [{} for _ in range(count)]
     for client, weights in state.membership.items():
-        k = of[client]
+        k = edge_of_client[client]
         members[k][client] = weights[ends[k] - len(models[k]) : ends[k]]
     return [
         replace(
@@ -122,7 +122,7 @@ def views(state: ServerState) -> list[ServerState]:
     ]
 
 
-def together(state: ServerState, edges: Sequence[ServerState]) -> ServerState:
+def merge_edge_states(state: ServerState, edges: Sequence[ServerState]) -> ServerState:
     """`state` with what the edges know now."""
     names = [{name: f"{edge_name(k)}/{name}" for name in edge.models} for k, edge in enumerate(edges)]
     models = {names[k][name]: model for k, edge in enumerate(edges) for name, model in edge.models.items()}
@@ -148,7 +148,7 @@ class AssignEdges(ServerOnly):
     """Who comes gets an edge and stays there. The first come are divided by the topology's rule; who comes later goes
     to the edge with the fewest clients, or to the one whose labels are most like its own."""
 
-    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
     topology: Topology
     name: str = EDGES
@@ -158,49 +158,53 @@ class AssignEdges(ServerOnly):
         new = self._unassigned(state, known)
         if not new:
             return state
-        if not len(known) and len(new) < self.topology.count and self.topology.by != "place":
-            raise UserError(f"edges is {self.topology.count}, but there are only {len(new)} clients to divide")
-        labels = self._first(state, new, seed) if not len(known) else self._later(state, known, new)
+        if not len(known) and len(new) < self.topology.num_edges and self.topology.assignment != "place":
+            raise UserError(f"edges is {self.topology.num_edges}, but there are only {len(new)} clients to divide")
+        labels = (
+            self._assign_first_clients(state, new, seed)
+            if not len(known)
+            else self._assign_late_clients(state, known, new)
+        )
         rows = {c: {"edge": torch.tensor(k), "rows": torch.tensor(0)} for c, k in zip(new, labels, strict=True)}
         after = replace(
             state, memory={**state.memory, EDGES: known.updated_with(ClientTable.from_rows(rows)).to_tree()}
         )
-        return after if len(known) else _opened(after, state)
+        return after if len(known) else _open_edges(after, state)
 
     def _unassigned(self, state: ServerState, known: ClientTable) -> list[ClientId]:
         have = set(known.clients)
         new = [c for c in sorted(state.roster) if c not in have]
-        if not self.topology.asks:
+        if not self.topology.requires_labels:
             return new
-        told = set(ClientTable.load(state, WHEREABOUTS).clients)
+        told = set(ClientTable.load(state, EDGE_LABEL_STAGE).clients)
         return [c for c in new if c in told]
 
-    def _first(self, state: ServerState, clients: Sequence[ClientId], seed: int) -> list[int]:
-        count = self.topology.count
-        if self.topology.by == "place":
-            return self._places(clients)
-        if self.topology.by == "chance":
+    def _assign_first_clients(self, state: ServerState, clients: Sequence[ClientId], seed: int) -> list[int]:
+        count = self.topology.num_edges
+        if self.topology.assignment == "place":
+            return self._edges_by_column(clients)
+        if self.topology.assignment == "chance":
             order = torch.randperm(len(clients), generator=generator(seed)).tolist()
             return [order[i] % count for i in range(len(clients))]
         from shoal.clusterers import RepulsiveClusters, SimilarClusters
 
-        rule = SimilarClusters if self.topology.by == "alike" else RepulsiveClusters
-        return [int(k) for k in rule(count, random_state=seed).fit(_labels(state, clients)).labels_]
+        rule = SimilarClusters if self.topology.assignment == "alike" else RepulsiveClusters
+        return [int(k) for k in rule(count, random_state=seed).fit(_label_distributions(state, clients)).labels_]
 
-    def _places(self, clients: Sequence[ClientId]) -> list[int]:
-        places = self.topology.places
+    def _edges_by_column(self, clients: Sequence[ClientId]) -> list[int]:
+        places = self.topology.column_values
         for client in clients:
             if client not in places:
                 raise UserError(f"client {client!r} has no edge; the data must name one for every client")
         order = {place: k for k, place in enumerate(sorted(set(places.values())))}
         return [order[places[c]] for c in clients]
 
-    def _later(self, state: ServerState, known: ClientTable, clients: Sequence[ClientId]) -> list[int]:
+    def _assign_late_clients(self, state: ServerState, known: ClientTable, clients: Sequence[ClientId]) -> list[int]:
         edges = known["edge"].numpy()
-        if self.topology.by == "place":
-            return self._places(clients)
-        if self.topology.by == "alike":
-            apart = modified_js(_labels(state, clients), _labels(state, known.clients))
+        if self.topology.assignment == "place":
+            return self._edges_by_column(clients)
+        if self.topology.assignment == "alike":
+            apart = modified_js(_label_distributions(state, clients), _label_distributions(state, known.clients))
             means = np.stack([apart[:, edges == k].mean(axis=1) for k in range(edges.max() + 1)], axis=1)
             return [int(k) for k in means.argmin(axis=1)]
         sizes, found = np.bincount(edges), []
@@ -210,24 +214,24 @@ class AssignEdges(ServerOnly):
         return found
 
 
-def _labels(state: ServerState, clients: Sequence[ClientId]) -> NDArray[np.float64]:
-    told = ClientTable.load(state, WHEREABOUTS)
-    place = {c: i for i, c in enumerate(told.clients)}
-    return told["labels"].double().numpy()[[place[c] for c in clients]]
+def _label_distributions(state: ServerState, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+    reported = ClientTable.load(state, EDGE_LABEL_STAGE)
+    row_of_client = {c: i for i, c in enumerate(reported.clients)}
+    return reported["labels"].double().numpy()[[row_of_client[c] for c in clients]]
 
 
-def _opened(state: ServerState, first: ServerState) -> ServerState:
+def _open_edges(state: ServerState, first: ServerState) -> ServerState:
     """Every edge, and the cloud, with the very first models."""
     count = int(ClientTable.load(state, EDGES)["edge"].max()) + 1
     begin = replace(
-        first, memory={k: v for k, v in first.memory.items() if k not in (EDGES, WHEREABOUTS)}, round_metrics={}
+        first, memory={k: v for k, v in first.memory.items() if k not in (EDGES, EDGE_LABEL_STAGE)}, round_metrics={}
     )
     cloud = {"models": dict(first.models), "reference": torch.tensor(0)}
-    return together(replace(state, memory={**state.memory, CLOUD: cloud}), [begin] * count)
+    return merge_edge_states(replace(state, memory={**state.memory, CLOUD: cloud}), [begin] * count)
 
 
 @dataclass(frozen=True)
-class AtEdges(Scheduled):
+class RunAtEdges(Scheduled):
     """A stage of a method, played by every edge for its own clients. An edge's cohort is its share of the whole one by
     its number of clients, one client at least."""
 
@@ -254,7 +258,7 @@ class AtEdges(Scheduled):
         return self.stage.schedule
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        plans = {edge_name(k): self.stage.plan(edge, edge_seed(seed, k)) for k, edge in enumerate(views(state))}
+        plans = {edge_name(k): self.stage.plan(edge, edge_seed(seed, k)) for k, edge in enumerate(edge_states(state))}
         asked = [(edge, client) for edge, plan in plans.items() for client in plan.tasks]
         if not asked:
             return Plan()
@@ -270,33 +274,33 @@ class AtEdges(Scheduled):
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        edges, of = views(state), self._edge_of(state)
-        told: list[dict[ClientId, Report]] = [{} for _ in edges]
+        edges, edge_of_client = edge_states(state), self._edge_of_client(state)
+        reports_by_edge: list[dict[ClientId, Report]] = [{} for _ in edges]
         for client, report in reports.items():
-            told[of[client]][client] = report
-        after = [self.stage.fold(edge, told[k], edge_seed(seed, k)) for k, edge in enumerate(edges)]
-        return together(_heard(state, reports), after) if edges else state
+            reports_by_edge[edge_of_client[client]][client] = report
+        after = [self.stage.fold(edge, reports_by_edge[k], edge_seed(seed, k)) for k, edge in enumerate(edges)]
+        return merge_edge_states(_record_sample_counts(state, reports), after) if edges else state
 
-    def _edge_of(self, state: ServerState) -> dict[ClientId, int]:
+    def _edge_of_client(self, state: ServerState) -> dict[ClientId, int]:
         known = ClientTable.load(state, EDGES)
         return dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
 
 
-def _heard(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+def _record_sample_counts(state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
     """How many rows clients train on, as they last told."""
-    known, told = (
+    known, num_samples = (
         ClientTable.load(state, EDGES),
         {c: r.counts["train"] for c, r in reports.items() if "train" in r.counts},
     )
-    if not told:
+    if not num_samples:
         return state
-    rows = [told.get(c, had) for c, had in zip(known.clients, known["rows"].tolist(), strict=True)]
+    rows = [num_samples.get(c, had) for c, had in zip(known.clients, known["rows"].tolist(), strict=True)]
     table = ClientTable(known.clients, {**known.columns, "rows": torch.tensor(rows)})
     return replace(state, memory={**state.memory, EDGES: table.to_tree()})
 
 
 @dataclass(frozen=True)
-class Cloud(ServerOnly):
+class AverageEdgeModels(ServerOnly):
     """Every so many rounds, and after the last, the edges' models become their mean, weighed by the rows of the edges'
     clients, as far as these are known.
 
@@ -304,22 +308,24 @@ class Cloud(ServerOnly):
     model of another edge counts as the one of these that it is closest to, weighed by its share of its edge's clients.
     """
 
-    every: int
+    every_rounds: int
     rounds: int = 0  # of the run; 0: it has no end
     name: str = CLOUD
     purpose: ClassVar[StagePurpose] = "train"
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule("edges", periodic_rounds(self.rounds, self.every))
+        return Schedule("edges", periodic_rounds(self.rounds, self.every_rounds))
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        edges, known = views(state), ClientTable.load(state, EDGES)
+        edges, known = edge_states(state), ClientTable.load(state, EDGES)
         if not len(known) or not int(known["rows"].sum()):
             return state
         rows = np.bincount(known["edge"].numpy(), known["rows"].numpy(), len(edges)).astype(np.float64)
         reference = max(range(len(edges)), key=lambda k: (len(edges[k].models), rows[k], -k))
-        closest = [{name: _closest(model, edges[reference].models) for name, model in e.models.items()} for e in edges]
+        closest = [
+            {name: _closest_model(model, edges[reference].models) for name, model in e.models.items()} for e in edges
+        ]
         closest[reference] = {name: name for name in edges[reference].models}
         cloud = {name: self._mean(name, edges, closest, rows) for name in edges[reference].models}
         sent = [{name: cloud[of] for name, of in closest[k].items()} for k in range(len(edges))]
@@ -327,7 +333,7 @@ class Cloud(ServerOnly):
             edge_name(k): EdgeExchange(Report(edge.models, counts={"train": int(rows[k])}), Task(sent[k]))
             for k, edge in enumerate(edges)
         }
-        after = together(state, [replace(edge, models=sent[k]) for k, edge in enumerate(edges)])
+        after = merge_edge_states(state, [replace(edge, models=sent[k]) for k, edge in enumerate(edges)])
         kept = {"models": cloud, "reference": torch.tensor(reference)}
         return replace(after, memory={**after.memory, CLOUD: kept}, edge_exchanges=relays)
 
@@ -337,7 +343,7 @@ class Cloud(ServerOnly):
         found = [
             (rows[k] * share, edge.models[own])
             for k, edge in enumerate(edges)
-            for own, share in _shares(edge).items()
+            for own, share in _client_fraction_by_model(edge).items()
             if closest[k][own] == name and rows[k] * share > 0
         ]
         if not found:  # nobody has trained it
@@ -347,15 +353,15 @@ class Cloud(ServerOnly):
         return tree.weighted_mean([model for _, model in found], [weight for weight, _ in found])
 
 
-def _closest(model: Params, among: Mapping[str, Params]) -> str:
+def _closest_model(model: Params, candidates: Mapping[str, Params]) -> str:
     def apart(other: Params) -> float:
         floats = [k for k, x in model.items() if x.is_floating_point()]
         return sum(float((model[k].double() - other[k].double()).square().sum()) for k in floats)
 
-    return min(sorted(among), key=lambda name: apart(among[name]))
+    return min(sorted(candidates), key=lambda name: apart(candidates[name]))
 
 
-def _shares(edge: ServerState) -> dict[str, float]:
+def _client_fraction_by_model(edge: ServerState) -> dict[str, float]:
     """Of an edge's clients, by its models; the same for all where there are no groups."""
     names = sorted(edge.models)
     if not edge.membership:

@@ -19,7 +19,7 @@ EXTRACTOR = "extractor"
 
 
 @dataclass(frozen=True)
-class Extractor(ServerOnly, HasOptions):
+class KeepExtractor(ServerOnly, HasOptions):
     """Keeps one model for all, so that answers can be compared whenever they come: that of a file, or the global one
     after some rounds of training together (0: its first weights)."""
 
@@ -48,10 +48,10 @@ class Extractor(ServerOnly, HasOptions):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if self.name in state.memory or state.round < self.warmup:
             return state
-        model = self._given() if self.weights else next(iter(state.models.values()))
+        model = self._load_weights() if self.weights else next(iter(state.models.values()))
         return replace(state, memory={**state.memory, self.name: {k: v.cpu() for k, v in model.items()}})
 
-    def _given(self) -> Params:
+    def _load_weights(self) -> Params:
         """Read by the server when it starts: clients, who know the same method, need not have the file."""
         try:
             given = load_file(Path(self.weights))

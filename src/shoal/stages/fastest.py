@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client_table import ClientTable
-from shoal.selectors.fastest import fastest_of_groups
+from shoal.selectors.fastest import fastest_of_clusters
 from shoal.stages.base import ServerOnly
 from shoal.types import ClientId, HasOptions, Report, ServerState, option
 
@@ -22,14 +22,14 @@ def speeds(state: ServerState, clients: Sequence[ClientId]) -> Floats:
     return np.array([d.flops_per_s if d else np.nan for d in known], dtype=np.float64)
 
 
-def durations(sizes: Floats, speed: Floats) -> Floats:
+def training_durations(sizes: Floats, speed: Floats) -> Floats:
     """How long clients take with their rows, up to a factor; of unknown hardware the median speed is expected."""
     usual = np.nanmedian(speed) if np.isfinite(speed).any() else 1.0
     return np.asarray(sizes / np.where(np.isfinite(speed), speed, usual))
 
 
 @dataclass(frozen=True)
-class Fastest(ServerOnly, HasOptions):
+class SelectFastest(ServerOnly, HasOptions):
     """`size` clients from groups that are drawn by their loss and their speed, the fastest of each.
 
     A client's loss is the one of its last training: nobody is asked for it.
@@ -41,18 +41,18 @@ class Fastest(ServerOnly, HasOptions):
         ge=0,
         le=1,
     )
-    grouped: str = "cluster"
-    source: str = "represent"
-    trained: str = "train"
+    cluster_slot: str = "cluster"
+    size_slot: str = "represent"
+    train_slot: str = "train"
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        grouped, told = ClientTable.load(state, self.grouped), ClientTable.load(state, self.source)
+        grouped, reported = ClientTable.load(state, self.cluster_slot), ClientTable.load(state, self.size_slot)
         if not len(grouped):
             return state  # nobody has told anything yet
-        seen = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, self.trained))
-        size, loss = told.column("size", grouped.clients), seen.column("loss", grouped.clients)
+        seen = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, self.train_slot))
+        size, loss = reported.column("size", grouped.clients), seen.column("loss", grouped.clients)
         here = grouped.is_present(state.roster) & (size > 0)  # who has no rows would always be the fastest
-        times = durations(size, speeds(state, grouped.clients))
-        rows = fastest_of_groups(grouped["group"].numpy(), times, loss, here, state.cohort_size, seed, self.rho)
+        times = training_durations(size, speeds(state, grouped.clients))
+        rows = fastest_of_clusters(grouped["group"].numpy(), times, loss, here, state.cohort_size, seed, self.rho)
         return replace(state, cohort=grouped.client_ids(rows), memory={**state.memory, self.name: seen.to_tree()})

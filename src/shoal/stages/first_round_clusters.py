@@ -14,14 +14,20 @@ from shoal import tree
 from shoal.client.confidence import EXTRACTOR
 from shoal.client_table import ClientTable
 from shoal.models import Model
-from shoal.stages.base import CLUSTERING, with_rows
+from shoal.stages.base import CLUSTERING_LIBRARIES, with_samples
 from shoal.stages.cluster import Clustering, Floats
-from shoal.stages.experts import IDLE, expert_for, joined, noted, numbered
-from shoal.stages.train import Federate, ServerUpdate
-from shoal.stages.vectors import vector
+from shoal.stages.experts import (
+    WITHOUT_SAMPLES_SLOT,
+    assign_clients,
+    expert_for,
+    named_experts,
+    remember_without_samples,
+)
+from shoal.stages.train import ServerUpdate, TrainAndAggregate
+from shoal.stages.vectors import flatten_params
 from shoal.types import ClientId, ModelsFor, Params, Plan, Report, ServerState
 
-GROUPS, FIRST = "cluster", "first"
+CLUSTER_STAGE, FIRST_MODEL_SLOT = "cluster", "first"
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,12 @@ class FormFirstRoundClusters(ServerUpdate):
     clients were in no dense group.
     """
 
-    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING
+    imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
     rule: Callable[[Floats, int], Clustering]  # (the last layer of each client, seed)
     model: Model
 
-    def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
+    def adjust_plan(self, train: TrainAndAggregate, state: ServerState, plan: Plan) -> Plan:
         first = train.rate.at(0)
         tasks = {
             c: task if c in state.membership else replace(task, config={**task.config, "lr": first})
@@ -47,77 +53,81 @@ class FormFirstRoundClusters(ServerUpdate):
         }
         return replace(plan, tasks=tasks)
 
-    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        told, state = with_rows(reports), noted(state, IDLE, reports)
-        last = {c: self._last(r.tensors["model"]) for c, r in told.items()}
-        sound = self._finite(last)
+    def before_aggregation(
+        self, train: TrainAndAggregate, state: ServerState, reports: Mapping[ClientId, Report], seed: int
+    ) -> ServerState:
+        told, state = with_samples(reports), remember_without_samples(state, WITHOUT_SAMPLES_SLOT, reports)
+        last = {c: self._last_layer(r.tensors["model"]) for c, r in told.items()}
+        sound = self._finite_layers(last)
         if not state.membership and told and len(sound) == len(told):  # else the loop sees the divergence
-            return self._clustered(state, ClientTable.from_rows(last), seed)
+            return self._with_clusters(state, ClientTable.from_rows(last), seed)
         return state
 
-    def after(
-        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    def after_aggregation(
+        self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
-        last = {c: self._last(r.tensors["model"]) for c, r in with_rows(reports).items()}
+        last = {c: self._last_layer(r.tensors["model"]) for c, r in with_samples(reports).items()}
         newcomers = ClientTable.from_rows(
-            {c: row for c, row in self._finite(last).items() if c not in before.membership}
+            {c: row for c, row in self._finite_layers(last).items() if c not in before.membership}
         )
         if before.membership and len(newcomers):
-            after = self._joined(after, newcomers)
-        figures = {f"{train.name}.updates": float(len(reports)), f"{GROUPS}.groups": float(len(after.models))}
+            after = self._with_late_joining_clients(after, newcomers)
+        figures = {f"{train.name}.updates": float(len(reports)), f"{CLUSTER_STAGE}.groups": float(len(after.models))}
         return replace(after, round_metrics={**after.round_metrics, **figures})
 
-    def _finite(self, last: Mapping[ClientId, dict[str, Tensor]]) -> dict[ClientId, dict[str, Tensor]]:
+    def _finite_layers(self, last: Mapping[ClientId, dict[str, Tensor]]) -> dict[ClientId, dict[str, Tensor]]:
         return {c: row for c, row in last.items() if bool(row["last"].isfinite().all())}
 
-    def _last(self, model: Params) -> dict[str, Tensor]:
-        return {"last": vector({k: model[k] for k in self.model.head})}
+    def _last_layer(self, model: Params) -> dict[str, Tensor]:
+        return {"last": flatten_params({k: model[k] for k in self.model.head})}
 
-    def _clustered(self, state: ServerState, told: ClientTable, seed: int) -> ServerState:
-        found, first = self.rule(told["last"].double().numpy(), seed), next(iter(state.models.values()))
-        kept = {**told.columns, **self._risen(told, first)}
-        memory = {**state.memory, GROUPS: ClientTable(told.clients, kept).to_tree()}
-        figures = {**state.round_metrics, f"{GROUPS}.noise": float(found.noise)}
-        models = numbered([first] * (int(found.labels.max()) + 1))
-        return joined(replace(state, models=models, memory=memory, round_metrics=figures), told.clients, found.labels)
+    def _with_clusters(self, state: ServerState, reported: ClientTable, seed: int) -> ServerState:
+        found, first = self.rule(reported["last"].double().numpy(), seed), next(iter(state.models.values()))
+        kept = {**reported.columns, **self._raised_biases(reported, first)}
+        memory = {**state.memory, CLUSTER_STAGE: ClientTable(reported.clients, kept).to_tree()}
+        figures = {**state.round_metrics, f"{CLUSTER_STAGE}.noise": float(found.num_noise_clients)}
+        models = named_experts([first] * (int(found.labels.max()) + 1))
+        return assign_clients(
+            replace(state, models=models, memory=memory, round_metrics=figures), reported.clients, found.labels
+        )
 
-    def _risen(self, told: ClientTable, first: Params) -> dict[str, Tensor]:
+    def _raised_biases(self, reported: ClientTable, first: Params) -> dict[str, Tensor]:
         """Whose bias rose for which class: cross-entropy raises it only for classes that a client holds, and for those
         of which it has more than the model expected. Without biases in the last layer nothing can be read."""
-        change = told["last"] - self._last(first)["last"]
+        change = reported["last"] - self._last_layer(first)["last"]
         places = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
         return {"risen": change[:, places] > 0} if bool(places.any()) else {}
 
-    def _joined(self, state: ServerState, newcomers: ClientTable) -> ServerState:
+    def _with_late_joining_clients(self, state: ServerState, late_layers: ClientTable) -> ServerState:
         from shoal.clusterers.neighbours import nearest_clusters
 
-        known = ClientTable.load(state, GROUPS)
+        known = ClientTable.load(state, CLUSTER_STAGE)
         groups = np.array([state.cluster_of(c) for c in known.clients], dtype=np.int64)
-        labels = nearest_clusters(known["last"].double().numpy(), groups, newcomers["last"].double().numpy())
-        return joined(state, newcomers.clients, labels)
+        labels = nearest_clusters(known["last"].double().numpy(), groups, late_layers["last"].double().numpy())
+        return assign_clients(state, late_layers.clients, labels)
 
 
 @dataclass(frozen=True)
 class KeepFirstMean(ServerUpdate):
     """Keeps the mean of the models that returned from the round in which clusters were formed (Alg. 2, line 8)."""
 
-    def after(
-        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    def after_aggregation(
+        self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
         if not before.membership or EXTRACTOR in before.memory:
             return after
-        trained = sorted(with_rows(reports).items())
+        trained = sorted(with_samples(reports).items())
         models, sizes = [r.tensors["model"] for _, r in trained], [r.counts["train"] for _, r in trained]
         mean = tree.to_device(tree.weighted_mean(models, sizes), "cpu")
         return replace(after, memory={**after.memory, EXTRACTOR: mean})
 
 
-def trained_by(model: Model) -> ModelsFor:
+def cluster_or_first_model(model: Model) -> ModelsFor:
     """What a client trains: its cluster's model, or the first one, by which it is told where it belongs."""
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         if state.membership and client not in state.membership:
-            return {"expert": model.init(int(state.memory[FIRST]["seed"]))}
+            return {"expert": model.init(int(state.memory[FIRST_MODEL_SLOT]["seed"]))}
         return expert_for(state, client)
 
     return models_for

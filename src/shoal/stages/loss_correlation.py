@@ -11,7 +11,7 @@ import torch
 from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
 from shoal.selectors.loss_correlation import LossCorrelation, pick
-from shoal.selectors.sampling import uniform
+from shoal.selectors.sampling import sample_uniformly
 from shoal.stages.base import OneProgram, ServerOnly
 from shoal.types import (
     ClientId,
@@ -32,7 +32,7 @@ NEVER = -2  # no round is the next one
 
 
 @dataclass(frozen=True)
-class Survey(OneProgram, HasOptions):
+class SurveyLosses(OneProgram, HasOptions):
     """Everybody tells the loss of the global model, in rounds that follow each other in pairs: the difference is what
     the first round's training, by random clients, changed. In every round of the warm-up and at its end, then in pairs
     every so often."""
@@ -42,7 +42,7 @@ class Survey(OneProgram, HasOptions):
     warmup: int = option(
         10, "Select clients at random and survey the losses of all clients in each of this many first rounds.", ge=1
     )
-    every: int = option(
+    every_rounds: int = option(
         10,
         "After the warm-up, survey all losses before and after one round of training each time this many rounds have "
         "passed.",
@@ -53,15 +53,15 @@ class Survey(OneProgram, HasOptions):
 
     @property
     def schedule(self) -> Schedule:
-        if self.every <= 2:  # pairs follow each other without a gap
+        if self.every_rounds <= 2:  # pairs follow each other without a gap
             return Schedule("all")
-        next_pair = self.warmup + self.every - 1
-        pairs = Rounds(next_pair, self.every), Rounds(next_pair + 1, self.every)
+        next_pair = self.warmup + self.every_rounds - 1
+        pairs = Rounds(next_pair, self.every_rounds), Rounds(next_pair + 1, self.every_rounds)
         return Schedule("all", (Rounds(0, 1, last=self.warmup), *pairs))
 
-    def begins_pair(self, round: int) -> bool:
+    def begins_pair(self, round_index: int) -> bool:
         """Whether what this round's training changes will be known."""
-        return round < self.warmup or (round - self.warmup) % self.every == self.every - 1
+        return round_index < self.warmup or (round_index - self.warmup) % self.every_rounds == self.every_rounds - 1
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return Plan(
@@ -71,7 +71,9 @@ class Survey(OneProgram, HasOptions):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         before = ClientTable.load(state, self.name)
-        told = {c: (r.metrics["loss"][0] / r.metrics["loss"][1], r) for c, r in reports.items() if r.metrics["loss"][1]}
+        reported = {
+            c: (r.metrics["loss"][0] / r.metrics["loss"][1], r) for c, r in reports.items() if r.metrics["loss"][1]
+        }
         blank = {
             "loss": torch.tensor(torch.nan, dtype=torch.float64),
             "round": torch.tensor(NEVER),
@@ -80,35 +82,37 @@ class Survey(OneProgram, HasOptions):
             "when": torch.full((self.history,), NEVER),  # the round that made each change
         }
         known_before = set(before.clients)
-        known = ClientTable.from_rows({c: blank for c in told if c not in known_before}).updated_with(before)
+        known = ClientTable.from_rows({c: blank for c in reported if c not in known_before}).updated_with(before)
         if not len(known):
             return state
         columns = {k: v.clone() for k, v in known.columns.items()}
-        losses = torch.tensor([told[c][0] if c in told else torch.nan for c in known.clients], dtype=torch.float64)
-        heard = torch.tensor([c in told for c in known.clients])
-        paired = heard & (columns["round"] == state.round - 1)
+        losses = torch.tensor(
+            [reported[c][0] if c in reported else torch.nan for c in known.clients], dtype=torch.float64
+        )
+        has_reported = torch.tensor([c in reported for c in known.clients])
+        paired = has_reported & (columns["round"] == state.round - 1)
         if paired.any():
             change = torch.where(paired, losses - columns["loss"], torch.nan)
             columns["changes"] = torch.cat([columns["changes"][:, 1:], change[:, None]], dim=1)
             made = torch.full((len(known), 1), state.round - 1)
             columns["when"] = torch.cat([columns["when"][:, 1:], made], dim=1)
-        columns["loss"] = torch.where(heard, losses, columns["loss"])
-        columns["round"] = torch.where(heard, state.round, columns["round"])
-        sizes = torch.tensor([told[c][1].counts["train"] if c in told else 0 for c in known.clients])
-        columns["size"] = torch.where(heard, sizes, columns["size"])
+        columns["loss"] = torch.where(has_reported, losses, columns["loss"])
+        columns["round"] = torch.where(has_reported, state.round, columns["round"])
+        sizes = torch.tensor([reported[c][1].counts["train"] if c in reported else 0 for c in known.clients])
+        columns["size"] = torch.where(has_reported, sizes, columns["size"])
         return replace(state, memory={**state.memory, self.name: ClientTable(known.clients, columns).to_tree()})
 
 
 @dataclass(frozen=True)
-class Correlated(ServerOnly, HasOptions):
+class SelectByLossCorrelation(ServerOnly, HasOptions):
     """Random clients in the warm-up and wherever a survey will tell what they changed; in between those who, by the
     correlation of all losses, lower them most."""
 
-    survey: Survey
+    survey: SurveyLosses
     beta: float = option(
         0.9, "Multiply a client's score by this factor each time it is selected, until the next survey.", gt=0, le=1
     )
-    forget: float = option(
+    age_discount: float = option(
         0.95, "Multiply the weight of a loss change by this factor for each round that has passed since.", gt=0, le=1
     )
     dimension: int = option(15, "Describe each client by a vector of this length in the Gaussian process.", ge=1)
@@ -119,13 +123,13 @@ class Correlated(ServerOnly, HasOptions):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         surveyed = ClientTable.load(state, SURVEY)
-        heard = np.isfinite(surveyed["changes"].numpy()) if len(surveyed) else np.zeros((0, 0))
-        if self.survey.begins_pair(state.round) or not heard.any():
-            rows = uniform(np.arange(len(state.roster)), state.cohort_size, seed)
+        is_surveyed = np.isfinite(surveyed["changes"].numpy()) if len(surveyed) else np.zeros((0, 0))
+        if self.survey.begins_pair(state.round) or not is_surveyed.any():
+            rows = sample_uniformly(np.arange(len(state.roster)), state.cohort_size, seed)
             return replace(state, cohort=tuple(state.roster[i] for i in rows.tolist()))
         trained = ClientTable.load(state, self.name)
         if trained.clients != surveyed.clients or int(surveyed["when"][0, -1]) == state.round - 1:
-            trained = self._trained(surveyed, state.round)
+            trained = self._fitted(surveyed, state.round)
         x, chosen = trained["embedding"].numpy(), trained["chosen"].numpy().copy()
         covariance = x @ x.T + self.noise**2 * np.eye(len(x))
         sizes = surveyed["size"].double().numpy()
@@ -135,11 +139,11 @@ class Correlated(ServerOnly, HasOptions):
         kept = ClientTable(trained.clients, {**trained.columns, "chosen": torch.from_numpy(chosen)})
         return replace(state, cohort=surveyed.client_ids(rows), memory={**state.memory, self.name: kept.to_tree()})
 
-    def _trained(self, surveyed: ClientTable, round: int) -> ClientTable:
+    def _fitted(self, surveyed: ClientTable, round_index: int) -> ClientTable:
         changes = surveyed["changes"].numpy().T  # [surveys, clients]
-        ages = round - 1 - surveyed["when"].numpy().max(axis=0)  # newcomers' columns do not know when
+        ages = round_index - 1 - surveyed["when"].numpy().max(axis=0)  # newcomers' columns do not know when
         heard = np.isfinite(changes).any(axis=1)
-        model = LossCorrelation(self.dimension, self.noise).fit(changes[heard], self.forget ** ages[heard])
+        model = LossCorrelation(self.dimension, self.noise).fit(changes[heard], self.age_discount ** ages[heard])
         columns = {
             "embedding": torch.from_numpy(model.embedding_),
             "chosen": torch.zeros(len(surveyed), dtype=torch.int64),

@@ -10,10 +10,10 @@ import torch
 from shoal import tree
 from shoal.errors import UserError
 from shoal.stages.base import ServerOnly
-from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.train import ServerUpdate, TrainAndAggregate
 from shoal.types import ClientId, Params, Report, ServerState
 
-AVERAGE = "average"
+EMA_SLOT = "average"
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class ApplyMomentum(ServerUpdate):
     lr: float = 1.0  # η
     slot: str = "momentum"
 
-    def after(
-        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    def after_aggregation(
+        self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
         if not self.beta and self.lr == 1:
             return after
@@ -35,10 +35,10 @@ class ApplyMomentum(ServerUpdate):
         for name, mean in after.models.items():
             model = before.models[name]
             if mean is not model:  # a client trained it
-                models[name], velocities[name] = self._moved(model, mean, velocities.get(name), train.trainable)
+                models[name], velocities[name] = self._with_velocity(model, mean, velocities.get(name), train.trainable)
         return replace(after, models=models, memory={**after.memory, self.slot: velocities})
 
-    def _moved(
+    def _with_velocity(
         self, before: Params, mean: Params, velocity: Params | None, trainable: tuple[str, ...]
     ) -> tuple[Params, Params]:
         change = {k: self.lr * (mean[k] - before[k]) for k in trainable}
@@ -48,12 +48,12 @@ class ApplyMomentum(ServerUpdate):
 
 
 @dataclass(frozen=True)
-class RunningMean(ServerOnly):
+class UpdateEmaModels(ServerOnly):
     """a ← d a + (1 - d) w, of each model from when it is first seen: steadier than the newest, for serving. Whole
     numbers are the newest."""
 
     decay: float = 0.8
-    name: str = AVERAGE
+    name: str = EMA_SLOT
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -61,16 +61,18 @@ class RunningMean(ServerOnly):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         before = state.memory.get(self.name, {})
-        after = {k: self._mean(before[k], model) if k in before else dict(model) for k, model in state.models.items()}
+        after = {
+            k: self._updated_ema(before[k], model) if k in before else dict(model) for k, model in state.models.items()
+        }
         return replace(state, memory={**state.memory, self.name: after})
 
-    def _mean(self, average: Params, model: Params) -> Params:
+    def _updated_ema(self, average: Params, model: Params) -> Params:
         return tree.map_leaves(
             lambda a, x: torch.lerp(a, x, 1 - self.decay) if x.is_floating_point() else x, average, model
         )
 
 
-def averaged(state: ServerState, slot: str = AVERAGE) -> Mapping[str, Params]:
+def ema_models(state: ServerState, slot: str = EMA_SLOT) -> Mapping[str, Params]:
     """The running means of the models there are; of one that has none, and without them, the model."""
     means = state.memory.get(slot, {})
     return {name: means.get(name, model) for name, model in state.models.items()}

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, WhenEvaluated
+from shoal.stages.base import DueWhenEvaluated, OneProgram
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, ServerState, StagePurpose, Task
 
 
 @dataclass(frozen=True)
-class Personalise(OneProgram, WhenEvaluated):
+class Personalise(OneProgram, DueWhenEvaluated):
     """Every client, not only the cohort, adapts what it is served and keeps the result to itself."""
 
     program: ClientProgram
     models_for: ModelsFor
     rounds: int
-    every: int
-    reuse: bool = False
+    every_rounds: int
+    cache_models: bool = False
     name: str = "personalise"
     purpose: ClassVar[StagePurpose] = "train"
 
@@ -27,7 +27,7 @@ class Personalise(OneProgram, WhenEvaluated):
         return Plan(
             self.program,
             {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in state.roster},
-            self.reuse,
+            self.cache_models,
         )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:

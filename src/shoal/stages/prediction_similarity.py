@@ -16,7 +16,7 @@ from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.base import OneProgram
 from shoal.stages.cluster import Floats, Labels
-from shoal.stages.vectors import restored
+from shoal.stages.vectors import unflatten_params
 from shoal.types import (
     ClientId,
     ClientProgram,
@@ -32,13 +32,13 @@ from shoal.types import (
     option,
 )
 
-SHARE, TRAIN = "share", "train"
+SHARE_STAGE, TRAIN_STAGE = "share", "train"
 
 
-def shared_rows(state: ServerState, model: Model) -> tuple[Tensor, Tensor]:
+def shared_samples(state: ServerState, model: Model) -> tuple[Tensor, Tensor]:
     """The rows that clients gave away, and their labels if they told these too. In a client's row of the table weights
     come before inputs: a client with few rows left the rest empty."""
-    shared = ClientTable.load(state, SHARE)
+    shared = ClientTable.load(state, SHARE_STAGE)
     if not len(shared):
         return torch.empty(0), torch.empty(0)
     count = shared["rows"].shape[1] // (1 + int(np.prod(model.input_shape)))
@@ -49,7 +49,7 @@ def shared_rows(state: ServerState, model: Model) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Infer(OneProgram):
+class QueryPredictions(OneProgram):
     """What each client's newest model predicts on the shared rows. Who has not trained yet is asked to, for this."""
 
     program: ClientProgram
@@ -64,10 +64,10 @@ class Infer(OneProgram):
         return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        x, _ = shared_rows(state, self.model)
-        sent = ClientTable.load(state, TRAIN)
+        x, _ = shared_samples(state, self.model)
+        sent = ClientTable.load(state, TRAIN_STAGE)
         rows, like = sent.columns.get("model", ()), next(iter(state.models.values()))
-        models = {c: restored(row, like) for c, row in zip(sent.clients, rows, strict=True)}
+        models = {c: unflatten_params(row, like) for c, row in zip(sent.clients, rows, strict=True)}
         models |= {c: r.tensors["model"] for c, r in reports.items()}
         if not len(x) or not models:
             return state
@@ -78,11 +78,11 @@ class Infer(OneProgram):
 
 
 @dataclass(frozen=True)
-class Alike(HasOptions):
+class PredictionAgreement(HasOptions):
     """Clients whose models agree on the server's rows: at least `threshold` of them, or in `groups` groups."""
 
     group: ClassVar[str] = "cluster"
-    groups: int = option(
+    num_clusters: int = option(
         0,
         "Form this many clusters of clients with similar predictions. 0 forms clusters by cluster.threshold instead.",
         ge=0,
@@ -96,7 +96,7 @@ class Alike(HasOptions):
     )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int = 0) -> Labels:
-        alike = inference_similarity(rows.astype(np.int64))
-        if self.groups:
-            return similarity_clusters(alike, n_clusters=self.groups)
-        return similarity_clusters(alike, self.threshold)
+        similarity = inference_similarity(rows.astype(np.int64))
+        if self.num_clusters:
+            return similarity_clusters(similarity, n_clusters=self.num_clusters)
+        return similarity_clusters(similarity, self.threshold)

@@ -15,7 +15,7 @@ from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedu
 
 
 @dataclass(frozen=True)
-class OnceWhenBack(OneProgram):
+class RunOnSecondParticipation(OneProgram):
     """Clients of the cohort who have been in one before run `program`, until one has reported that it is done."""
 
     program: ClientProgram
@@ -25,18 +25,18 @@ class OnceWhenBack(OneProgram):
     schedule: ClassVar[Schedule] = Schedule("returning")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        done = self._done(state)
+        done = self._done_by_client(state)
         asked = [c for c in state.cohort if done.get(c) == 0]
         if not asked:
             return Plan()
         return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        done = dict.fromkeys(state.cohort, 0.0) | self._done(state)
+        done = dict.fromkeys(state.cohort, 0.0) | self._done_by_client(state)
         done |= {c: report.metrics["done"][0] for c, report in reports.items()}
         table = ClientTable.from_rows({c: {"done": torch.tensor(x)} for c, x in done.items()})
         return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
-    def _done(self, state: ServerState) -> dict[ClientId, float]:
+    def _done_by_client(self, state: ServerState) -> dict[ClientId, float]:
         table = ClientTable.load(state, self.name)
         return dict(zip(table.clients, table["done"].tolist(), strict=True)) if len(table) else {}

@@ -13,8 +13,8 @@ from shoal import tree
 from shoal.client.sgd import RateSchedule, learning_rate
 from shoal.client_table import ClientTable
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, with_rows
-from shoal.stages.vectors import vector
+from shoal.stages.base import OneProgram, with_samples
+from shoal.stages.vectors import flatten_params
 from shoal.types import (
     ClientId,
     ClientProgram,
@@ -31,12 +31,12 @@ from shoal.types import (
     option,
 )
 
-Mean = Callable[[Sequence[Params], Sequence[float]], Params]
+MeanFunction = Callable[[Sequence[Params], Sequence[float]], Params]
 """(the models that clients trained, their weights) -> the new model"""
 
 
 @dataclass(frozen=True)
-class Rate(HasOptions):
+class LearningRate(HasOptions):
     """The learning rate of a round, sent with the task."""
 
     group: ClassVar[str] = "train"
@@ -55,8 +55,8 @@ class Rate(HasOptions):
         only_if=OnlyIf("train.schedule is not constant", lambda rate: rate.schedule != "constant"),
     )
 
-    def at(self, round: int) -> float:
-        return learning_rate(self.schedule, self.lr, round, self.rounds, self.decay)
+    def at(self, round_index: int) -> float:
+        return learning_rate(self.schedule, self.lr, round_index, self.rounds, self.decay)
 
 
 class ServerUpdate:
@@ -64,23 +64,25 @@ class ServerUpdate:
 
     imports_later: ClassVar[tuple[str, ...]] = ()  # as of a stage
 
-    def adjust_plan(self, train: Federate, state: ServerState, plan: Plan) -> Plan:
+    def adjust_plan(self, train: TrainAndAggregate, state: ServerState, plan: Plan) -> Plan:
         """Before clients are asked."""
         return plan
 
-    def before(self, train: Federate, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
+    def before_aggregation(
+        self, train: TrainAndAggregate, state: ServerState, reports: Mapping[ClientId, Report], seed: int
+    ) -> ServerState:
         """When reports have arrived, before they are aggregated: for example to form clusters of what was trained."""
         return state
 
-    def after(
-        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    def after_aggregation(
+        self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
         """When reports are aggregated; `before` is the state that they were aggregated into."""
         return after
 
 
 @dataclass(frozen=True)
-class Federate(OneProgram):
+class TrainAndAggregate(OneProgram):
     """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
 
     A client's weight in a model is its membership there (1 where there are no clusters) times its number
@@ -92,15 +94,15 @@ class Federate(OneProgram):
 
     program: ClientProgram
     models_for: ModelsFor
-    rate: Rate
+    rate: LearningRate
     weighting: Literal["size", "uniform"] = option(
         "size", "Weight clients in the average by their number of training samples (size) or all equally (uniform)."
     )
     weights_from: str = ""
     remember: Literal["nothing", "update", "model", "summary"] = "nothing"
     trainable: tuple[str, ...] = ()  # of which parameters an update is the change
-    mean: Mean = tree.weighted_mean
-    updates: tuple[ServerUpdate, ...] = ()
+    mean: MeanFunction = tree.weighted_mean
+    server_updates: tuple[ServerUpdate, ...] = ()
     observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing
     name: str = "train"
     purpose: ClassVar[StagePurpose] = "train"
@@ -108,7 +110,7 @@ class Federate(OneProgram):
 
     @property
     def imports_later(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(name for update in self.updates for name in update.imports_later)
+        return tuple(name for update in self.server_updates for name in update.imports_later)
 
     def config(self, state: ServerState) -> dict[str, float]:
         """What goes with every task."""
@@ -118,37 +120,37 @@ class Federate(OneProgram):
         config = self.config(state)
         tasks = {c: Task(self.models_for(state, c), config, derive_seed(seed, c)) for c in state.cohort}
         plan = Plan(self.program, tasks)
-        for update in self.updates:
+        for update in self.server_updates:
             plan = update.adjust_plan(self, state, plan)
         return plan
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        for update in self.updates:
-            state = update.before(self, state, reports, seed)
+        for update in self.server_updates:
+            state = update.before_aggregation(self, state, reports, seed)
         after = self.aggregate(state, reports)
-        for update in (*self.updates, *self.observers):
-            after = update.after(self, state, after, reports)
+        for update in (*self.server_updates, *self.observers):
+            after = update.after_aggregation(self, state, after, reports)
         return after
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
-        reports = with_rows(reports)
-        merged = {name: self._merged(state, name, reports) for name in sorted(state.models)}
-        return replace(self._remembering(state, reports), models=merged)
+        reports = with_samples(reports)
+        merged = {name: self._aggregated_model(state, name, reports) for name in sorted(state.models)}
+        return replace(self._with_remembered_reports(state, reports), models=merged)
 
     def weights(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> dict[ClientId, float]:
         """Who counts in a model, and for how much."""
-        place, given = sorted(state.models).index(name), self._given(state)
-        found = {c: given.get(c, 1.0) * self._weight(state, place, c, r) for c, r in reports.items()}
+        model_index, given = sorted(state.models).index(name), self._stored_weights(state)
+        found = {c: given.get(c, 1.0) * self._client_weight(state, model_index, c, r) for c, r in reports.items()}
         return {c: w for c, w in found.items() if w > 0}
 
-    def _remembering(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+    def _with_remembered_reports(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         if self.remember == "nothing":
             return state
 
         def row(client: ClientId, report: Report) -> dict[str, Tensor]:
             model = report.tensors["model"]
             if self.remember == "model":
-                return {"model": vector(model)}
+                return {"model": flatten_params(model)}
             update = self._update(state, client, model)
             if self.remember == "update":
                 return {"update": update}
@@ -161,34 +163,36 @@ class Federate(OneProgram):
     def _update(self, state: ServerState, client: ClientId, model: Params) -> Tensor:
         """What the client changed in the first model that it was sent."""
         sent = next(iter(self.models_for(state, client).values()))
-        return vector({k: model[k] - sent[k] for k in self.trainable})
+        return flatten_params({k: model[k] - sent[k] for k in self.trainable})
 
-    def _merged(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> Params:
-        parts = {c: (w, self._sent(name, reports[c])) for c, w in self.weights(state, name, reports).items()}
+    def _aggregated_model(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> Params:
+        parts = {c: (w, self._reported_params(name, reports[c])) for c, w in self.weights(state, name, reports).items()}
         if not parts:
             return state.models[name]  # nobody of this cluster replied
-        return self._mean(state, parts)
+        return self._weighted_mean(state, parts)
 
-    def _sent(self, name: str, report: Report) -> Params:
+    def _reported_params(self, name: str, report: Report) -> Params:
         """What a client reported of a model that it counts in."""
         return report.tensors["model"]
 
-    def _mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
+    def _weighted_mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
         return self.mean([model for _, model in parts.values()], [w for w, _ in parts.values()])
 
-    def _given(self, state: ServerState) -> dict[ClientId, float]:
+    def _stored_weights(self, state: ServerState) -> dict[ClientId, float]:
         if not self.weights_from:
             return {}
         table = ClientTable.load(state, self.weights_from)
         return dict(zip(table.clients, table["weight"].tolist(), strict=True)) if len(table) else {}
 
-    def _weight(self, state: ServerState, place: int, client: ClientId, report: Report) -> float:
-        member = float(state.membership[client][place]) if client in state.membership else float(not state.membership)
+    def _client_weight(self, state: ServerState, model_index: int, client: ClientId, report: Report) -> float:
+        member = (
+            float(state.membership[client][model_index]) if client in state.membership else float(not state.membership)
+        )
         return member * (report.counts["train"] if self.weighting == "size" else 1)
 
 
 @dataclass(frozen=True)
-class FederatePart(Federate):
+class AggregateBase(TrainAndAggregate):
     """Of each model a part is sent and averaged; the rest stays with the clients. Its first weights follow from a seed
     that init put into this stage's memory, so that all clients start alike without its being sent."""
 
@@ -197,7 +201,7 @@ class FederatePart(Federate):
 
 
 @dataclass(frozen=True)
-class FederatePlanned(Federate):
+class AggregateWithParticipation(TrainAndAggregate):
     """Clients are told how often one is expected to take part in the whole run."""
 
     def config(self, state: ServerState) -> dict[str, float]:
@@ -206,7 +210,7 @@ class FederatePlanned(Federate):
 
 
 @dataclass(frozen=True)
-class FederateDirected(Federate):
+class AggregateWithDirection(TrainAndAggregate):
     """What a round changed in the one model is kept, to be sent beside the model in the next."""
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
@@ -217,12 +221,12 @@ class FederateDirected(Federate):
 
 
 @dataclass(frozen=True)
-class TrainAlone(OneProgram):
+class TrainLocally(OneProgram):
     """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
     that init put into this stage's memory, so that all clients start alike without a model being sent."""
 
     program: ClientProgram
-    rate: Rate
+    rate: LearningRate
     name: str = "train"
     purpose: ClassVar[StagePurpose] = "train"
     schedule: ClassVar[Schedule] = Schedule("cohort")

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from shoal.client.prior import mix_with_uniform
 from shoal.client_table import ClientTable
-from shoal.stages.balanced import TOLD
-from shoal.stages.base import with_rows
-from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.balanced import REPRESENT_STAGE
+from shoal.stages.base import with_samples
+from shoal.stages.train import ServerUpdate, TrainAndAggregate
 from shoal.types import ClientId, Params, Report, ServerState
 
-TAUGHT = "taught"
+TRAINING_PRIOR = "taught"
 
 
 @dataclass(frozen=True)
@@ -29,37 +29,41 @@ class TrackTrainingPrior(ServerUpdate):
     steps add up to one model is not linear in their priors.
     """
 
-    lam: float  # 1: the loss is not adjusted
-    source: str = TOLD
-    slot: str = TAUGHT
+    uniform_mix: float  # 1: the loss is not adjusted
+    source: str = REPRESENT_STAGE
+    slot: str = TRAINING_PRIOR
 
-    def after(
-        self, train: Federate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
+    def after_aggregation(
+        self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
         known = ClientTable.load(before, self.source)
         if not len(known):
             return after
         labels, sizes = known["labels"].double(), known["size"].tolist()
-        place = {c: i for i, c in enumerate(known.clients)}
+        row_of_client = {c: i for i, c in enumerate(known.clients)}
         # sizes as they were told: with secure sums a report does not say how many rows there are
-        heard = {c: replace(r, counts={"train": sizes[place[c]]}) for c, r in with_rows(reports).items() if c in place}
+        known_reports = {
+            c: replace(r, counts={"train": sizes[row_of_client[c]]})
+            for c, r in with_samples(reports).items()
+            if c in row_of_client
+        }
         counts = {}
         for name in before.models:
-            weights = train.weights(before, name, heard)
-            w, p = torch.tensor(list(weights.values())).double(), labels[[place[c] for c in weights]]
-            counted = self._before(before, name, labels.shape[1])
-            new = {"seen": w @ p, "adjusted": w @ mix_with_uniform(p, self.lam)}
+            weights = train.weights(before, name, known_reports)
+            w, p = torch.tensor(list(weights.values())).double(), labels[[row_of_client[c] for c in weights]]
+            counted = self._counts_before(before, name, labels.shape[1])
+            new = {"seen": w @ p, "adjusted": w @ mix_with_uniform(p, self.uniform_mix)}
             counts[name] = {k: counted[k] + x for k, x in new.items()}
         return replace(after, memory={**after.memory, self.slot: counts})
 
-    def _before(self, state: ServerState, name: str, classes: int) -> Params:
+    def _counts_before(self, state: ServerState, name: str, num_classes: int) -> Params:
         kept, model = state.memory.get(self.slot, {}), state.models[name]
-        alike = [k for k in (name, *kept) if k in kept and k in state.models and state.models[k] is model]
-        none = {k: torch.zeros(classes).double() for k in ("seen", "adjusted")}
-        return kept[alike[0]] if alike else none
+        same_models = [k for k in (name, *kept) if k in kept and k in state.models and state.models[k] is model]
+        none = {k: torch.zeros(num_classes).double() for k in ("seen", "adjusted")}
+        return kept[same_models[0]] if same_models else none
 
 
-def taught(state: ServerState, slot: str = TAUGHT) -> dict[str, Tensor]:
+def training_priors(state: ServerState, slot: str = TRAINING_PRIOR) -> dict[str, Tensor]:
     """The prior that each model's answers lean towards, if anything is known: no class is unheard of."""
     kept = state.memory.get(slot, {})
     if not any(float(counts["seen"].sum()) for counts in kept.values()):

@@ -11,19 +11,19 @@ import torch
 from shoal.client.train import LocalTraining
 from shoal.client.tuning import TryTuning, index_of_most_hits
 from shoal.rng import derive_seed
-from shoal.stages.base import OneProgram, Scheduled, WhenEvaluated
+from shoal.stages.base import DueWhenEvaluated, OneProgram, Scheduled
 from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedule, ServerState, StagePurpose, Task
 
 
 @dataclass(frozen=True)
-class Tune(OneProgram, WhenEvaluated):
+class ChooseTuning(OneProgram, DueWhenEvaluated):
     """Everybody tries all candidates from what it is served; the one with most hits over all clients is taken. Where
     nobody answers, the last choice stands."""
 
     program: TryTuning
     models_for: ModelsFor
     rounds: int
-    every: int
+    every_rounds: int
     name: str = "tune"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
@@ -33,17 +33,22 @@ class Tune(OneProgram, WhenEvaluated):
         if not reports:
             return state
         hits = torch.stack([r.tensors["val"]["hits"] for _, r in sorted(reports.items())]).sum(0)
-        place, rate = index_of_most_hits(hits)
-        chosen = {"passes": torch.tensor(place), "rate": torch.tensor(rate)}
-        said = {"tune.epochs": float(self.program.epochs_grid[place]), "tune.lr": self.program.lr_grid[rate]}
-        return replace(state, memory={**state.memory, self.name: chosen}, round_metrics={**state.round_metrics, **said})
+        epochs_index, rate = index_of_most_hits(hits)
+        chosen = {"passes": torch.tensor(epochs_index), "rate": torch.tensor(rate)}
+        new_metrics = {
+            "tune.epochs": float(self.program.epochs_grid[epochs_index]),
+            "tune.lr": self.program.lr_grid[rate],
+        }
+        return replace(
+            state, memory={**state.memory, self.name: chosen}, round_metrics={**state.round_metrics, **new_metrics}
+        )
 
 
 @dataclass(frozen=True)
 class PersonaliseTuned(Scheduled):
     """Every client fine-tunes as was chosen and keeps the result; while nothing is chosen, nobody does."""
 
-    tune: Tune
+    tune: ChooseTuning
     training: LocalTraining
     name: str = "personalise"
     purpose: ClassVar[StagePurpose] = "train"

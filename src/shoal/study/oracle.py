@@ -16,11 +16,11 @@ from shoal.client.prior import PRIOR
 from shoal.methods.composition.setting import Setting
 from shoal.methods.shoal import shoal
 from shoal.stages.base import ServerOnly
-from shoal.stages.experts import joined, numbered
+from shoal.stages.experts import assign_clients, named_experts
 from shoal.stages.global_and_experts import GLOBAL, PersonaliseMembers
-from shoal.stages.momentum import averaged
+from shoal.stages.momentum import ema_models
 from shoal.stages.shift_probe import ShiftProbe
-from shoal.stages.training_prior import taught
+from shoal.stages.training_prior import training_priors
 from shoal.types import ClientId, Method, Params, Report, Rounds, Schedule, ServerState
 
 
@@ -39,22 +39,22 @@ class Told(ServerOnly):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         clients = [c for c in state.roster if c in self.groups]
         start, count = state.models[GLOBAL], len(set(self.groups.values()))
-        state = replace(state, models=numbered([start] * count) | {GLOBAL: start}, membership={})
-        return joined(state, clients, np.array([self.groups[c] for c in clients]))
+        state = replace(state, models=named_experts([start] * count) | {GLOBAL: start}, membership={})
+        return assign_clients(state, clients, np.array([self.groups[c] for c in clients]))
 
 
 def oracle(s: Setting) -> Method:
     method = shoal(s)
     probe = next(stage for stage in method.stages if isinstance(stage, ShiftProbe))
     kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers)]
-    told = Told(s.groups or {}, probe.at)
+    told = Told(s.groups or {}, probe.first_round)
     stages = tuple(told if stage is probe else stage for stage in kept)
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-        models, name = averaged(state), GLOBAL
+        models, name = ema_models(state), GLOBAL
         if client is not None and client in state.membership:
             name = sorted(state.models)[int(state.membership[client].argmax())]
-        lean = taught(state)
+        lean = training_priors(state)
         served = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: lean[name]}} if lean else {})
         return tree.to_device(served, s.model.device)
 

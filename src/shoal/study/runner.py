@@ -20,7 +20,7 @@ import torch
 from shoal.experiment.assemble import Bench, setup
 from shoal.experiment.job import Job
 from shoal.experiment.run import check_same, run_or_resume
-from shoal.stages.base import CLUSTERING
+from shoal.stages.base import CLUSTERING_LIBRARIES
 from shoal.store.atomic_files import write_json
 from shoal.store.failure import record_exceptions, record_failure
 from shoal.store.reader import read_run
@@ -149,7 +149,7 @@ class _Started:
     @classmethod
     def begin(cls, entry: Entry, out: Path, inputs: Sequence[int]) -> _Started:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *CLUSTERING])
+        context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *CLUSTERING_LIBRARIES])
         ours, theirs = context.Pipe()
         process = context.Process(
             target=_work, args=(theirs, entry.job.model_dump_json(), out / entry.place, tuple(inputs))

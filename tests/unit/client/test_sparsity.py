@@ -23,8 +23,8 @@ from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.fedavg import averaging
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.query import AskOnce
-from shoal.stages.select import Random
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SelectRandom
 from shoal.types import Examples, Plan, Task
 
 
@@ -166,7 +166,7 @@ class VagueLoss(LossProbe):
 
 
 def vague(s):
-    return averaging(s, "vague", AskOnce(VagueLoss(s.model), one_model_for), Random())
+    return averaging(s, "vague", QueryClients(VagueLoss(s.model), one_model_for), SelectRandom())
 
 
 @pytest.mark.parametrize(("method", "expected"), [(vague, 100.0), ("fedavg", None)])

@@ -20,7 +20,7 @@ from shoal.experiment.run import check_same, resume_run, run_job
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
-from shoal.stages.cluster import Adaptive
+from shoal.stages.cluster import SparsityClusters
 from shoal.types import CENTRALISED_CLIENT
 
 
@@ -195,8 +195,18 @@ def test_the_vector_without_labels_is_that_which_members_told():
 def test_the_group_with_the_least_mean_distance_of_received_vectors():
     rows = torch.tensor([[9, 9, 0.9, 0.1], [9, 9, 0.8, 0.2], [9, 9, 0.1, 0.9]]).repeat_interleave(1, 0)
     rows = torch.cat([rows[:, :2], rows[:, 2:], rows[:, 2:], rows[:, 2:]], 1).double().numpy()
-    assert Adaptive().like(rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.2, 0.9]).double().numpy()) == 1
-    assert Adaptive().like(rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.7, 0.2]).double().numpy()) == 0
+    assert (
+        SparsityClusters().nearest_cluster(
+            rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.2, 0.9]).double().numpy()
+        )
+        == 1
+    )
+    assert (
+        SparsityClusters().nearest_cluster(
+            rows, torch.tensor([0, 0, 1]).numpy(), torch.tensor([0.7, 0.2]).double().numpy()
+        )
+        == 0
+    )
 
 
 @pytest.fixture(scope="module")

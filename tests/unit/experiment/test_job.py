@@ -62,7 +62,7 @@ def test_a_default_that_is_no_value_is_put_in_words(name):
 
 
 def test_defaults_in_words_are_those_that_are_used():
-    assert SETTINGS["cloud_every"].unset.startswith(f"{Topology.every} ")
+    assert SETTINGS["cloud_every"].unset.startswith(f"{Topology.cloud_every_rounds} ")
     assert SETTINGS["long_link"].unset.startswith(f"{LONG_LINK} ")
     assert SETTINGS["sensitive"].unset.startswith(f"{DEFAULT_SENSITIVE_FRACTION}, ")
     assert SETTINGS["clients"].unset.startswith(f"{len(federation_of(Job()))}, ")

@@ -19,9 +19,15 @@ from shoal.methods import Setting, build
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
 from shoal.selectors.contribution import metrics
-from shoal.stages.contribution import ByContribution, Coefficients, FederateByContribution, Kappa, Update
-from shoal.stages.train import Rate
-from shoal.stages.vectors import vector
+from shoal.stages.contribution import (
+    AggregateByContribution,
+    Coefficients,
+    Kappa,
+    SelectByContribution,
+    UpdatePersonalModels,
+)
+from shoal.stages.train import LearningRate
+from shoal.stages.vectors import flatten_params
 from shoal.types import Examples, Report, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)
@@ -96,7 +102,7 @@ class TestConditionalUpdate:
             assert tree.max_abs_difference(private["model"], line(slope)) < 1e-6
 
     def test_kappa_follows_its_schedule(self):
-        stage = Update(
+        stage = UpdatePersonalModels(
             ConditionalUpdate(LINEAR), one_model_for, Kappa(rounds=10, kappa=0.4, schedule="cosine", decay=0.5)
         )
         state = ServerState(0, {"global": line(0.0)}, roster=("a", "b"))
@@ -139,8 +145,8 @@ class TestCoefficients:
         return table, models, share
 
     def learned(self, table, models, share, **kw):
-        stacked = torch.stack([vector(m) for m in models])
-        return Coefficients(MLP, share, **kw).learned(table, stacked, models[0], ServerState(0, {"global": models[0]}))
+        stacked = torch.stack([flatten_params(m) for m in models])
+        return Coefficients(MLP, share, **kw).learn(table, stacked, models[0], ServerState(0, {"global": models[0]}))
 
     def test_the_same_as_through_every_model_with_torchs_adam(self):
         table, models, share = self.some()
@@ -172,9 +178,9 @@ class TestCoefficients:
         is right and another wrong on every row, and only in the corner of the first metric do both count alike."""
         table = np.array([[0.5, 0.9, 0.9, 0.9], [0.5, 0.1, 0.1, 0.1]])
         share = rows([1.0, -1.0], [0, 1])
-        stacked = torch.stack([vector(line(-40.0)), vector(line(50.0))])
+        stacked = torch.stack([flatten_params(line(-40.0)), flatten_params(line(50.0))])
         state = ServerState(0, {"global": line(0.0)})
-        found = Coefficients(LINEAR, share, steps=2, lr=1000.0).learned(table, stacked, line(0.0), state)
+        found = Coefficients(LINEAR, share, steps=2, lr=1000.0).learn(table, stacked, line(0.0), state)
 
         def loss(a):
             return float(F.cross_entropy(LINEAR.predict(line(float((table @ a) @ [-40.0, 50.0])), share.x), share.y))
@@ -208,13 +214,13 @@ def reports(models, sizes, accuracies, losses):
 
 def federate(by, steps=0):
     program = MeasuredTraining(LINEAR)
-    return FederateByContribution(
+    return AggregateByContribution(
         program,
         one_model_for,
-        Rate(0.1, 10),
+        LearningRate(0.1, 10),
         trainable=LINEAR.trainable,
         coefficients=Coefficients(LINEAR, steps=steps),
-        by=by,
+        weight_by=by,
     )
 
 
@@ -279,7 +285,7 @@ class TestSelection:
                     "count": torch.tensor(float(k)),
                     "accuracy": torch.tensor(0.5),
                     "loss": torch.tensor(1.0),
-                    "model": vector(line(float(i))),
+                    "model": flatten_params(line(float(i))),
                 }
                 for i, (n, k) in enumerate(zip(sizes, counts, strict=True))
             }
@@ -287,7 +293,11 @@ class TestSelection:
         return ServerState(1, {"global": line(0.0)}, roster=roster, memory={"train": table.to_tree()})
 
     def chosen(self, state, size=2, **kw):
-        return ByContribution(Coefficients(LINEAR, steps=0), **kw).fold(replace(state, cohort_size=size), {}, 0).cohort
+        return (
+            SelectByContribution(Coefficients(LINEAR, steps=0), **kw)
+            .fold(replace(state, cohort_size=size), {}, 0)
+            .cohort
+        )
 
     def test_the_largest_contributions_take_part(self):
         assert self.chosen(self.state()) == ("c1", "c2")
@@ -428,7 +438,7 @@ class TestWhoSaysNothing:
                 "count": torch.tensor(3.0),
                 "accuracy": torch.tensor(0.9 if n else 0.0),
                 "loss": torch.tensor(loss),
-                "model": vector(line(float(i))),
+                "model": flatten_params(line(float(i))),
                 "told": torch.tensor(0),
             }
             for i, (loss, n) in enumerate(zip(losses, sizes, strict=True))
@@ -440,7 +450,7 @@ class TestWhoSaysNothing:
 
     def selected(self, state, size=2):
         share = rows([1.0, -1.0, 0.5], [0, 1, 0])
-        return ByContribution(Coefficients(LINEAR, share)).fold(replace(state, cohort_size=size), {}, 0)
+        return SelectByContribution(Coefficients(LINEAR, share)).fold(replace(state, cohort_size=size), {}, 0)
 
     @pytest.mark.parametrize(("loss", "size"), [(0.0, 0), (float("nan"), 50), (float("inf"), 50)])
     def test_without_rows_or_numbers_a_client_counts_nowhere(self, loss, size):
@@ -502,8 +512,8 @@ def test_coefficients_of_networks_with_batch_norm():
     models = [model.init(k) for k in range(3)]
     share = Examples(torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4)
     table = metrics([1, 2, 3], [1, 1, 2], [0.1, 0.5, 0.9], [3.0, 2.0, 1.0])
-    stacked = torch.stack([vector(m) for m in models])
-    found = Coefficients(model, share).learned(table, stacked, models[0], ServerState(0, {"global": models[0]}))
+    stacked = torch.stack([flatten_params(m) for m in models])
+    found = Coefficients(model, share).learn(table, stacked, models[0], ServerState(0, {"global": models[0]}))
     assert found.sum() == pytest.approx(1)
     assert found.max() > 0.26
 
@@ -532,7 +542,7 @@ def test_what_is_sensitive_stays_out_of_everything(tiny):
 
 def test_a_newcomer_is_represented_by_the_model_that_it_was_measured_with():
     told = {c: {"size": torch.tensor(5), "accuracy": torch.tensor(0.5), "loss_after": torch.tensor(1.0)} for c in "ab"}
-    stage = ByContribution(Coefficients(LINEAR, steps=0), start="cold")
+    stage = SelectByContribution(Coefficients(LINEAR, steps=0), start="cold")
 
     def at(round, model, clients):
         rows = {c: told[c] | {"told": torch.tensor(0 if c == "a" else 6)} for c in clients}
@@ -542,12 +552,12 @@ def test_a_newcomer_is_represented_by_the_model_that_it_was_measured_with():
     first = stage.fold(at(0, line(1.0), "a"), {}, 0)
     later = at(6, line(2.0), "ab")
     state = stage.fold(replace(later, memory={**first.memory, **later.memory}), {}, 0)
-    assert ClientTable.load(state, "select")["model"].tolist() == [vector(line(x)).tolist() for x in (1.0, 2.0)]
+    assert ClientTable.load(state, "select")["model"].tolist() == [flatten_params(line(x)).tolist() for x in (1.0, 2.0)]
 
 
 def test_a_survey_counts_only_while_it_is_newer_than_the_training():
     """Round 1: everybody trains. Round 2: a answers the survey and trains after it; round 3: a is silent."""
-    row = {"size": torch.tensor(5), "count": torch.tensor(1.0), "model": vector(line(1.0))}
+    row = {"size": torch.tensor(5), "count": torch.tensor(1.0), "model": flatten_params(line(1.0))}
     trained = {
         c: row | {"accuracy": torch.tensor(0.9), "loss": torch.tensor(0.1), "told": torch.tensor(t)}
         for c, t in (("a", 2), ("b", 0))
@@ -558,6 +568,6 @@ def test_a_survey_counts_only_while_it_is_newer_than_the_training():
     }
     memory = {"train": ClientTable.from_rows(trained).to_tree(), "measure": ClientTable.from_rows(survey).to_tree()}
     state = ServerState(3, {"global": line(0.0)}, roster=("a", "b"), memory=memory)
-    known = ByContribution(Coefficients(LINEAR, steps=0), metrics="fresh")._known(state)
+    known = SelectByContribution(Coefficients(LINEAR, steps=0), metrics="fresh")._client_metrics(state)
     assert known["accuracy"].tolist() == pytest.approx([0.9, 0.5])
     assert known["loss"].tolist() == pytest.approx([0.1, 1.0])

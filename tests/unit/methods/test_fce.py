@@ -26,9 +26,9 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages.feature_moments import Describe
-from shoal.stages.first_round_clusters import FIRST
-from shoal.stages.select import InTurn
+from shoal.stages.feature_moments import CollectFeatureMoments
+from shoal.stages.first_round_clusters import FIRST_MODEL_SLOT
+from shoal.stages.select import SelectRoundRobin
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 MLP = load_model("mlp", (6,), 4)
@@ -206,7 +206,7 @@ class TestDensities:
         tasks = {c: Task({"m": MLP.init(3)}) for c in federation}
         reports = PlainFleet(federation).execute(Plan(program, tasks))
         state = ServerState(0, {}, membership={c: torch.eye(2)[i % 2] for i, c in enumerate(federation)})
-        stage = Describe(program)
+        stage = CollectFeatureMoments(program)
         at_once = stage.fold(state, reports, 0)
         one_by_one = state
         for c in ("c2", "c0", "c3", "c1"):
@@ -330,7 +330,7 @@ class TestMethod:
         reports["c5"] = replace(reports["c5"], counts={"train": 0})
         after = stage.fold(state, reports, 0)
         assert "c5" not in after.membership
-        assert "c5" not in InTurn().fold(replace(after, round=1), {}, 0).cohort
+        assert "c5" not in SelectRoundRobin().fold(replace(after, round=1), {}, 0).cohort
         assert len(method.models_for(after, "c5")) == 2
 
     def test_a_client_is_served_its_clusters_model_by_name(self):
@@ -432,7 +432,7 @@ def cohort(take, clients):
     membership = {c: torch.eye(3)[k] for c, k in zip(names, groups.tolist(), strict=True)}
     models = {f"expert-00{k}": {} for k in range(3)}
     state = ServerState(1, models, membership=membership, roster=tuple(names))
-    return len(InTurn(take=take).fold(state, {}, 0).cohort)
+    return len(SelectRoundRobin(per_cluster=take).fold(state, {}, 0).cohort)
 
 
 def test_batch_norm_and_buffers_travel_with_their_clusters():
@@ -448,7 +448,7 @@ def test_a_newcomer_trains_at_the_rate_of_the_first_round():
     stage = build("fce", Setting(MLP, 40, 3, options={"train": {"schedule": "cosine"}})).stages[1]
     first = MLP.init(0)
     member = {"a": torch.tensor([1.0])}
-    memory = {FIRST: {"seed": torch.tensor(0)}}
+    memory = {FIRST_MODEL_SLOT: {"seed": torch.tensor(0)}}
     state = ServerState(30, {"expert-000": first}, member, roster=("a", "b"), cohort=("a", "b"), memory=memory)
     rates = {c: task.config["lr"] for c, task in stage.plan(state, 0).tasks.items()}
     assert rates["b"] == pytest.approx(0.1)

@@ -20,7 +20,7 @@ from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
-from shoal.stages.second_participation import OnceWhenBack
+from shoal.stages.second_participation import RunOnSecondParticipation
 from shoal.types import Examples, Report, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)
@@ -123,7 +123,7 @@ def test_the_newest_model_is_served_by_the_last_weights():
 
 
 def test_who_is_back_is_asked_until_done():
-    stage = OnceWhenBack(LearnAggregationWeights(LocalAggregation(LINEAR)), one_model_for, name="ala")
+    stage = RunOnSecondParticipation(LearnAggregationWeights(LocalAggregation(LINEAR)), one_model_for, name="ala")
     state = ServerState(0, {"global": line(1.0)}, cohort=("a", "b", "c"))
 
     def asked(state):

@@ -11,13 +11,13 @@ from shoal import engine, tree
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import build
-from shoal.stages.experts import expert_for, grouped
-from shoal.stages.train import Federate, Rate
+from shoal.stages.experts import expert_for, set_clusters
+from shoal.stages.train import LearningRate, TrainAndAggregate
 
 
 def test_who_is_in_no_group_changes_no_model():
-    stage = Federate(PROGRAM, expert_for, Rate(0.1, 1))
-    state = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(2.0, 2.0)], ("a", "b"), np.array([0, 1]))
+    stage = TrainAndAggregate(PROGRAM, expert_for, LearningRate(0.1, 1))
+    state = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(2.0, 2.0)], ("a", "b"), np.array([0, 1]))
     models = stage.fold(state, training_reports(a=(5.0, 5.0), e=(9.0, 9.0)), 0).models
     assert models["expert-000"]["w"].tolist() == [5, 5]
     assert models["expert-001"]["w"].tolist() == [2, 2]
@@ -25,7 +25,7 @@ def test_who_is_in_no_group_changes_no_model():
 
 def test_names_sort_in_the_order_of_groups():
     clients = [str(i) for i in range(1001)]
-    state = grouped(ORIGIN, [make_model(float(i), 0.0) for i in range(1001)], clients, np.arange(1001))
+    state = set_clusters(ORIGIN, [make_model(float(i), 0.0) for i in range(1001)], clients, np.arange(1001))
     assert expert_for(state, "1000")["expert"]["w"][0] == 1000
     assert expert_for(state, "999")["expert"]["w"][0] == 999
 

@@ -35,54 +35,58 @@ def experienced(rounds=5, seed=0, scale=1.0, shift=0.0, **options):
 class TestContexts:
     def test_mean_0_and_variance_1(self):
         # 1, 3, 5 are 2 apart: variance 8/3, so 2 is 1.2247 of a standard deviation
-        found = bandit.contexts(frozen([[1, 7], [3, 7], [5, 7]]))
+        found = bandit.standardised_contexts(frozen([[1, 7], [3, 7], [5, 7]]))
         assert found[:, 0] == pytest.approx([-sqrt(1.5), 0, sqrt(1.5)])
         assert (found[:, 1] == 0).all()
 
     def test_who_has_no_history_is_0_and_does_not_count(self):
         raw = frozen([[1, 2.0], [3, nan], [999, 6.0]])
         known = frozen([[1, 1], [1, 0], [0, 1]], bool)
-        assert bandit.contexts(raw, known).tolist() == [[-1, -1], [1, 0], [0, 1]]
-        assert bandit.contexts(frozen([[1, 2.0], [3, nan], [nan, 6.0]])).tolist() == [[-1, -1], [1, 0], [0, 1]]
+        assert bandit.standardised_contexts(raw, known).tolist() == [[-1, -1], [1, 0], [0, 1]]
+        assert bandit.standardised_contexts(frozen([[1, 2.0], [3, nan], [nan, 6.0]])).tolist() == [
+            [-1, -1],
+            [1, 0],
+            [0, 1],
+        ]
 
     def test_nobody_known_one_client_no_client(self):
-        assert bandit.contexts([[nan, 1.0], [nan, 2.0]])[:, 0].tolist() == [0, 0]
-        assert bandit.contexts([[4.0, -2.0]]).tolist() == [[0, 0]]
-        assert bandit.contexts(np.zeros((0, 5))).shape == (0, 5)
+        assert bandit.standardised_contexts([[nan, 1.0], [nan, 2.0]])[:, 0].tolist() == [0, 0]
+        assert bandit.standardised_contexts([[4.0, -2.0]]).tolist() == [[0, 0]]
+        assert bandit.standardised_contexts(np.zeros((0, 5))).shape == (0, 5)
 
     def test_a_constant_that_is_not_a_binary_fraction_is_0(self):
-        assert (bandit.contexts(np.full((7, 1), 0.1)) == 0).all()  # the mean of seven 0.1 is not 0.1
+        assert (bandit.standardised_contexts(np.full((7, 1), 0.1)) == 0).all()  # the mean of seven 0.1 is not 0.1
 
     def test_bad_input_is_refused(self):
         with pytest.raises(UserError, match="known has shape"):
-            bandit.contexts(np.zeros((3, 2)), [True, True, True])
+            bandit.standardised_contexts(np.zeros((3, 2)), [True, True, True])
         with pytest.raises(UserError, match="raw has nan where it is known"):
-            bandit.contexts([[nan, 1.0]], [[True, True]])
+            bandit.standardised_contexts([[nan, 1.0]], [[True, True]])
 
 
 class TestBudget:
     def test_a_share_but_at_least_the_median(self):
-        assert bandit.budget(frozen([1, 2, 3, 4, 10])) == pytest.approx(3.2)  # 16% of 20, the median is 3
-        assert bandit.budget([1, 1, 4]) == 1  # 16% of 6 is 0.96
-        assert bandit.budget([1, 1, 4], share=0.5) == 3
-        assert bandit.budget([1, 1, 4, inf]) == 1
-        assert bandit.budget([1, 1, 4, inf], quantile=1.0) == 4
+        assert bandit.time_budget(frozen([1, 2, 3, 4, 10])) == pytest.approx(3.2)  # 16% of 20, the median is 3
+        assert bandit.time_budget([1, 1, 4]) == 1  # 16% of 6 is 0.96
+        assert bandit.time_budget([1, 1, 4], fraction=0.5) == 3
+        assert bandit.time_budget([1, 1, 4, inf]) == 1
+        assert bandit.time_budget([1, 1, 4, inf], quantile=1.0) == 4
 
     def test_nobody_and_free_clients(self):
-        assert bandit.budget([]) == 0
-        assert bandit.budget([inf]) == 0
-        assert bandit.budget([0, 0]) == 0
+        assert bandit.time_budget([]) == 0
+        assert bandit.time_budget([inf]) == 0
+        assert bandit.time_budget([0, 0]) == 0
 
     def test_bad_input_is_refused(self):
         with pytest.raises(UserError, match="costs has -1"):
-            bandit.budget([1, -1])
+            bandit.time_budget([1, -1])
         with pytest.raises(UserError, match="costs has nan"):
-            bandit.budget([1, nan])
+            bandit.time_budget([1, nan])
         for bad in (0, 1.5, nan):
             with pytest.raises(UserError, match="share is"):
-                bandit.budget([1], bad)
+                bandit.time_budget([1], bad)
             with pytest.raises(UserError, match="quantile is"):
-                bandit.budget([1], 0.16, bad)
+                bandit.time_budget([1], 0.16, bad)
 
 
 def named(sets):
@@ -92,7 +96,7 @@ def named(sets):
 class TestCandidates:
     def test_exactly_the_maximal_sets(self):
         # 0.1 + 0.2 fills 0.3 up, though it is more than 0.3 in binary fractions; 0.3 alone does too
-        found = bandit.candidates(frozen([0.1, 0.2, 0.3, 0.4]), frozen([0, 1, 2, 3], int), 0.3, 0)
+        found = bandit.candidate_sets(frozen([0.1, 0.2, 0.3, 0.4]), frozen([0, 1, 2, 3], int), 0.3, 0)
         assert named(found) == {(0, 1), (2,)}
         assert len(found) == 2
 
@@ -100,33 +104,33 @@ class TestCandidates:
         costs, fits = np.array([1, 2, 3, 4, 5]), 6
         subsets = [s for n in range(1, 6) for s in combinations(range(5), n) if costs[list(s)].sum() <= fits]
         maximal = {s for s in subsets if not any(set(s) < set(other) for other in subsets)}
-        assert named(bandit.candidates(costs, range(5), fits, 1, count=300)) == maximal
+        assert named(bandit.candidate_sets(costs, range(5), fits, 1, num_sets=300)) == maximal
 
     def test_a_mask_and_indices_in_any_order_say_the_same(self):
         mask = frozen([i in (1, 3, 4, 6, 8) for i in range(N)], bool)
         for seed in range(5):
-            found = bandit.candidates(COSTS, mask, 6.0, seed)
+            found = bandit.candidate_sets(COSTS, mask, 6.0, seed)
             assert not found[:, ~mask].any()
-            assert np.array_equal(found, bandit.candidates(COSTS, [8, 3, 1, 6, 4, 4], 6.0, seed))
+            assert np.array_equal(found, bandit.candidate_sets(COSTS, [8, 3, 1, 6, 4, 4], 6.0, seed))
 
     def test_same_seed_same_sets_and_seeds_differ(self):
-        first = [tuple(np.flatnonzero(bandit.candidates(COSTS, EVERYBODY, 6.0, seed)[0])) for seed in range(20)]
-        assert first == [tuple(np.flatnonzero(bandit.candidates(COSTS, EVERYBODY, 6.0, s)[0])) for s in range(20)]
+        first = [tuple(np.flatnonzero(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, seed)[0])) for seed in range(20)]
+        assert first == [tuple(np.flatnonzero(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, s)[0])) for s in range(20)]
         assert len(set(first)) > 5
 
     def test_the_first_set_favours_nobody(self):
         # equal clients, two of six: in the first set a third of the time, standard deviation sqrt(2/9 / 600) = .019
-        often = sum(bandit.candidates(np.ones(6), range(6), 2.0, seed)[0].astype(float) for seed in range(600))
+        often = sum(bandit.candidate_sets(np.ones(6), range(6), 2.0, seed)[0].astype(float) for seed in range(600))
         assert np.abs(often / 600 - 1 / 3).max() < 0.08
 
     def test_degenerate_costs(self):
-        assert named(bandit.candidates(np.zeros(3), range(3), 0.0, 0)) == {(0, 1, 2)}
-        assert named(bandit.candidates([inf, 1, 0], range(3), 1.0, 0)) == {(1, 2)}
-        assert named(bandit.candidates([inf, 1, 5], range(3), inf, 0)) == {(1, 2)}
-        assert bandit.candidates([inf, inf], range(2), inf, 0).shape == (0, 2)
-        assert bandit.candidates([2, 3], range(2), 1.0, 0).shape == (0, 2)
-        assert bandit.candidates([2, 3], [], 9.0, 0).shape == (0, 2)
-        assert bandit.candidates([], [], 9.0, 0).shape == (0, 0)
+        assert named(bandit.candidate_sets(np.zeros(3), range(3), 0.0, 0)) == {(0, 1, 2)}
+        assert named(bandit.candidate_sets([inf, 1, 0], range(3), 1.0, 0)) == {(1, 2)}
+        assert named(bandit.candidate_sets([inf, 1, 5], range(3), inf, 0)) == {(1, 2)}
+        assert bandit.candidate_sets([inf, inf], range(2), inf, 0).shape == (0, 2)
+        assert bandit.candidate_sets([2, 3], range(2), 1.0, 0).shape == (0, 2)
+        assert bandit.candidate_sets([2, 3], [], 9.0, 0).shape == (0, 2)
+        assert bandit.candidate_sets([], [], 9.0, 0).shape == (0, 0)
 
     def test_bad_input_is_refused(self):
         for costs, available, budget, count, match in (
@@ -137,7 +141,7 @@ class TestCandidates:
             ([1, 2], [0], 1.0, 0, "count is 0"),
         ):
             with pytest.raises(UserError, match=match):
-                bandit.candidates(costs, available, budget, 0, count)
+                bandit.candidate_sets(costs, available, budget, 0, count)
 
 
 class TestKernel:
@@ -150,7 +154,7 @@ class TestKernel:
         # With rho = sqrt(3) the kernel of d is (1 + d) exp(-d).
         sets = [[[0.0]], [[1.0]], [[0.0], [1.0]]]
         near, half = 2 / e, 1.5 / sqrt(e)
-        literal = bandit.gram(sets, sqrt(3), literal=True)
+        literal = bandit.gram(sets, sqrt(3), as_published=True)
         assert literal == pytest.approx(np.array([[1, near, half], [near, 1, half], [half, half, half]]))
         # energy distances: A, B: sqrt(2 - 0 - 0); A, C and B, C: sqrt(1 - 0 - 1/2)
         ab, ac = ((1 + sqrt(d)) * np.exp(-sqrt(d)) for d in (2, 0.5))
@@ -212,7 +216,7 @@ class TestPosterior:
     def test_printed_recursion(self):
         # first weight 1 / 1.25 = .8, which promises .5 * .8 = .4 of the second set; its weight (2 - .4) / 1.25 = 1.28.
         # mean .5 * .8 + .25 * 1.28 = .72; the variance knows the last set only: 1 - .0625 / 1.25
-        mean, sd = bandit.posterior(self.CROSS, np.ones(1), self.GRAM, frozen([1, 2]), 0.5, literal=True)
+        mean, sd = bandit.posterior(self.CROSS, np.ones(1), self.GRAM, frozen([1, 2]), 0.5, as_published=True)
         assert mean == pytest.approx([0.72])
         assert sd**2 == pytest.approx([0.95])
 
@@ -232,7 +236,7 @@ class TestBelief:
     @pytest.mark.parametrize("literal", [False, True])
     def test_is_the_posterior_over_the_gram_of_all_sets(self, literal):
         made = experienced(6, rho=2.0, sigma=1.5, noise=0.7, literal=literal)
-        sets = bandit.candidates(COSTS, EVERYBODY, 7.0, 0, count=5)
+        sets = bandit.candidate_sets(COSTS, EVERYBODY, 7.0, 0, num_sets=5)
         past = [z[np.isfinite(z[:, 0])] for z in made.state()["members"]]
         both = bandit.gram([*past, *(CONTEXTS[s] for s in sets)], 2.0, 1.5, literal)
         expected = bandit.posterior(both[6:, :6], np.diag(both)[6:], both[:6, :6], made.targets(), 0.7, literal)
@@ -240,11 +244,11 @@ class TestBelief:
 
     def test_renaming_clients_renames_the_answer(self):
         made, order = experienced(), RNG.permutation(N)
-        sets = bandit.candidates(COSTS, EVERYBODY, 7.0, 0)
+        sets = bandit.candidate_sets(COSTS, EVERYBODY, 7.0, 0)
         np.testing.assert_allclose(made.belief(CONTEXTS, sets), made.belief(CONTEXTS[order], sets[:, order]), atol=1e-9)
 
     def test_equal_contexts_are_believed_equal(self):
-        sets = bandit.candidates(COSTS, EVERYBODY, 7.0, 0)
+        sets = bandit.candidate_sets(COSTS, EVERYBODY, 7.0, 0)
         mean, sd = experienced().belief(np.ones((N, 5)), sets)
         assert np.ptp(mean) == pytest.approx(0, abs=1e-9)
         assert np.ptp(sd) == pytest.approx(0, abs=1e-9)
@@ -266,7 +270,7 @@ class TestChoose:
 
     def test_without_experience_it_is_chance(self):
         for seed in range(10):
-            first = np.flatnonzero(bandit.candidates(COSTS, EVERYBODY, 6.0, seed)[0])
+            first = np.flatnonzero(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, seed)[0])
             assert self.choose(SetBandit(), seed).tolist() == first.tolist()
 
     @pytest.mark.parametrize("literal", [False, True])
@@ -274,7 +278,7 @@ class TestChoose:
         made = experienced(literal=literal)
         for seed in range(10):
             chosen = self.choose(made, seed)
-            assert tuple(chosen.tolist()) in named(bandit.candidates(COSTS, EVERYBODY, 6.0, seed))
+            assert tuple(chosen.tolist()) in named(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, seed))
             assert chosen.dtype == np.int64
             assert chosen.tolist() == self.choose(made, seed).tolist()
 
@@ -319,8 +323,8 @@ class TestChoose:
         for seed in range(10):
             free = (np.zeros((4, 2)), np.ones(4), range(4), 2.0)
             assert 2 in self.choose(SetBandit(), seed, *free, waited)
-        heedless = {tuple(self.choose(SetBandit(patience=0.0), seed, *free, waited)) for seed in range(60)}
-        printed = {tuple(self.choose(SetBandit(literal=True), seed, *free, waited)) for seed in range(60)}
+        heedless = {tuple(self.choose(SetBandit(waiting_bonus=0.0), seed, *free, waited)) for seed in range(60)}
+        printed = {tuple(self.choose(SetBandit(as_published=True), seed, *free, waited)) for seed in range(60)}
         assert len(heedless) == len(printed) == 6  # any pair
 
     def test_the_bonus_of_waiting_is_in_standard_deviations(self):
@@ -328,7 +332,7 @@ class TestChoose:
         # 1 / (1 + noise^2) = .8 since the sets are far apart: .8 + patience * -1 against -.8 + patience, even at .8
         x = frozen([[0.0], [1e6]])
         for patience, expected in ((0.79, [1]), (0.81, [0])):
-            made = SetBandit(rho=1.0, beta_scale=0.0, patience=patience)
+            made = SetBandit(rho=1.0, beta_scale=0.0, waiting_bonus=patience)
             made.learn(x[[0]], 0.0)
             made.learn(x[[1]], 1.0)
             assert self.choose(made, 0, x, np.ones(2), range(2), 1.0, frozen([30, 10])).tolist() == expected
@@ -344,7 +348,7 @@ class TestChoose:
         assert self.choose(made, available=[]).dtype == np.int64
 
     def test_equal_contexts_are_left_to_chance(self):
-        made = SetBandit(literal=False)
+        made = SetBandit(as_published=False)
         made.learn(np.ones((2, 5)), 1.0)
         made.learn(np.ones((1, 5)), 2.0)
         found = {tuple(self.choose(made, seed, np.ones((4, 5)), np.ones(4), range(4), 2.0)) for seed in range(60)}
@@ -355,7 +359,7 @@ class TestChoose:
         gained = []
         for seed in range(5):
             rng, made = np.random.default_rng(seed), SetBandit()
-            x = bandit.contexts(rng.normal(size=(20, 2)))
+            x = bandit.standardised_contexts(rng.normal(size=(20, 2)))
             for t in range(30):
                 chosen = made.choose(x, np.ones(20), range(20), 1.0, 100 * seed + t)
                 reward = float(x[chosen, 0].mean())
@@ -366,7 +370,7 @@ class TestChoose:
 
 class TestMemory:
     def test_the_window_is_all_that_is_kept(self):
-        made, short = experienced(12, window=4), SetBandit(window=4)
+        made, short = experienced(12, window=4), SetBandit(window_rounds=4)
         sets = made.state()["members"]
         assert [len(v) for v in (sets, made.rewards_, made.distances_, made.distances_.T)] == [4] * 4
         assert made.rounds_ == 12

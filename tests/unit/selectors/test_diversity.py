@@ -47,20 +47,20 @@ class TestDiversity:
     def test_importance_by_hand(self):
         # w / (2 p) = .5 / (2/3) = 3/4 and .25 / (8/9) = 9/32; over their sum 33/32: 8/11 and 3/11
         p, w = read_only([3 / 9, 4 / 9, 2 / 9]), read_only([0.5, 0.25, 0.25])
-        assert diversity.importance(p, w, [0, 1], normalised=False) == pytest.approx([3 / 4, 9 / 32])
-        assert diversity.importance(p, w, [1, 0]) == pytest.approx([8 / 11, 3 / 11])
+        assert diversity.importance_weights(p, w, [0, 1], is_normalised=False) == pytest.approx([3 / 4, 9 / 32])
+        assert diversity.importance_weights(p, w, [1, 0]) == pytest.approx([8 / 11, 3 / 11])
 
     def test_importance_is_unbiased_for_independent_draws(self):
         p, w, x = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6]), np.array([1.0, 5.0, -2.0])
-        expected = sum(p[i] * diversity.importance(p, w, [i], normalised=False)[0] * x[i] for i in range(3))
+        expected = sum(p[i] * diversity.importance_weights(p, w, [i], is_normalised=False)[0] * x[i] for i in range(3))
         assert expected == pytest.approx(w @ x)
 
     def test_importance_at_the_edges(self):
-        assert diversity.importance([0.5, 0.5], [1, 1], []).tolist() == []
-        assert diversity.importance([0.5, 0.5], [3, 1], [1]).tolist() == [1.0]
+        assert diversity.importance_weights([0.5, 0.5], [1, 1], []).tolist() == []
+        assert diversity.importance_weights([0.5, 0.5], [3, 1], [1]).tolist() == [1.0]
         # client 1 was taken because nobody else was left
-        assert diversity.importance([1, 0], [3, 1], [0, 1]) == pytest.approx([0.75, 0.25])
-        assert diversity.importance([0.5, 0.5], [0, 0], [0, 1]) == pytest.approx([0.5, 0.5])
+        assert diversity.importance_weights([1, 0], [3, 1], [0, 1]) == pytest.approx([0.75, 0.25])
+        assert diversity.importance_weights([0.5, 0.5], [0, 0], [0, 1]) == pytest.approx([0.5, 0.5])
 
     def test_bad_input(self):
         with pytest.raises(UserError, match="alpha1 is -1"):

@@ -22,19 +22,19 @@ DELTA = read_only(diversity.probabilities(GRADIENTS, SIZES, 1.0, 1.0))
 
 
 def filled_urns(k):
-    return read_only(urns.distributions(SIZES, GRADIENTS, max(k, 1)))
+    return read_only(urns.urn_distributions(SIZES, GRADIENTS, max(k, 1)))
 
 
 SELECTORS = {
-    "uniform": sampling.uniform,
-    "by_size": lambda available, k, seed: sampling.is_weighted_by_samples(SIZES, available, k, seed),
-    "largest": lambda available, k, seed: sampling.largest(SIZES, available, k),
+    "uniform": sampling.sample_uniformly,
+    "by_size": lambda available, k, seed: sampling.sample_by_size(SIZES, available, k, seed),
+    "largest": lambda available, k, seed: sampling.select_largest(SIZES, available, k),
     "one_of_each": lambda available, k, seed: groups.one_of_each(LABELS, available, k, seed),
-    "whole_groups": lambda available, k, seed: groups.whole_groups(LABELS, available, k, seed),
+    "whole_groups": lambda available, k, seed: groups.whole_clusters(LABELS, available, k, seed),
     "fedcor": lambda available, k, seed: loss_correlation.pick(SIGMA, SAMPLE_FRACTIONS, available, k, ONES),
     "delta": lambda available, k, seed: diversity.draw(DELTA, available, k, seed),
     "clustered": lambda available, k, seed: urns.draw(filled_urns(k), available, seed),
-    "fastest": lambda available, k, seed: fastest.fastest_of_groups(LABELS, SIZES, LOSSES, available, k, seed),
+    "fastest": lambda available, k, seed: fastest.fastest_of_clusters(LABELS, SIZES, LOSSES, available, k, seed),
 }
 
 
@@ -112,16 +112,16 @@ class TestEverySelector:
     @pytest.mark.parametrize(
         "select",
         [
-            lambda seed: sampling.uniform(np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: sampling.is_weighted_by_samples(ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: sampling.is_weighted_by_samples(0 * ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: sampling.sample_uniformly(np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: sampling.sample_by_size(ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: sampling.sample_by_size(0 * ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: groups.one_of_each(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: groups.whole_groups(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: groups.whole_groups(np.zeros(NUM_CLIENTS), np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: fastest.fastest_of_groups(
+            lambda seed: groups.whole_clusters(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: groups.whole_clusters(np.zeros(NUM_CLIENTS), np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: fastest.fastest_of_clusters(
                 np.zeros(NUM_CLIENTS), ONES, ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed
             ),
-            lambda seed: fastest.fastest_of_groups(
+            lambda seed: fastest.fastest_of_clusters(
                 np.arange(NUM_CLIENTS) % 4, ONES, ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed
             ),
             lambda seed: diversity.draw(ONES / NUM_CLIENTS, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),

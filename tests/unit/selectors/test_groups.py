@@ -48,7 +48,7 @@ class TestGroups:
 
     def test_whole_groups(self):
         for seed in range(50):
-            chosen = groups.whole_groups(np.arange(100) % 20, np.ones(100, dtype=bool), 10, seed)
+            chosen = groups.whole_clusters(np.arange(100) % 20, np.ones(100, dtype=bool), 10, seed)
             counts = np.bincount(chosen % 20)
             assert sorted(counts[counts > 0]) == [5, 5]
 
@@ -56,7 +56,7 @@ class TestGroups:
         # 25 groups of 4 and 10 places: two whole ones and half of a third, any half
         halves = set()
         for seed in range(200):
-            chosen = groups.whole_groups(np.arange(100) % 25, np.ones(100, dtype=bool), 10, seed)
+            chosen = groups.whole_clusters(np.arange(100) % 25, np.ones(100, dtype=bool), 10, seed)
             counts = np.bincount(chosen % 25)
             assert sorted(counts[counts > 0]) == [2, 4, 4]
             halves.add(tuple(chosen[chosen % 25 == np.flatnonzero(counts == 2)[0]] // 25))
@@ -64,10 +64,10 @@ class TestGroups:
 
     def test_whole_groups_of_those_available(self):
         for seed in range(30):
-            chosen = groups.whole_groups([0, 0, 0, 1, 1, 1], [0, 1, 3, 4], 2, seed).tolist()
+            chosen = groups.whole_clusters([0, 0, 0, 1, 1, 1], [0, 1, 3, 4], 2, seed).tolist()
             assert chosen in ([0, 1], [3, 4])
 
-    @pytest.mark.parametrize("rule", [groups.one_of_each, groups.whole_groups])
+    @pytest.mark.parametrize("rule", [groups.one_of_each, groups.whole_clusters])
     def test_the_names_of_groups_do_not_matter(self, rule):
         names = np.array(["a", "b", "c", "d"])
         for seed in range(10):

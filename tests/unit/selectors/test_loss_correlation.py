@@ -91,7 +91,7 @@ class TestLossCorrelation:
         # the rounds that both report, with the residuals .5, -.5, -.5, .5: variance 1/4. Client 0 has the variance
         # 22/6 over all six. Hence cov = 1/2 * 22/6 = 11/6 and var = 1/4 * 22/6 + 1/4 = 7/6.
         changes = read_only([[1, 1], [-1, -1], [1, 0], [-1, 0], [3, np.nan], [-3, np.nan]])
-        model = LossCorrelation(dimension=2, noise=0.01, steps=200).fit(changes)
+        model = LossCorrelation(dimension=2, noise=0.01, num_em_steps=200).fit(changes)
         assert model.covariance_ == pytest.approx(np.array([[22, 11], [11, 7]]) / 6, abs=1e-3)
 
     def test_nothing_nearby_is_more_likely(self):

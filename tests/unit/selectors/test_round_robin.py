@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import UserError
-from shoal.selectors.round_robin import in_turn, share_of
+from shoal.selectors.round_robin import num_selected_of, select_in_turn
 
 
 def rounds(size, k, count, there=None):
     """Who takes part in each round."""
     turns, found = np.arange(size), []
     for t in range(count):
-        chosen, turns = in_turn(turns, np.ones(size, dtype=bool) if there is None else there[t], k)
+        chosen, turns = select_in_turn(turns, np.ones(size, dtype=bool) if there is None else there[t], k)
         found.append(chosen.tolist())
     return found
 
@@ -48,22 +48,22 @@ def test_whoever_is_there_waits_at_most_the_length_of_the_line(size, k, data):
 
 def test_turns_given_are_not_changed():
     turns = np.array([3, 1, 2])
-    chosen, after = in_turn(turns, [0, 1, 2], 2)
+    chosen, after = select_in_turn(turns, [0, 1, 2], 2)
     assert turns.tolist() == [3, 1, 2]
     assert chosen.tolist() == [1, 2]
     assert after.tolist() == [3, 4, 5]
 
 
 def test_nobody():
-    assert in_turn([], [], 3)[0].tolist() == []
-    assert in_turn([5, 6], [False, False], 3)[0].tolist() == []
+    assert select_in_turn([], [], 3)[0].tolist() == []
+    assert select_in_turn([5, 6], [False, False], 3)[0].tolist() == []
 
 
 def test_turns_are_whole_numbers():
     with pytest.raises(UserError, match="one whole number per client"):
-        in_turn([0.5], [0], 1)
+        select_in_turn([0.5], [0], 1)
 
 
 @pytest.mark.parametrize(("members", "taken"), [(0, 0), (1, 1), (3, 2), (4, 3), (6, 4), (7, 5), (10, 7)])
 def test_seventy_percent(members, taken):
-    assert share_of(members, 0.7) == taken
+    assert num_selected_of(members, 0.7) == taken

@@ -12,8 +12,8 @@ from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods import build
 from shoal.models import load_model
-from shoal.stages.agglomerative import Agglomerate, JoinBest
-from shoal.stages.experts import grouped
+from shoal.stages.agglomerative import FormAgglomerativeClusters, JoinBestCluster
+from shoal.stages.experts import set_clusters
 from shoal.types import Report
 
 
@@ -34,7 +34,7 @@ def groups_of(state):
 
 
 class TestAgglomerate:
-    stage = Agglomerate(patience=2)
+    stage = FormAgglomerativeClusters(patience=2)
 
     def test_clients_that_never_met_are_not_compared(self):
         state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
@@ -55,7 +55,7 @@ class TestAgglomerate:
         table = ClientTable.from_tree(met(state, self.stage, **two).memory["cluster"]["met"])
         assert table["cosines"][0, 1].item() == pytest.approx(1 / np.sqrt(2) - 1)
         assert table["meetings"].tolist() == [[2, 2], [2, 2]]
-        final = Agglomerate(patience=2, revise=False)
+        final = FormAgglomerativeClusters(patience=2, remerge=False)
         assert groups_of(met(met(ORIGIN, final, **one), final, **two)) == {"a": 0, "b": 0}
 
     def parted(self):
@@ -103,7 +103,9 @@ class TestAgglomerate:
         for _ in range(5):
             state = met(state, self.stage, a=[1.0, 0.0], b=[-1.0, 0.0])
         assert sorted(state.models) == ["global"]
-        assert met(state, Agglomerate(patience=2, smallest=1), a=[1.0, 0.0], b=[-1.0, 0.0]).membership.keys() == {
+        assert met(
+            state, FormAgglomerativeClusters(patience=2, min_size=1), a=[1.0, 0.0], b=[-1.0, 0.0]
+        ).membership.keys() == {
             "a",
             "b",
         }
@@ -119,21 +121,23 @@ class TestAgglomerate:
 
 
 class TestJoinBest:
-    stage = JoinBest(ChooseModel(load_model("mlp", (6,), 4), name="join"))
+    stage = JoinBestCluster(ChooseModel(load_model("mlp", (6,), 4), name="join"))
 
     def test_models_that_are_the_same_are_not_offered(self):
         # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others
         models = [make_model(1.0, 1.0), make_model(1.0, 2.0), make_model(1.0, 1.0), make_model(1.0, 3.0)]
-        state = grouped(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
+        state = set_clusters(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
         plan = self.stage.plan(state, 0)
         assert {c: sorted(t.models) for c, t in plan.tasks.items()} == {"e": ["expert-001", "expert-003"]}
         assert self.stage.fold(state, {"e": preferring(1)}, 0).membership["e"].tolist() == [0, 0, 0, 1]
-        one = grouped(ORIGIN, models[:3], ("a", "b", "c"), np.arange(3))
+        one = set_clusters(ORIGIN, models[:3], ("a", "b", "c"), np.arange(3))
         assert not self.stage.plan(one, 0).tasks  # one alone is no choice
-        assert len(self.stage.plan(grouped(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4  # unless it is all
+        assert (
+            len(self.stage.plan(set_clusters(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4
+        )  # unless it is all
 
     def test_who_has_no_rows_joins_none_and_is_asked_once(self):
-        state = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        state = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
         after = self.stage.fold(state, {"c": preferring(0, rows=0), "d": preferring(1)}, 0)
         assert after.membership.keys() == {"a", "b", "d"}
         assert sorted(self.stage.plan(after, 0).tasks) == ["e"]
@@ -141,13 +145,13 @@ class TestJoinBest:
     def test_nobody_is_asked_while_two_models_are_the_same(self):
         assert not self.stage.plan(ORIGIN, 0).tasks
         labels = np.array([0, 1])
-        same = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 1.0)], ("a", "b"), labels)
+        same = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 1.0)], ("a", "b"), labels)
         assert not self.stage.plan(same, 0).tasks
-        other = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), labels)
+        other = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), labels)
         assert sorted(self.stage.plan(other, 0).tasks) == ["c", "d", "e"]
 
     def test_who_chose_a_model_is_in_its_group(self):
-        state = grouped(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
+        state = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
         told = {c: preferring(k) for c, k in {"c": 1, "e": 0}.items()}
         after = self.stage.fold(state, told, 0)
         assert after.membership["c"].tolist() == [0, 1]

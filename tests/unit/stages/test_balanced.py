@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
-from shoal.selectors.balanced import concentration, filled_up, longest_waiting
-from shoal.stages.balanced import Balanced
+from shoal.selectors.balanced import concentration, fill_cohort, longest_waiting_clients
+from shoal.stages.balanced import SelectBalanced
 from shoal.types import ServerState
 
 
 def flattest(counts, last, available, k, share, seed):
-    first = longest_waiting(counts, last, available, k, share, seed)
-    return filled_up(counts, first, available, k, seed)
+    first = longest_waiting_clients(counts, last, available, k, share, seed)
+    return fill_cohort(counts, first, available, k, seed)
 
 
 def chosen(counts, k, last=None, share=0.0, seed=0, there=None):
@@ -128,7 +128,7 @@ class TestStage:
     COUNTS = ([8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [8, 0])
 
     def test_the_cohort_and_what_is_said_of_it(self):
-        after = Balanced().fold(replace(told(list(self.COUNTS)), cohort_size=2), {}, 0)
+        after = SelectBalanced().fold(replace(told(list(self.COUNTS)), cohort_size=2), {}, 0)
         held = np.array(self.COUNTS)[[int(c[1]) for c in after.cohort]].sum(0)
         assert held.tolist() == [8, 8]
         assert after.round_metrics["select.concentration"] == 0.5
@@ -138,7 +138,7 @@ class TestStage:
     def test_over_rounds_everybody_takes_part(self):
         state, seen = told(list(self.COUNTS)), set()
         for t in range(6):
-            state = Balanced(waiting=0.5).fold(replace(state, cohort_size=2, round=t), {}, t)
+            state = SelectBalanced(waiting_fraction=0.5).fold(replace(state, cohort_size=2, round=t), {}, t)
             seen |= set(state.cohort)
         assert len(seen) == 6
 
@@ -148,7 +148,7 @@ class TestStage:
         member = {f"c{i}": one if i < 2 else other for i in range(6)}
         for seed in range(5):
             state = replace(told(list(self.COUNTS)), membership=member)
-            cohort = Balanced(waiting=0.0).fold(replace(state, cohort_size=3), {}, seed).cohort
+            cohort = SelectBalanced(waiting_fraction=0.0).fold(replace(state, cohort_size=3), {}, seed).cohort
             assert sum(c in ("c0", "c1") for c in cohort) == 1
             assert "c3" in cohort, "the only one of its class in its group"
 
@@ -160,22 +160,22 @@ class TestStage:
         state = replace(state, membership={f"c{i}": marks[g] for i, g in enumerate(sizes)})
         last = dict.fromkeys(state.roster, -1)
         for t in range(200):
-            state = Balanced().fold(replace(state, cohort_size=10, round=t), {}, t)
+            state = SelectBalanced().fold(replace(state, cohort_size=10, round=t), {}, t)
             assert len(state.cohort) == 10
             last |= dict.fromkeys(state.cohort, t)
             assert t - min(last.values()) <= 60 / 5, "as it is documented: N / (cohort / 2)"
 
     def test_who_is_away_is_not_chosen_and_before_anybody_told_nobody_is(self):
         state = replace(told(list(self.COUNTS)), roster=("c0", "c1"))
-        assert Balanced().fold(replace(state, cohort_size=4), {}, 0).cohort == ("c0", "c1")
-        assert Balanced().fold(ServerState(0, {}, roster=("c0",), cohort_size=4), {}, 0).cohort == ()
+        assert SelectBalanced().fold(replace(state, cohort_size=4), {}, 0).cohort == ("c0", "c1")
+        assert SelectBalanced().fold(ServerState(0, {}, roster=("c0",), cohort_size=4), {}, 0).cohort == ()
 
     def test_flatter_than_chance(self):
         counts = np.random.default_rng(0).dirichlet([0.1] * 10, 50) * 400
         state = told(counts.tolist())
         spread = []
         for t in range(20):
-            state = Balanced().fold(replace(state, cohort_size=10, round=t), {}, t)
+            state = SelectBalanced().fold(replace(state, cohort_size=10, round=t), {}, t)
             spread.append(state.round_metrics["select.concentration"])
         rng = np.random.default_rng(1)
         chance = [concentration(counts[rng.choice(50, 10, replace=False)].sum(0)) for _ in range(200)]
@@ -183,4 +183,4 @@ class TestStage:
 
     def test_what_is_refused(self):
         with pytest.raises(UserError, match="waiting is 2"):
-            Balanced(waiting=2)
+            SelectBalanced(waiting_fraction=2)

@@ -14,9 +14,9 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages.capability_clusters import FormCapabilityClusters, Soft, blend_for, capability
-from shoal.stages.prediction_similarity import SHARE
-from shoal.stages.train import Federate, Rate
+from shoal.stages.capability_clusters import FormCapabilityClusters, FuzzyRule, blended_model, capability
+from shoal.stages.prediction_similarity import SHARE_STAGE
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Report, ServerState
 
 BLOBS = np.concatenate([np.random.default_rng(k).uniform(0, 1, (7, 3)) + 9 * k for k in range(3)])
@@ -124,22 +124,22 @@ class TestCapability:
 
 class TestSoft:
     def test_clusters_keep_their_numbers(self):
-        member, centres = Soft()(BLOBS, None, 0)
+        member, centres = FuzzyRule()(BLOBS, None, 0)
         for seed in range(5):
-            again, _ = Soft()(BLOBS + 0.5, centres, seed)
+            again, _ = FuzzyRule()(BLOBS + 0.5, centres, seed)
             np.testing.assert_allclose(again, member, atol=1e-6)
-        swapped, _ = Soft()(BLOBS, centres[[2, 0, 1]], 0)
+        swapped, _ = FuzzyRule()(BLOBS, centres[[2, 0, 1]], 0)
         np.testing.assert_allclose(swapped, member[:, [2, 0, 1]], atol=1e-6)
 
 
 def stage(groups=2):
-    clusters = FormCapabilityClusters(Soft(groups=groups), MODEL)
-    return Federate(LocalTraining(MODEL), blend_for, Rate(0.1, 10), updates=(clusters,))
+    clusters = FormCapabilityClusters(FuzzyRule(num_clusters=groups), MODEL)
+    return TrainAndAggregate(LocalTraining(MODEL), blended_model, LearningRate(0.1, 10), server_updates=(clusters,))
 
 
 def state(groups=2, shared=True):
     rows = {"rows": torch.tensor([1.0] * 3 + [0.0] * 6), "labels": torch.tensor([0, 1, 2])}
-    memory = {SHARE: ClientTable.from_rows({"z": rows}).to_tree()} if shared else {}
+    memory = {SHARE_STAGE: ClientTable.from_rows({"z": rows}).to_tree()} if shared else {}
     return ServerState(0, {f"cluster-{k:03d}": linear(0.0, 0.0, 0.0) for k in range(groups)}, memory=memory)
 
 
@@ -250,15 +250,15 @@ class TestBlend:
     def test_by_memberships(self):
         member = {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.25, 0.75])}
         served = ServerState(1, MODELS, membership=member)
-        assert blend_for(served, "a")["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
-        assert blend_for(served, "b")["blend"]["head.bias"].tolist() == pytest.approx([1, 0, 6])
+        assert blended_model(served, "a")["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
+        assert blended_model(served, "b")["blend"]["head.bias"].tolist() == pytest.approx([1, 0, 6])
 
     def test_by_those_of_all_for_who_has_none(self):
         member = {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.75, 0.25])}
         served = ServerState(1, MODELS, membership=member)
         for client in ("x", None):
-            assert blend_for(served, client)["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
-        assert blend_for(ServerState(0, MODELS), None)["blend"]["head.bias"].tolist() == pytest.approx([2, 0, 4])
+            assert blended_model(served, client)["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
+        assert blended_model(ServerState(0, MODELS), None)["blend"]["head.bias"].tolist() == pytest.approx([2, 0, 4])
 
 
 def run(tiny, name, rounds=4, **options):
@@ -280,7 +280,7 @@ class TestMethod:
 
     def test_rows_are_sent_once_and_one_model_travels(self, tiny):
         soft, plain = run(tiny, "clsm-fl"), run(tiny, "fedavg")
-        assert [p.round for p in soft.ledger.entries if p.stage == SHARE] == [1]
+        assert [p.round for p in soft.ledger.entries if p.stage == SHARE_STAGE] == [1]
         down = [[int(p.bytes_down.sum()) for p in r.ledger.entries if p.stage == "train"] for r in (soft, plain)]
         assert down[0] == pytest.approx(down[1], rel=0.02)
 

@@ -9,7 +9,7 @@ from group_states import ORIGIN, PROGRAM, make_model, make_setting, training_rep
 from shoal import tree
 from shoal.errors import UserError
 from shoal.methods import build
-from shoal.stages.coldstart import ClientColdStart, GroupColdStart, InterGroup
+from shoal.stages.coldstart import ExchangeBetweenClusters, FormColdStartClusters, JoinByFirstUpdate
 from shoal.stages.experts import expert_for
 from shoal.types import Report, ServerState
 
@@ -19,8 +19,8 @@ def idle(*values):
 
 
 class TestColdStart:
-    groups = GroupColdStart(PROGRAM, ("w",), groups=2)
-    join = ClientColdStart(PROGRAM, ("w",))
+    groups = FormColdStartClusters(PROGRAM, ("w",), num_clusters=2)
+    join = JoinByFirstUpdate(PROGRAM, ("w",))
 
     def started(self):
         # from (1, 1): a and b went along (1, 0) by 2 and 4, c along (0, 1) by 1
@@ -74,7 +74,7 @@ class TestColdStart:
         assert not self.join.plan(self.join.fold(after, {}, 0), 0).tasks
 
     def test_only_some_are_asked_at_first_and_by_chance(self):
-        stage = GroupColdStart(PROGRAM, ("w",), groups=1, alpha=2)
+        stage = FormColdStartClusters(PROGRAM, ("w",), num_clusters=1, alpha=2)
         asked = {tuple(stage.plan(ORIGIN, seed).tasks) for seed in range(30)}
         assert {len(clients) for clients in asked} == {2}
         assert set().union(*asked) == set(ORIGIN.roster)
@@ -97,9 +97,9 @@ class TestInterGroup:
 
     def test_by_hand(self):
         # lengths 5 and 2, eta 1: the first is ((3, 4) + (0, 2)/2) / (1 + 1/2), the second ((0, 2) + (3, 4)/5) / (6/5)
-        models = InterGroup(("w",), eta=1.0).fold(self.state, {}, 0).models
+        models = ExchangeBetweenClusters(("w",), eta=1.0).fold(self.state, {}, 0).models
         assert models["expert-000"]["w"].tolist() == pytest.approx([2, 10 / 3])
         assert models["expert-001"]["w"].tolist() == pytest.approx([0.5, 7 / 3])
 
     def test_none_by_default(self):
-        assert InterGroup(("w",)).fold(self.state, {}, 0) is self.state
+        assert ExchangeBetweenClusters(("w",)).fold(self.state, {}, 0) is self.state

@@ -25,15 +25,15 @@ from shoal.serve.blueprint import Blueprint
 from shoal.serve.model_version import Asked, Version
 from shoal.stages.edges import (
     CLOUD,
+    EDGE_LABEL_STAGE,
     EDGES,
-    WHEREABOUTS,
     AssignEdges,
-    Cloud,
+    AverageEdgeModels,
     Topology,
     edge_name,
+    edge_states,
+    merge_edge_states,
     parse_edges,
-    together,
-    views,
 )
 from shoal.store.checkpoint import Checkpoints
 from shoal.types import EdgeExchange, Plan, Report, ServerState, Task
@@ -60,7 +60,7 @@ class TestOneEdgeIsNoEdge:
         """The first edge has the server's own seed, and the mean of one model is that model: not a bit differs."""
         flat, _ = played(method)
         edged, bench = played(method, edges="1", cloud_every=1)
-        (edge,) = views(edged.state)
+        (edge,) = edge_states(edged.state)
         assert tree.max_abs_difference(edge.models, flat.state.models) == 0
         assert tree.max_abs_difference(edge.membership, flat.state.membership) == 0
         inside = {k: v for k, v in flat.state.memory.items() if k != "delivery"}
@@ -78,15 +78,15 @@ class TestTheCloud:
         whole = {"cohort": 6, "batch_size": 100}  # the order of rows is another at other edges: here it does not count
         flat, _ = played("fedavg", **whole)
         edged, _ = played("fedavg", **whole, edges="3", cloud_every=1)
-        for edge in views(edged.state):
+        for edge in edge_states(edged.state):
             assert tree.max_abs_difference(edge.models["global"], flat.state.models["global"]) < 1e-6
 
     def test_edges_differ_between_meetings_and_agree_after_one(self):
         apart, _ = played("fedavg", rounds=3, of=4, edges="3", cloud_every=2)
-        models = [e.models["global"] for e in views(apart.state)]
+        models = [e.models["global"] for e in edge_states(apart.state)]
         assert tree.max_abs_difference(models[0], models[1]) > 1e-4
         met, _ = played("fedavg", rounds=4, edges="3", cloud_every=2)
-        models = [e.models["global"] for e in views(met.state)]
+        models = [e.models["global"] for e in edge_states(met.state)]
         assert tree.max_abs_difference(models[0], models[1]) == 0
 
     def test_an_unseen_client_is_served_what_the_cloud_has(self):
@@ -109,36 +109,36 @@ class TestTheCloud:
 
     def test_the_mean_is_by_rows(self):
         state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[10, 20])
-        after = Cloud(1).fold(state, {}, 0)
+        after = AverageEdgeModels(1).fold(state, {}, 0)
         # (10 * 1 + 20 * 4) / 30 = 3
-        assert [float(e.models["global"]["w"]) for e in views(after)] == [3.0, 3.0]
+        assert [float(e.models["global"]["w"]) for e in edge_states(after)] == [3.0, 3.0]
         assert float(after.memory[CLOUD]["models"]["global"]["w"]) == 3.0
         assert after.edge_exchanges.keys() == {"edge-000", "edge-001"}
 
     def test_groups_meet_with_those_they_are_closest_to(self):
         """Edge 0 has three models and is the reference; edge 1 has two, of equally many clients."""
         state = edged_state([{"a": 0.0, "b": 10.0, "c": 20.0}, {"a": 12.0, "b": 1.0}], rows=[30, 10])
-        after = Cloud(1).fold(state, {}, 0)
+        after = AverageEdgeModels(1).fold(state, {}, 0)
         # shares: a third of 30 rows each, half of 10 each: b (10 * 10 + 5 * 12) / 15, a (10 * 0 + 5 * 1) / 15
-        zero, one = ({k: float(m["w"]) for k, m in e.models.items()} for e in views(after))
+        zero, one = ({k: float(m["w"]) for k, m in e.models.items()} for e in edge_states(after))
         assert zero == pytest.approx({"a": 1 / 3, "b": 160 / 15, "c": 20.0})
         assert one == pytest.approx({"a": 160 / 15, "b": 1 / 3})
 
     def test_members_weigh_groups(self):
         state = edged_state([{"a": 0.0, "b": 10.0}, {"a": 1.0}], rows=[30, 10])
         member = {"c0": torch.tensor([1.0, 0.0, 0.0]), "c1": torch.tensor([0.0, 0.0, 1.0])}
-        after = Cloud(1).fold(replace(state, membership=member), {}, 0)
+        after = AverageEdgeModels(1).fold(replace(state, membership=member), {}, 0)
         # edge 0 has nobody in b, so all of its 30 rows are in a: (30 * 0 + 10 * 1) / 40; b has been trained by nobody
-        assert [float(m["w"]) for m in views(after)[0].models.values()] == [0.25, 10.0]
+        assert [float(m["w"]) for m in edge_states(after)[0].models.values()] == [0.25, 10.0]
         assert {c: m.tolist() for c, m in after.membership.items()} == {c: m.tolist() for c, m in member.items()}
 
     def test_before_anybody_has_told_its_rows_nothing_is_averaged(self):
         state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[0, 0])
-        assert Cloud(1).fold(state, {}, 0) is state
+        assert AverageEdgeModels(1).fold(state, {}, 0) is state
 
     def test_due(self):
-        assert [r for r in range(12) if Cloud(5, 12).due(r)] == [4, 9, 11], "and after the last round"
-        assert [r for r in range(12) if Cloud(5).due(r)] == [4, 9]
+        assert [r for r in range(12) if AverageEdgeModels(5, 12).due(r)] == [4, 9, 11], "and after the last round"
+        assert [r for r in range(12) if AverageEdgeModels(5).due(r)] == [4, 9]
 
 
 def edged_state(models, rows):
@@ -153,19 +153,19 @@ class TestViews:
     def test_there_and_back(self):
         result, _ = played("fedepc", tiny_federation(8), rounds=2, of=9, edges="2", cloud_every=9)
         state = replace(result.state, roster=tuple(f"c{i}" for i in range(8)))
-        back = together(state, views(state))
+        back = merge_edge_states(state, edge_states(state))
         assert tree.max_abs_difference(back.models, state.models) == 0
         assert tree.max_abs_difference(back.membership, state.membership) == 0
         assert tree.max_abs_difference(back.memory, state.memory) == 0
-        assert set(back.membership) == {c for e in views(state) for c in e.membership}
+        assert set(back.membership) == {c for e in edge_states(state) for c in e.membership}
 
     def test_an_edge_sees_its_own_clients_only(self):
         state = edged_state([{"global": 1.0}, {"global": 4.0}], rows=[1, 1])
-        one, two = views(replace(state, cohort=("c1",)))
+        one, two = edge_states(replace(state, cohort=("c1",)))
         assert (one.roster, one.cohort, two.roster, two.cohort) == (("c0",), (), ("c1",), ("c1",))
 
     def test_no_edges_yet(self):
-        assert views(ServerState(0, {"global": {}})) == []
+        assert edge_states(ServerState(0, {"global": {}})) == []
 
 
 class TestAssignment:
@@ -198,16 +198,16 @@ class TestAssignment:
 
     def test_by_place(self):
         places = {"c0": "north", "c1": "south", "c2": "north"}
-        _, of = self.assigned(Topology(2, "place", places=places), roster=("c0", "c1", "c2"))
+        _, of = self.assigned(Topology(2, "place", column_values=places), roster=("c0", "c1", "c2"))
         assert of == {"c0": 0, "c1": 1, "c2": 0}
         with pytest.raises(UserError, match=r"client 'c3' has no edge"):
-            self.assigned(Topology(2, "place", places=places), roster=("c0", "c3"))
+            self.assigned(Topology(2, "place", column_values=places), roster=("c0", "c3"))
 
     def told(self, clients):
         """Half of the clients hold the first class, half the second."""
         rows = {c: {"labels": torch.tensor([1.0, 0.0] if int(c[1:]) % 2 else [0.0, 1.0])} for c in clients}
         return ServerState(
-            0, {"global": {"w": torch.zeros(1)}}, memory={WHEREABOUTS: ClientTable.from_rows(rows).to_tree()}
+            0, {"global": {"w": torch.zeros(1)}}, memory={EDGE_LABEL_STAGE: ClientTable.from_rows(rows).to_tree()}
         )
 
     def test_alike(self):
@@ -215,8 +215,8 @@ class TestAssignment:
         assert len(of) == 6, "who has not told its labels has no edge yet"
         assert len({of[c] for c in ("c0", "c2", "c4")}) == len({of[c] for c in ("c1", "c3", "c5")}) == 1
         assert of["c0"] != of["c1"]
-        told = self.told(self.ROSTER).memory[WHEREABOUTS]
-        _, later = self.assigned(Topology(2, "alike"), replace(state, memory={**state.memory, WHEREABOUTS: told}))
+        told = self.told(self.ROSTER).memory[EDGE_LABEL_STAGE]
+        _, later = self.assigned(Topology(2, "alike"), replace(state, memory={**state.memory, EDGE_LABEL_STAGE: told}))
         assert (later["c8"], later["c9"]) == (of["c0"], of["c1"])
 
     def test_mixed(self):
@@ -270,7 +270,7 @@ class TestMethodsUnderEdges:
         assert tree.max_abs_difference(ours.state.models, theirs.state.models) == 0
         assert (bench.method.name, bench.job.edges, bench.job.cloud_every) == ("hierfavg", "chance:5", 5)
         two, _ = played("hierfavg", tiny_federation(8), edges="2", cloud_every=1)
-        assert len(views(two.state)) == 2
+        assert len(edge_states(two.state)) == 2
         _, often = played("hierfavg", tiny_federation(8), cloud_every=2)
         assert (often.job.edges, often.job.cloud_every) == ("chance:5", 2)
 
@@ -294,7 +294,7 @@ class TestMethodsUnderEdges:
     @pytest.mark.parametrize("by", ["alike", "mixed"])
     def test_clients_tell_their_labels_to_be_divided(self, by):
         result, bench = played("fedavg", tiny_federation(8), edges=f"{by}:2")
-        asked = [p for p in result.ledger.entries if p.stage == WHEREABOUTS]
+        asked = [p for p in result.ledger.entries if p.stage == EDGE_LABEL_STAGE]
         assert [len(p.clients) for p in asked] == [8]
         assert any("label distributions" in note for note in bench.method.notes)
 
@@ -430,7 +430,7 @@ class TestJobs:
         assert federation.edge_of_client == {"a": "north", "b": "north", "c": "south", "d": "south"}
         assert federation.input_shape == (3,), "the column is no feature"
         result = run("fedavg", federation, edges="place", rounds=1)
-        assert len(views(result.state)) == 2
+        assert len(edge_states(result.state)) == 2
 
     def test_a_client_is_at_one_edge(self, tmp_path):
         lines = [f"{i % 7},{i % 2},{'ab'[i % 2]},{'ns'[i % 3 == 0]}" for i in range(60)]

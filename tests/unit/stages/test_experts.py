@@ -21,11 +21,11 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.stages.bandit import Budgeted, _heirs
-from shoal.stages.cluster import Adaptive
-from shoal.stages.experts import Experts, expert_for, moves
-from shoal.stages.extract import Extractor
-from shoal.stages.query import AskOnce
+from shoal.stages.bandit import SelectByBandit, _predecessors
+from shoal.stages.cluster import SparsityClusters
+from shoal.stages.experts import ClusterModels, count_reassigned, expert_for
+from shoal.stages.extract import KeepExtractor
+from shoal.stages.query import QueryClients
 from shoal.types import Examples, Plan, ServerState, Task
 
 
@@ -149,7 +149,7 @@ def told(told=0, **values):
 
 
 def formed(state, table):
-    return Experts(ByFirst(), column="x").fold(
+    return ClusterModels(ByFirst(), column="x").fold(
         replace(state, memory={**state.memory, "represent": table.tree()}), {}, 0
     )
 
@@ -217,14 +217,14 @@ class TestExperts:
     ],
 )
 def test_moves_are_counted_whatever_groups_are_called(was, now, moved):
-    assert moves(np.array(was, dtype=np.int64), np.array(now, dtype=np.int64)) == moved
+    assert count_reassigned(np.array(was, dtype=np.int64), np.array(now, dtype=np.int64)) == moved
 
 
 def test_newcomers_join_the_nearest_vectors():
     rows = np.repeat([[0.9, 0.1, 0.1], [0.1, 0.1, 0.9]], 3, axis=0)
     rows = np.concatenate([rows] * 4, axis=1)
     labels = np.array([0, 0, 0, 1, 1, 1])
-    assert Adaptive().join(rows, labels, rows[[4, 1]]).tolist() == [1, 0]
+    assert SparsityClusters().join(rows, labels, rows[[4, 1]]).tolist() == [1, 0]
 
 
 def described(adapted, received=None, halves=None):
@@ -237,9 +237,9 @@ def described(adapted, received=None, halves=None):
 def test_a_sparsity_above_1_is_refused():
     rows = described([[0.9, 0.1], [0.1, 1.5]])
     with pytest.raises(UserError, match=r"^a sparsity vector has 1\.5 in channel 1; sparsities must be 1 or less$"):
-        Adaptive()(rows, 0)
+        SparsityClusters()(rows, 0)
     with pytest.raises(UserError, match="sparsities must be 1 or less"):
-        Adaptive().again(described([[0.9, 0.1], [0.1, 0.5]]), np.array([0, 1]), rows, 0)
+        SparsityClusters().recluster(described([[0.9, 0.1], [0.1, 0.5]]), np.array([0, 1]), rows, 0)
 
 
 class TestDrift:
@@ -250,14 +250,14 @@ class TestDrift:
     def test_nobody_changed(self):
         """The same data give the same vector, whatever a new local epoch makes of the adapted one."""
         now = described(np.random.default_rng(0).uniform(size=(6, 3)), self.rows[:, 3:6])
-        rows, labels = Adaptive(guard=0).again(self.rows, self.labels, now, 0)
+        rows, labels = SparsityClusters(noise_guard_ratio=0).recluster(self.rows, self.labels, now, 0)
         assert np.array_equal(rows, self.rows)
         assert labels.tolist() == [0, 0, 0, 1, 1, 1]
 
     def test_who_changed_moves(self):
         now = self.rows.copy()
         now[2] = self.rows[3]
-        rows, labels = Adaptive(guard=0).again(self.rows, self.labels, now, 0)
+        rows, labels = SparsityClusters(noise_guard_ratio=0).recluster(self.rows, self.labels, now, 0)
         assert labels.tolist() == [0, 0, 1, 1, 1, 1]
         assert np.array_equal(rows, now)
 
@@ -267,12 +267,15 @@ class TestDrift:
         told = described(left, left, (left - [0.1, 0, 0], np.add(left, [0.1, 0, 0])))
         near = described(left, left - [0.1, 0, 0], (left - [0.2, 0, 0], left))
         far = described(left, left - [0.5, 0, 0], (left - [0.6, 0, 0], left - [0.4, 0, 0]))
-        assert Adaptive().drifted(np.concatenate([told, told]), np.concatenate([near, far])).tolist() == [False, True]
+        assert SparsityClusters().has_drifted(np.concatenate([told, told]), np.concatenate([near, far])).tolist() == [
+            False,
+            True,
+        ]
 
     def test_a_fleet_that_was_one_group_is_cut(self):
         """All were alike; half of them changed together."""
         before = described([self.left] * 6, halves=([self.left] * 6, [self.left] * 6))
-        _, labels = Adaptive().again(before, np.zeros(6, dtype=np.int64), self.rows, 0)
+        _, labels = SparsityClusters().recluster(before, np.zeros(6, dtype=np.int64), self.rows, 0)
         assert labels.tolist() == [0, 0, 0, 1, 1, 1]
 
     def test_models_go_with_their_members(self, tiny):
@@ -340,17 +343,17 @@ class TestExtractor:
             (tmp_path / "nothing", "which is no safetensors file that can be read"),
         ):
             with pytest.raises(UserError, match=message):
-                Extractor(self.model, weights=str(path)).fold(ServerState(0, {}), {}, 0)
+                KeepExtractor(self.model, weights=str(path)).fold(ServerState(0, {}), {}, 0)
 
     def test_one_of_both(self):
         with pytest.raises(UserError, match="only one of them can be"):
-            Extractor(self.model, warmup=1, weights="w")
+            KeepExtractor(self.model, warmup=1, weights="w")
 
 
 class TestBudgeted:
     def test_nobody_is_chosen_before_there_are_groups(self):
         state = ServerState(0, {}, roster=("a", "b"))
-        assert Budgeted().fold(state, {}, 0).cohort == ()
+        assert SelectByBandit().fold(state, {}, 0).cohort == ()
 
     def run(self, tiny, rounds=8, **options):
         slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
@@ -394,7 +397,7 @@ class TestBudgeted:
     def learned(self, losses, round=4):
         chosen = {"members": torch.zeros(1, 5), "slowest": torch.tensor(0.25), "round": torch.tensor(3)}
         history = ClientTable(tuple("abc"[: len(losses)]), {"loss": torch.tensor(losses)})
-        return Budgeted()._learned(chosen, history, np.arange(len(losses)), round)
+        return SelectByBandit()._with_reward(chosen, history, np.arange(len(losses)), round)
 
     def test_a_reward_compares_the_same_clients(self):
         """The group's losses were 2 and 4, then 1 and 2: half of 3 is gone, in a quarter of the usual time. c told its
@@ -427,18 +430,18 @@ class TestBudgeted:
         """Was: a b c in 0, d e in 1. Now d and e are 0, a and b are 1; c is alone."""
         before = ClientTable(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
         now = ClientTable(tuple("abcde"), {"expert": torch.tensor([1, 1, 2, 0, 0])})
-        assert _heirs(now, before) == {0: (1, True), 1: (0, False), 2: (-1, False)}
-        assert _heirs(now, ClientTable()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
+        assert _predecessors(now, before) == {0: (1, True), 1: (0, False), 2: (-1, False)}
+        assert _predecessors(now, ClientTable()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
 
     def test_losses_under_another_model_are_forgotten(self):
         """c moves from group 1 to group 0, whose model gave it no loss yet; the others have stayed."""
-        stage = Budgeted(history=1)
+        stage = SelectByBandit(history=1)
         columns = {"loss": torch.tensor([[3.0, 2.0]] * 5), "norm": torch.ones(5, 1), "asked": torch.zeros(5)}
         before = ClientTable(tuple("abcde"), {**columns, "expert": torch.tensor([0, 0, 1, 1, 1])})
         now = ClientTable(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
         probe = {"told": torch.full((5,), 4), "loss": torch.ones(5)}
         memory = {"probe": ClientTable(now.clients, probe).to_tree()}
-        history = stage._history(ServerState(4, {}, memory=memory), now, before, _heirs(now, before))
+        history = stage._updated_history(ServerState(4, {}, memory=memory), now, before, _predecessors(now, before))
         assert history["loss"][[0, 1, 3, 4]].tolist() == [[2.0, 1.0]] * 4
         assert history["loss"][2].isnan().tolist() == [True, False]
 
@@ -483,7 +486,7 @@ class TestBudgeted:
 
 
 def test_asking_anew(tiny):
-    stage = AskOnce(MeasureSparsity(LocalTraining(load_model("mlp", (6,), 4))), expert_for, every=3)
+    stage = QueryClients(MeasureSparsity(LocalTraining(load_model("mlp", (6,), 4))), expert_for, every_rounds=3)
     state = ServerState(0, {"global": load_model("mlp", (6,), 4).init(0)}, roster=tuple(tiny))
     first = stage.fold(state, PlainFleet(tiny).execute(stage.plan(state, 0)), 0)
     asked = {r: len(stage.plan(replace(first, round=r), 0).tasks) for r in range(1, 7)}

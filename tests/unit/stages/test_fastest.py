@@ -14,8 +14,8 @@ from shoal.cost.ledger import Ledger
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.stages.cluster import Dense
-from shoal.stages.fastest import Fastest, durations, speeds
+from shoal.stages.cluster import HellingerOptics
+from shoal.stages.fastest import SelectFastest, speeds, training_durations
 from shoal.types import ServerState
 
 
@@ -29,36 +29,36 @@ class TestDense:
         # (1, 0) and (3/4, 1/4): 1 - √.75 = .134, distance .366: not. (9/10, 1/10) and (3/4, 1/4):
         # 1 - √.675 - √.025 = .0203, distance .142: so the chain is one group. (0, 1) is alone.
         rows = np.array([[1, 0], [0.75, 0.25], [0, 1], [0.9, 0.1]])
-        assert Dense()(rows, 0).tolist() == [0, 0, 1, 0]
-        assert Dense()(rows[:3], 0).tolist() == [0, 1, 2]
-        assert Dense(reach=0.15)(rows, 0).tolist() == [0, 1, 2, 1]
+        assert HellingerOptics()(rows, 0).tolist() == [0, 0, 1, 0]
+        assert HellingerOptics()(rows[:3], 0).tolist() == [0, 1, 2]
+        assert HellingerOptics(radius=0.15)(rows, 0).tolist() == [0, 1, 2, 1]
 
     def test_as_many_groups_as_there_are_kinds(self):
         rng = np.random.default_rng(0)
         for kinds in (1, 2, 5):
             truth = np.repeat(np.arange(kinds), 6)
             rows = np.stack([rng.multinomial(400, np.eye(5)[k] * 0.9 + 0.02) / 400 for k in truth])
-            assert same_partition(Dense()(rows, 0), truth)
+            assert same_partition(HellingerOptics()(rows, 0), truth)
 
     def test_order_and_seed_do_not_matter(self):
         rows = np.random.default_rng(1).dirichlet([0.5] * 4, 40)
-        found = Dense()(rows, 0)
+        found = HellingerOptics()(rows, 0)
         assert 1 < len(np.unique(found)) < 40
         for seed in range(5):
             order = np.random.default_rng(seed).permutation(40)
-            assert same_partition(Dense()(rows[order], seed), found[order])
+            assert same_partition(HellingerOptics()(rows[order], seed), found[order])
 
     def test_nobody_single_pair_equal_and_apart(self):
-        assert Dense()(np.empty((0, 3)), 0).tolist() == []
-        assert Dense()(np.array([[1.0, 0.0]]), 0).tolist() == [0]
-        assert Dense()(np.eye(2), 0).tolist() == [0, 1]
-        assert Dense()(np.full((5, 4), 0.25), 0).tolist() == [0] * 5
-        assert Dense()(np.eye(4), 0).tolist() == [0, 1, 2, 3]
+        assert HellingerOptics()(np.empty((0, 3)), 0).tolist() == []
+        assert HellingerOptics()(np.array([[1.0, 0.0]]), 0).tolist() == [0]
+        assert HellingerOptics()(np.eye(2), 0).tolist() == [0, 1]
+        assert HellingerOptics()(np.full((5, 4), 0.25), 0).tolist() == [0] * 5
+        assert HellingerOptics()(np.eye(4), 0).tolist() == [0, 1, 2, 3]
 
     def test_input_unmodified(self):
         rows = np.random.default_rng(2).dirichlet([1.0] * 3, 6)
         before = rows.copy()
-        Dense()(rows, 0)
+        HellingerOptics()(rows, 0)
         np.testing.assert_array_equal(rows, before)
 
 
@@ -82,30 +82,30 @@ class TestStage:
     def test_unknown_hardware_is_taken_for_the_usual(self):
         found = speeds(state(a=2.0, b=4.0, d=8.0), "abcd")
         np.testing.assert_array_equal(found, [2, 4, np.nan, 8])
-        np.testing.assert_array_equal(durations(np.array([10.0, 20, 30, 40]), found), [5, 5, 7.5, 5])
-        np.testing.assert_array_equal(durations(np.array([10.0, 20]), np.full(2, np.nan)), [10, 20])
+        np.testing.assert_array_equal(training_durations(np.array([10.0, 20, 30, 40]), found), [5, 5, 7.5, 5])
+        np.testing.assert_array_equal(training_durations(np.array([10.0, 20]), np.full(2, np.nan)), [10, 20])
 
     def test_rows_and_speed_say_who_is_fastest(self):
         # no loss is known: a place for either group. Without hardware a has least to do; c's 30 rows at 4 a second
         # take less than a's 10 at 1
-        assert Fastest(rho=0.0).fold(replace(state(), cohort_size=2), {}, 0).cohort == ("a", "d")
-        assert Fastest(rho=0.0).fold(replace(state(a=1.0, b=1.0, c=4.0, d=1.0), cohort_size=2), {}, 0).cohort == (
+        assert SelectFastest(rho=0.0).fold(replace(state(), cohort_size=2), {}, 0).cohort == ("a", "d")
+        assert SelectFastest(rho=0.0).fold(replace(state(a=1.0, b=1.0, c=4.0, d=1.0), cohort_size=2), {}, 0).cohort == (
             "c",
             "d",
         )
 
     def test_a_stand_in_for_who_is_away(self):
         here = replace(state(), roster=("b", "c", "d"))
-        assert Fastest(rho=0.0).fold(replace(here, cohort_size=2), {}, 0).cohort == ("b", "d")
+        assert SelectFastest(rho=0.0).fold(replace(here, cohort_size=2), {}, 0).cohort == ("b", "d")
 
     def test_who_has_no_rows_is_not_fast(self):
         before = state()
         told = ClientTable(tuple("abcd"), {"size": torch.tensor([0, 20, 30, 40])}).to_tree()
         before = replace(before, memory={**before.memory, "represent": told})
-        assert Fastest().fold(replace(before, cohort_size=4), {}, 0).cohort == ("b", "c", "d")
+        assert SelectFastest().fold(replace(before, cohort_size=4), {}, 0).cohort == ("b", "c", "d")
 
     def test_losses_are_kept_until_a_client_trains_again(self):
-        stage = Fastest(rho=0.0)
+        stage = SelectFastest(rho=0.0)
 
         def trained(before, **loss):
             sent = ClientTable.from_rows(
@@ -126,12 +126,12 @@ class TestStage:
         assert 145 < drawn.count(("d",)) < 170
 
     def test_nobody_before_there_are_groups(self):
-        assert Fastest().fold(ServerState(0, {}, roster=("a",), cohort_size=2), {}, 0).cohort == ()
+        assert SelectFastest().fold(ServerState(0, {}, roster=("a",), cohort_size=2), {}, 0).cohort == ()
 
     def test_state_unmodified(self):
         before = state()
         kept = dict(before.memory)
-        Fastest().fold(replace(before, cohort_size=2), {}, 0)
+        SelectFastest().fold(replace(before, cohort_size=2), {}, 0)
         assert before.cohort == ()
         assert dict(before.memory) == kept
 

@@ -23,8 +23,8 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
 from shoal.stages.experts import expert_for
-from shoal.stages.model_choice import ChooseAgain, FederateChoices, Starts, every_model
-from shoal.stages.train import Rate
+from shoal.stages.model_choice import AggregateByChoice, RandomRestarts, RechooseModels, all_models
+from shoal.stages.train import LearningRate
 from shoal.store.checkpoint import Checkpoints
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
@@ -170,7 +170,7 @@ STATE = ServerState(0, {"expert-000": UP, "expert-001": DOWN, "expert-002": line
 
 
 def federate(**kw):
-    return FederateChoices(trainer(), every_model, Rate(0.5, 10), **{"weighting": "uniform"} | kw)
+    return AggregateByChoice(trainer(), all_models, LearningRate(0.5, 10), **{"weighting": "uniform"} | kw)
 
 
 def report(place, slope, rows):
@@ -225,7 +225,7 @@ class TestFederateChoices:
 
 
 class TestChooseAgain:
-    stage = ChooseAgain(ChooseModel(LINEAR), rounds=10, every=4)
+    stage = RechooseModels(ChooseModel(LINEAR), rounds=10, every_rounds=4)
 
     def test_when(self):
         assert [r for r in range(10) if self.stage.due(r)] == [3, 7, 9]
@@ -246,7 +246,7 @@ class TestChooseAgain:
 
 
 def starts(**kw):
-    return Starts(ChooseModel(LINEAR), LINEAR, **{"rounds": 20} | kw)
+    return RandomRestarts(ChooseModel(LINEAR), LINEAR, **{"rounds": 20} | kw)
 
 
 def told(loss):

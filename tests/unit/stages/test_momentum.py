@@ -12,8 +12,8 @@ from shoal.errors import UserError
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.pieces.aggregate.momentum import ServerMomentum
 from shoal.models import load_model
-from shoal.stages.momentum import ApplyMomentum, RunningMean, averaged
-from shoal.stages.train import Federate, Rate
+from shoal.stages.momentum import ApplyMomentum, UpdateEmaModels, ema_models
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Report, ServerState
 
 PLAIN = {
@@ -26,7 +26,9 @@ PLAIN = {
 def stage(beta, step=1.0):
     model = load_model("linear", (1,), 2)
     momentum = ApplyMomentum(beta, step)
-    return Federate(LocalTraining(model), one_model_for, Rate(0.1, 9), trainable=("w",), updates=(momentum,))
+    return TrainAndAggregate(
+        LocalTraining(model), one_model_for, LearningRate(0.1, 9), trainable=("w",), server_updates=(momentum,)
+    )
 
 
 def reported(value, count=7):
@@ -88,21 +90,21 @@ class TestRunningMean:
         state, found = start(), []
         for value in (1.0, 6.0, 7.0):
             model = {"w": torch.tensor([value]), "n": torch.tensor(int(value))}
-            state = RunningMean(0.8).fold(replace(state, models={"global": model}), {}, 0)
-            found.append(float(averaged(state)["global"]["w"]))
+            state = UpdateEmaModels(0.8).fold(replace(state, models={"global": model}), {}, 0)
+            found.append(float(ema_models(state)["global"]["w"]))
         assert found == pytest.approx([1, 2, 3])
-        assert int(averaged(state)["global"]["n"]) == 7
+        assert int(ema_models(state)["global"]["n"]) == 7
         assert float(state.models["global"]["w"]) == 7.0, "training goes on from the newest"
 
     def test_before_there_is_one_the_model_itself(self):
-        assert averaged(start())["global"] is start().models["global"] or torch.equal(
-            averaged(start())["global"]["w"], torch.tensor([1.0])
+        assert ema_models(start())["global"] is start().models["global"] or torch.equal(
+            ema_models(start())["global"]["w"], torch.tensor([1.0])
         )
 
     def test_new_models_begin_as_they_are_and_old_ones_go(self):
-        state = RunningMean(0.5).fold(start(), {}, 0)
-        state = RunningMean(0.5).fold(replace(state, models={"expert": {"w": torch.tensor([4.0])}}), {}, 0)
-        assert {k: float(m["w"]) for k, m in averaged(state).items()} == {"expert": 4.0}
+        state = UpdateEmaModels(0.5).fold(start(), {}, 0)
+        state = UpdateEmaModels(0.5).fold(replace(state, models={"expert": {"w": torch.tensor([4.0])}}), {}, 0)
+        assert {k: float(m["w"]) for k, m in ema_models(state).items()} == {"expert": 4.0}
         assert list(state.memory["average"]) == ["expert"]
 
 

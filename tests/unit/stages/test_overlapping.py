@@ -15,17 +15,17 @@ from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.stages import overlapping
-from shoal.stages.overlapping import FormOverlappingClusters, Overlap, direction, experts_for
-from shoal.stages.train import Federate, Rate
+from shoal.stages.overlapping import FormOverlappingClusters, OverlapRule, experts_for, update_direction
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Report, ServerState
 
 MODEL = load_model("linear", (2,), 2)
 
 
 def stage(**kw):
-    clusters = FormOverlappingClusters(Overlap(**{"clusters": 2, "validate": False, "share": 1.0} | kw))
+    clusters = FormOverlappingClusters(OverlapRule(**{"clusters": 2, "validate": False, "share": 1.0} | kw))
     program, keys = ChooseAndTrain(LocalTraining(MODEL)), {"trainable": MODEL.trainable, "updates": (clusters,)}
-    return Federate(program, experts_for, Rate(0.1, 9), **keys)
+    return TrainAndAggregate(program, experts_for, LearningRate(0.1, 9), **keys)
 
 
 def sent(change, rows=1, place=0):
@@ -127,19 +127,19 @@ class TestServed:
 
 class TestSketch:
     def test_small_updates_are_kept_whole(self):
-        assert direction(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([0.6, 0.8])
-        assert direction(torch.zeros(3)).tolist() == [0.0] * 3
+        assert update_direction(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([0.6, 0.8])
+        assert update_direction(torch.zeros(3)).tolist() == [0.0] * 3
 
     def test_a_large_one_keeps_cosines(self, monkeypatch):
-        monkeypatch.setattr(overlapping, "SKETCH", 4096)
+        monkeypatch.setattr(overlapping, "SKETCH_SIZE", 4096)
         overlapping._buckets.cache_clear()
         g = torch.Generator().manual_seed(0)
         rows = torch.randn(6, 50_000, generator=g) + 2 * torch.randn(1, 50_000, generator=g)
         exact = F.normalize(rows, dim=1) @ F.normalize(rows, dim=1).T
-        kept = torch.stack([direction(row) for row in rows])
+        kept = torch.stack([update_direction(row) for row in rows])
         assert kept.shape == (6, 4096)
         assert (kept @ kept.T - exact).abs().max() < 4 / 64  # four times 1 / sqrt(4096)
-        assert torch.equal(direction(2 * rows[0]), kept[0])
+        assert torch.equal(update_direction(2 * rows[0]), kept[0])
         overlapping._buckets.cache_clear()
 
 
@@ -148,7 +148,7 @@ class TestSketch:
 )
 def test_refuses(key, value):
     with pytest.raises(UserError, match=f"{key} is {value}"):
-        Overlap(**{key: value})
+        OverlapRule(**{key: value})
 
 
 class Listening(PlainFleet):

@@ -8,8 +8,8 @@ from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.models import load_model
 from shoal.stages.personalise import Personalise
-from shoal.stages.select import Pooled, Random
-from shoal.stages.train import Federate, Rate
+from shoal.stages.select import SelectCentralised, SelectRandom
+from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import CENTRALISED_CLIENT, Report, ServerState
 
 ROSTER = tuple(f"c{i}" for i in range(10))
@@ -22,7 +22,7 @@ def models_for(state, client):
 
 def federate(**kw):
     program = LocalTraining(load_model("linear", (1,), 2))
-    return Federate(program, models_for, Rate(0.1, 10), **kw)
+    return TrainAndAggregate(program, models_for, LearningRate(0.1, 10), **kw)
 
 
 def report(w, n):
@@ -32,29 +32,29 @@ def report(w, n):
 class TestUniform:
     def test_size_distinct_and_from_the_roster(self):
         for seed in range(50):
-            cohort = Random().fold(replace(STATE, cohort_size=4), {}, seed).cohort
+            cohort = SelectRandom().fold(replace(STATE, cohort_size=4), {}, seed).cohort
             assert len(set(cohort)) == 4
             assert set(cohort) <= set(ROSTER)
 
     def test_follows_from_the_seed(self):
-        picks = [Random().fold(replace(STATE, cohort_size=4), {}, seed).cohort for seed in (1, 1, 2)]
+        picks = [SelectRandom().fold(replace(STATE, cohort_size=4), {}, seed).cohort for seed in (1, 1, 2)]
         assert picks[0] == picks[1] != picks[2]
 
     def test_every_client_equally_often(self):
         # 1000 draws of 3 of 10: 300 each, standard deviation sqrt(1000 * .3 * .7) = 14.5
         often = dict.fromkeys(ROSTER, 0)
         for seed in range(1000):
-            for c in Random().fold(replace(STATE, cohort_size=3), {}, seed).cohort:
+            for c in SelectRandom().fold(replace(STATE, cohort_size=3), {}, seed).cohort:
                 often[c] += 1
         assert all(240 < n < 360 for n in often.values())
 
     def test_small_single_and_empty_rosters(self):
-        assert Random().fold(replace(STATE, cohort_size=4, roster=ROSTER[:2]), {}, 0).cohort == ROSTER[:2]
-        assert Random().fold(replace(STATE, cohort_size=4, roster=ROSTER[:1]), {}, 0).cohort == ROSTER[:1]
-        assert Random().fold(replace(STATE, cohort_size=4, roster=()), {}, 0).cohort == ()
+        assert SelectRandom().fold(replace(STATE, cohort_size=4, roster=ROSTER[:2]), {}, 0).cohort == ROSTER[:2]
+        assert SelectRandom().fold(replace(STATE, cohort_size=4, roster=ROSTER[:1]), {}, 0).cohort == ROSTER[:1]
+        assert SelectRandom().fold(replace(STATE, cohort_size=4, roster=()), {}, 0).cohort == ()
 
     def test_input_unmodified(self):
-        Random().fold(replace(STATE, cohort_size=4), {}, 0)
+        SelectRandom().fold(replace(STATE, cohort_size=4), {}, 0)
         assert STATE.cohort == ()
         assert STATE.roster == ROSTER
 
@@ -63,11 +63,13 @@ def test_relabelling_clients_relabels_the_selection():
     renamed = {c: f"x{c}" for c in ROSTER}
     here = replace(STATE, cohort_size=4)
     there = replace(here, roster=tuple(renamed[c] for c in ROSTER))
-    assert tuple(renamed[c] for c in Random().fold(here, {}, 7).cohort) == Random().fold(there, {}, 7).cohort
+    assert (
+        tuple(renamed[c] for c in SelectRandom().fold(here, {}, 7).cohort) == SelectRandom().fold(there, {}, 7).cohort
+    )
 
 
 def test_pooled_chooses_the_pool():
-    assert Pooled().fold(STATE, {}, 0).cohort == (CENTRALISED_CLIENT,)
+    assert SelectCentralised().fold(STATE, {}, 0).cohort == (CENTRALISED_CLIENT,)
 
 
 class TestFederate:
@@ -113,7 +115,7 @@ class TestFederate:
         assert torch.allclose(one, two)
 
     def test_the_task_carries_the_rate_of_the_round(self):
-        stage = replace(federate(), rate=Rate(1.0, 10, "exponential", 0.01))
+        stage = replace(federate(), rate=LearningRate(1.0, 10, "exponential", 0.01))
         plan = stage.plan(replace(STATE, round=5, cohort=("c1",)), 3)
         assert plan.tasks["c1"].config["lr"] == pytest.approx(0.1)
 
@@ -123,7 +125,7 @@ class TestFederate:
 
 
 def test_personalise_is_due_when_the_fleet_is_evaluated():
-    stage = Personalise(LocalTraining(load_model("linear", (1,), 2)), models_for, rounds=10, every=4)
+    stage = Personalise(LocalTraining(load_model("linear", (1,), 2)), models_for, rounds=10, every_rounds=4)
     assert [r for r in range(10) if stage.due(r)] == [3, 7, 9]
     assert set(stage.plan(STATE, 0).tasks) == set(ROSTER)
 
@@ -131,4 +133,4 @@ def test_personalise_is_due_when_the_fleet_is_evaluated():
 @pytest.mark.parametrize("bad", [{"schedule": "linear"}, {"decay": 0.0}, {"decay": 1.5}])
 def test_bad_rates(bad):
     with pytest.raises(UserError):
-        Rate(0.1, 10, **bad).at(0)
+        LearningRate(0.1, 10, **bad).at(0)

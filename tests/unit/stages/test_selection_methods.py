@@ -16,13 +16,13 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.selectors.groups import one_of_each
-from shoal.stages.cluster import Group, Repulsive, Similar
-from shoal.stages.loss_correlation import SURVEY, Correlated, Survey
-from shoal.stages.prediction_similarity import shared_rows
-from shoal.stages.query import AskOnce
-from shoal.stages.select import SIZES, FromGroups, LargestLoss, Random
-from shoal.stages.update_selection import reach
-from shoal.stages.vectors import row
+from shoal.stages.cluster import DiverseLabels, FormClusters, SimilarLabels
+from shoal.stages.loss_correlation import SURVEY, SelectByLossCorrelation, SurveyLosses
+from shoal.stages.prediction_similarity import shared_samples
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SIZE_STAGE, SelectFromClusters, SelectLargestLoss, SelectRandom
+from shoal.stages.update_selection import sgd_displacement
+from shoal.stages.vectors import report_row
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")
@@ -67,22 +67,22 @@ class TestTable:
 
 class TestAskOnce:
     def test_only_those_who_have_not_answered(self):
-        stage = AskOnce(LabelHistogram(2))
+        stage = QueryClients(LabelHistogram(2))
         answered = stage.fold(state(), {"b": Report({"labels": {"p": torch.tensor([1.0, 0.0])}}, {}, {"train": 4})}, 0)
         assert set(stage.plan(answered, 0).tasks) == {"a", "c", "d"}
-        late = AskOnce(LabelHistogram(2), newcomers=False)
+        late = QueryClients(LabelHistogram(2), includes_late_clients=False)
         assert set(late.plan(state(), 0).tasks) == {"a", "b", "c", "d"}
         assert not late.plan(answered, 0).tasks
 
     def test_silence_changes_nothing(self):
         before = state()
-        assert AskOnce(LabelHistogram(2)).fold(before, {}, 0) is before
+        assert QueryClients(LabelHistogram(2)).fold(before, {}, 0) is before
 
     def test_a_report_as_a_row(self):
         report = Report(
             {"g": {"b": torch.tensor([[3.0, 4.0]]), "a": torch.tensor([1, 2])}}, {"v": (6.0, 4.0)}, {"train": 7}
         )
-        found = row(report)
+        found = report_row(report)
         assert found["g"].tolist() == [1, 2, 3, 4]
         assert (float(found["v"]), int(found["size"])) == (1.5, 7)
 
@@ -90,7 +90,7 @@ class TestAskOnce:
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
 class TestPrograms:
     def test_histogram(self, tiny, fleet):
-        stage = AskOnce(LabelHistogram(4))
+        stage = QueryClients(LabelHistogram(4))
         reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
         for c, r in reports.items():
             counts = torch.bincount(tiny[c]["train"].y, minlength=4)
@@ -98,12 +98,12 @@ class TestPrograms:
             assert r.counts == {"train": len(tiny[c]["train"].y)}
 
     def test_noise_leaves_a_distribution(self, tiny, fleet):
-        stage = AskOnce(LabelHistogram(4, noise_scale=2.0))
+        stage = QueryClients(LabelHistogram(4, noise_scale=2.0))
         reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
         rows = torch.stack([r.tensors["labels"]["p"] for r in reports.values()])
         assert rows.min() >= 0
         assert rows.sum(1).tolist() == pytest.approx([1.0] * len(tiny))
-        plain = fleet(tiny).execute(AskOnce(LabelHistogram(4)).plan(state(roster=tuple(tiny)), 0))
+        plain = fleet(tiny).execute(QueryClients(LabelHistogram(4)).plan(state(roster=tuple(tiny)), 0))
         assert not torch.allclose(rows, torch.stack([r.tensors["labels"]["p"] for r in plain.values()]), atol=0.01)
 
     @pytest.mark.parametrize(("anew", "kept"), [(0.1, False), (0.9, True), (1.0, True)])
@@ -127,7 +127,7 @@ class TestPrograms:
         model = load_model("mlp", (6,), 4)
         params = model.init(0)
         tasks = {c: Task({"global": params}) for c in tiny}
-        reports = fleet(tiny).execute(replace(AskOnce(LossProbe(model)).plan(state(roster=()), 0), tasks=tasks))
+        reports = fleet(tiny).execute(replace(QueryClients(LossProbe(model)).plan(state(roster=()), 0), tasks=tasks))
         for c, r in reports.items():
             x, y = tiny[c]["train"]
             expected = torch.nn.functional.cross_entropy(model.predict(params, x), y)
@@ -138,7 +138,7 @@ class TestPrograms:
         """Of a client whose rows fit one batch: the gradient of its mean loss, without variance."""
         model = load_model("mlp", (6,), 4)
         params = model.init(0)
-        plan = AskOnce(GradientProbe(model, batch_size=64)).plan(state(roster=()), 0)
+        plan = QueryClients(GradientProbe(model, batch_size=64)).plan(state(roster=()), 0)
         reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": params}) for c in tiny}))
         x, y = tiny["c2"]["train"]
         leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
@@ -152,7 +152,7 @@ class TestPrograms:
         model = load_model("mlp-dropout", (6,), 4)
         ends = []
         for size in (8, 64):
-            plan = AskOnce(GradientProbe(model, batch_size=size)).plan(state(roster=()), 0)
+            plan = QueryClients(GradientProbe(model, batch_size=size)).plan(state(roster=()), 0)
             reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": model.init(0)}) for c in tiny}))
             ends.append(reports["c0"].tensors["gradient"])
         for k in ends[0]:
@@ -160,7 +160,7 @@ class TestPrograms:
 
     def test_noise_is_released_once(self, tiny, fleet):
         """Asked again, with another seed, a client says the same: fresh noise could be averaged away."""
-        stage, running = AskOnce(LabelHistogram(4, noise_scale=2.0)), fleet(tiny)
+        stage, running = QueryClients(LabelHistogram(4, noise_scale=2.0)), fleet(tiny)
         first, second = (running.execute(stage.plan(state(roster=tuple(tiny)), seed)) for seed in (1, 2))
         assert all(torch.equal(first[c].tensors["labels"]["p"], second[c].tensors["labels"]["p"]) for c in tiny)
         other = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 2))
@@ -168,12 +168,12 @@ class TestPrograms:
 
     def test_gradients_of_batches_vary(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)
-        plan = AskOnce(GradientProbe(model, batch_size=4)).plan(state(roster=()), 0)
+        plan = QueryClients(GradientProbe(model, batch_size=4)).plan(state(roster=()), 0)
         reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": model.init(0)}) for c in tiny}))
         assert all(r.metrics["variance"][0] > 1e-4 for r in reports.values())
 
     def test_shared_rows_are_the_clients_own(self, tiny, fleet):
-        stage = AskOnce(SendSamples((6,), num_samples=12), name="share")
+        stage = QueryClients(SendSamples((6,), num_samples=12), name="share")
         reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
         for c, r in reports.items():
             kept = r.tensors["rows"]["x"][r.tensors["rows"]["w"] > 0]
@@ -184,10 +184,10 @@ class TestPrograms:
             assert "labels" not in r.tensors
 
     def test_shared_labels_belong_to_the_rows(self, tiny, fleet):
-        stage = AskOnce(SendSamples((6,), num_samples=12, sends_labels=True), name="share")
+        stage = QueryClients(SendSamples((6,), num_samples=12, sends_labels=True), name="share")
         known = state(roster=tuple(tiny))
         known = stage.fold(known, fleet(tiny).execute(stage.plan(known, 0)), 0)
-        x, y = shared_rows(known, load_model("mlp", (6,), 4))
+        x, y = shared_samples(known, load_model("mlp", (6,), 4))
         assert len(x) == len(y) == sum(min(12, len(tiny[c]["train"].y)) for c in tiny)
         held = {tuple(row.tolist()): int(label) for c in tiny for row, label in zip(*tiny[c]["train"], strict=True)}
         assert [held[tuple(row.tolist())] for row in x] == y.tolist()
@@ -204,7 +204,7 @@ def test_groups_are_formed_once_and_again_for_newcomers():
         calls.append(len(rows))
         return np.arange(len(rows)) % 2
 
-    stage = Group(rule, column="labels")
+    stage = FormClusters(rule, column="labels")
     rows = {c: {"labels": torch.tensor([1.0, 0.0])} for c in "abc"}
     first = stage.fold(state(represent=ClientTable.from_rows(rows).to_tree()), {}, 0)
     again = stage.fold(first, {}, 0)
@@ -218,7 +218,7 @@ def test_groups_are_formed_once_and_again_for_newcomers():
 
 
 def test_groups_choose_among_those_who_are_there():
-    stage = FromGroups(one_of_each)
+    stage = SelectFromClusters(one_of_each)
     here = state(roster=("a", "d"), cluster=grouped([0, 0, 1, 1]))
     assert stage.fold(here, {}, 0).cohort == ("a", "d")
     assert stage.fold(state(), {}, 0).cohort == ()
@@ -226,25 +226,28 @@ def test_groups_choose_among_those_who_are_there():
 
 def test_two_groups_make_a_round_unless_told_otherwise():
     rows = np.eye(4).repeat(3, axis=0)  # 12 clients
-    labels = Repulsive()(rows, 0, 4)
+    labels = DiverseLabels()(rows, 0, 4)
     assert np.bincount(labels).tolist() == [2] * 6
-    assert np.bincount(Repulsive(groups=3)(rows, 0, 4)).tolist() == [4] * 3
+    assert np.bincount(DiverseLabels(num_clusters=3)(rows, 0, 4)).tolist() == [4] * 3
 
 
 def test_random_by_size():
     """a holds 98 of 101 rows: alone it is drawn nearly always."""
     sizes = ClientTable(tuple("abcd"), {"size": torch.tensor([98, 1, 1, 1])}).to_tree()
-    drawn = [Random(by="size").fold(replace(state(sizes=sizes), cohort_size=1), {}, seed).cohort for seed in range(200)]
+    drawn = [
+        SelectRandom(probability="size").fold(replace(state(sizes=sizes), cohort_size=1), {}, seed).cohort
+        for seed in range(200)
+    ]
     assert 185 <= drawn.count(("a",)) < 200
-    assert Random(by="size").fold(replace(state(), cohort_size=1), {}, 0).cohort == ()
+    assert SelectRandom(probability="size").fold(replace(state(), cohort_size=1), {}, 0).cohort == ()
 
 
 class TestLargestLoss:
-    stage = LargestLoss(LossProbe(None), lambda s, c: {}, candidates=3)
+    stage = SelectLargestLoss(LossProbe(None), lambda s, c: {}, candidates=3)
 
     def test_asks_as_many_as_told(self):
         sizes = ClientTable(tuple("abcd"), {"size": torch.tensor([1, 1, 1, 1])}).to_tree()
-        assert len(self.stage.plan(state(**{SIZES: sizes}), 0).tasks) == 3
+        assert len(self.stage.plan(state(**{SIZE_STAGE: sizes}), 0).tasks) == 3
         assert not self.stage.plan(state(), 0).tasks
 
     def test_takes_the_largest(self):
@@ -259,7 +262,7 @@ class TestLargestLoss:
 
 
 class TestSurvey:
-    survey = Survey(LossProbe(None), lambda s, c: {}, warmup=3, every=4, history=2)
+    survey = SurveyLosses(LossProbe(None), lambda s, c: {}, warmup=3, every_rounds=4, history=2)
 
     def test_rounds(self):
         """Every round of the warm-up and the one after; then pairs that end every fourth round."""
@@ -290,7 +293,7 @@ class TestSurvey:
         assert [r for r in range(12) if self.survey.begins_pair(r)] == [0, 1, 2, 6, 10]
 
     def test_warm_up_is_random_then_correlation_decides(self):
-        stage = Correlated(survey=self.survey, noise=0.01)
+        stage = SelectByLossCorrelation(survey=self.survey, noise=0.01)
         cohorts = {stage.fold(state(1, cohort_size=1), {}, seed).cohort for seed in range(30)}
         assert len(cohorts) == 4
         # a, b and c move together; d stands alone and has few rows: one of the three speaks for all
@@ -375,14 +378,14 @@ def test_bad_options(bad, message):
 
 def test_similar_labels_end_in_one_group():
     rows = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.2, 0.8]])
-    assert Similar(groups=2)(rows, 0, 1).tolist() == [0, 1, 0, 1]
-    assert Similar()(rows, 0, 2).tolist() == [0, 1, 0, 1]
+    assert SimilarLabels(num_clusters=2)(rows, 0, 1).tolist() == [0, 1, 0, 1]
+    assert SimilarLabels()(rows, 0, 2).tolist() == [0, 1, 0, 1]
 
 
 def test_reach_of_momentum():
     """Steps 1, 1.5, 1.75 with momentum 0.5; three steps of 1 without."""
-    assert reach(3, 0.5) == pytest.approx(4.25)
-    assert reach(3, 0.0) == 3
+    assert sgd_displacement(3, 0.5) == pytest.approx(4.25)
+    assert sgd_displacement(3, 0.0) == 3
 
 
 def test_refreshed_gradients_have_the_length_of_probed_ones(tiny):

@@ -15,9 +15,9 @@ from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job
 from shoal.fleet.plain import PlainFleet
 from shoal.models import load_model
-from shoal.stages.global_and_experts import FederateBeside, trained_beside
+from shoal.stages.global_and_experts import AggregateGlobalAndExperts, global_and_own_expert
 from shoal.stages.shift_probe import ShiftProbe
-from shoal.stages.train import Rate
+from shoal.stages.train import LearningRate
 from shoal.types import Examples, Report, ServerState, Task
 
 SPLIT = {"probe": {"at": 1, "smallest": 1}, "gate": {"epochs": 2}}
@@ -85,11 +85,11 @@ class TestProbe:
         assert after.figures["probe.groups"] == 1 and abs(after.figures["probe.effect"]) < 0.1
 
     def test_when_everybody_is_asked(self):
-        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), at=5, every=20)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), first_round=5, every_rounds=20)
         state = ServerState(0, {"global": FIRST}, roster=("a", "b"))
         asked = [r for r in range(60) if stage.due(r) and stage.plan(replace(state, round=r), 0).tasks]
         assert asked == [5, 25, 45]
-        once = replace(stage, every=0)
+        once = replace(stage, every_rounds=0)
         assert [r for r in range(60) if once.due(r) and once.plan(replace(state, round=r), 0).tasks] == [5]
 
     def test_the_model_that_classes_are_looked_at_with_stays_and_is_sent_once(self):
@@ -137,7 +137,7 @@ class TestProbe:
         """Two clients go a way that is neither: what is cut off starts as the expert that it is cut off."""
         state, far = probed(ODD), aside(told(CLIENTS, ODD, seed=40), ("c5", "c7"))
         grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
-        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), min_cluster_size=2)
         after = stage.fold(replace(state, models=grown, round=40, roster=CLIENTS), far, 0)
         assert {c: g for c, g in groups(after).items() if g == 2} == {"c5": 2, "c7": 2}
         assert after.models["expert-002"]["w"].tolist() == grown["expert-001"]["w"].tolist() == [1, 1]
@@ -147,7 +147,7 @@ class TestProbe:
         """Those of group 1 have left; two who stay go a way that is neither: they are group 2, and 1 is as it was."""
         state, even = probed(ODD), CLIENTS[0::2]
         grown = {k: {"w": torch.full((2,), float(i))} for i, k in enumerate(sorted(state.models))}
-        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), min_cluster_size=2)
         reports = aside(told(even, (), seed=40), ("c4", "c6"))
         after = stage.fold(replace(state, models=grown, round=40, roster=even), reports, 0)
         assert groups(after) == HALVES | {"c4": 2, "c6": 2}
@@ -167,7 +167,7 @@ class TestProbe:
         """c0 has gone two thirds of the way to the other group, too little to leave; c5 and c7 are cut off."""
         state, far = probed(ODD, smallest=2), aside(told(CLIENTS, ODD, seed=40), ("c5", "c7"))
         between(far["c0"], 0.65)
-        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), smallest=2)
+        stage = ShiftProbe(SumClassFeatures(load_model("linear", (2,), 2)), min_cluster_size=2)
         after = stage.fold(replace(state, round=40, roster=CLIENTS), far, 0)
         assert groups(after) == HALVES | {"c5": 2, "c7": 2}
         assert after.round_metrics["probe.moved"] == 2
@@ -197,7 +197,7 @@ class TestProbe:
 class TestBeside:
     def stage(self, head=()):
         program = LocalTraining(load_model("linear", (1,), 2))
-        return FederateBeside(program, trained_beside, Rate(0.1, 9), head=head)
+        return AggregateGlobalAndExperts(program, global_and_own_expert, LearningRate(0.1, 9), classwise_head=head)
 
     def state(self):
         models = {k: {"w": torch.zeros(2)} for k in ("expert-000", "expert-001", "global")}
@@ -229,9 +229,9 @@ class TestBeside:
 
     def test_what_is_sent(self):
         state = self.state()
-        assert list(trained_beside(state, "c1")) == ["global", "expert"]
-        assert trained_beside(state, "c1")["expert"] is state.models["expert-001"]
-        assert list(trained_beside(state, "new")) == list(trained_beside(state, None)) == ["global"]
+        assert list(global_and_own_expert(state, "c1")) == ["global", "expert"]
+        assert global_and_own_expert(state, "c1")["expert"] is state.models["expert-001"]
+        assert list(global_and_own_expert(state, "new")) == list(global_and_own_expert(state, None)) == ["global"]
 
 
 def half_inverted(clients):

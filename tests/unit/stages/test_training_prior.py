@@ -13,9 +13,9 @@ from shoal.client_table import ClientTable
 from shoal.methods import Setting, build
 from shoal.methods.shoal import Components
 from shoal.models import load_model
-from shoal.stages.global_and_experts import FederateBeside, trained_beside
-from shoal.stages.train import Rate
-from shoal.stages.training_prior import TrackTrainingPrior, taught
+from shoal.stages.global_and_experts import AggregateGlobalAndExperts, global_and_own_expert
+from shoal.stages.train import LearningRate
+from shoal.stages.training_prior import TrackTrainingPrior, training_priors
 from shoal.types import Report, ServerState, Task
 
 ZERO = {"w": torch.zeros(1)}
@@ -36,17 +36,19 @@ def state_of(counts, experts=0, groups=()):
 
 
 def trained(state, *clients, lam=1.0, **keys):
-    federate = FederateBeside(LocalTraining(load_model("linear", (1,), 2)), trained_beside, Rate(0.1, 9), **keys)
+    federate = AggregateGlobalAndExperts(
+        LocalTraining(load_model("linear", (1,), 2)), global_and_own_expert, LearningRate(0.1, 9), **keys
+    )
     sizes = dict(zip(state.roster, ClientTable.load(state, "represent")["size"].tolist(), strict=True))
     one = {"w": torch.ones(1)}
     reports = {c: Report({"model": one, "expert": one}, {}, {"train": sizes[c]}) for c in clients}
-    federate = replace(federate, updates=(TrackTrainingPrior(lam),))
+    federate = replace(federate, server_updates=(TrackTrainingPrior(lam),))
     return federate.fold(replace(state, cohort=state.roster), reports, 0)
 
 
 def leans(state):
     """Without the thousandth that no class is below."""
-    return {k: ((x - 0.0005) / 0.999).tolist() for k, x in taught(state).items()}
+    return {k: ((x - 0.0005) / 0.999).tolist() for k, x in training_priors(state).items()}
 
 
 class TestTaught:
@@ -80,11 +82,13 @@ class TestTaught:
         assert leans(trained(state))["expert-002"] == pytest.approx([1 / 3, 2 / 3], abs=1e-5)
 
     def test_nothing_known(self):
-        assert taught(ServerState(0, {})) == {}
-        assert taught(trained(state_of([[1, 1]]))) == {}, "nobody has taken part"
+        assert training_priors(ServerState(0, {})) == {}
+        assert training_priors(trained(state_of([[1, 1]]))) == {}, "nobody has taken part"
         bare = replace(state_of([[1, 1]]), memory={})
-        federate = FederateBeside(LocalTraining(load_model("linear", (1,), 2)), trained_beside, Rate(0.1, 9))
-        assert replace(federate, updates=(TrackTrainingPrior(1.0),)).fold(bare, {}, 0).memory == {}
+        federate = AggregateGlobalAndExperts(
+            LocalTraining(load_model("linear", (1,), 2)), global_and_own_expert, LearningRate(0.1, 9)
+        )
+        assert replace(federate, server_updates=(TrackTrainingPrior(1.0),)).fold(bare, {}, 0).memory == {}
 
 
 def test_each_model_is_corrected_by_what_it_was_taught():

@@ -17,7 +17,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, rehearsed
 from shoal.models import load_model
-from shoal.stages.tuning import Tune
+from shoal.stages.tuning import ChooseTuning
 from shoal.types import Examples, Plan, Report, ServerState, Task
 
 MODEL = load_model("mlp", (6,), 4)
@@ -30,7 +30,7 @@ def hits_of(values):
 
 def test_most_hits_over_all_clients_and_not_what_most_clients_like():
     """Rows: 1 and 5 passes; columns: steps of 0.1 and 0.3. Two clients like 0.1 by one row, the third 0.3 by four."""
-    tune = Tune(TryTuning(TRAINING, (0.1, 0.3), (1, 5)), lambda state, client: {}, rounds=2, every=1)
+    tune = ChooseTuning(TryTuning(TRAINING, (0.1, 0.3), (1, 5)), lambda state, client: {}, rounds=2, every_rounds=1)
     told = {"a": [[3.0, 2.0], [0.0, 0.0]], "b": [[3.0, 2.0], [0.0, 0.0]], "c": [[1.0, 5.0], [4.0, 4.0]]}
     state = tune.fold(ServerState(0, {}), {c: hits_of(v) for c, v in told.items()}, 0)
     assert state.round_metrics == {"tune.epochs": 1.0, "tune.lr": 0.3}  # 9 hits; 7, 4 and 4 of the others

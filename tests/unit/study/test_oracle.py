@@ -8,7 +8,7 @@ import shoal
 from shoal.experiment.assemble import arrange
 from shoal.experiment.job import Job
 from shoal.stages.global_and_experts import GLOBAL
-from shoal.stages.momentum import averaged
+from shoal.stages.momentum import ema_models
 from shoal.study.oracle import oracle
 
 
@@ -20,10 +20,10 @@ def test_everybody_is_served_the_expert_of_the_group_that_it_was_planted_in():
     assert sorted(state.models) == ["expert-000", "expert-001", GLOBAL]
     assert {c: int(w.argmax()) for c, w in state.membership.items()} == fleet.planted_groups
     for client, group in fleet.planted_groups.items():
-        served, expert = method.models_for(state, client)[GLOBAL], averaged(state)[f"expert-{group:03d}"]
+        served, expert = method.models_for(state, client)[GLOBAL], ema_models(state)[f"expert-{group:03d}"]
         assert all(torch.equal(served[k], expert[k]) for k in expert)
     anybody = method.models_for(state, None)[GLOBAL]
-    assert all(torch.equal(anybody[k], x) for k, x in averaged(state)[GLOBAL].items())
+    assert all(torch.equal(anybody[k], x) for k, x in ema_models(state)[GLOBAL].items())
 
 
 def test_without_planted_groups_there_is_one_model():

@@ -17,10 +17,10 @@ from shoal.methods.composition.capability import (
 )
 from shoal.methods.composition.coefficients import coefficients
 from shoal.methods.composition.label_prior import label_stage
-from shoal.stages.balanced import TOLD
-from shoal.stages.contribution import Coefficients, FederateByContribution
-from shoal.stages.global_and_experts import FederateBeside
-from shoal.stages.train import Federate, Mean, Rate
+from shoal.stages.balanced import REPRESENT_STAGE
+from shoal.stages.contribution import AggregateByContribution, Coefficients
+from shoal.stages.global_and_experts import AggregateGlobalAndExperts
+from shoal.stages.train import LearningRate, MeanFunction, TrainAndAggregate
 from shoal.types import HasOptions, option
 
 
@@ -36,7 +36,7 @@ class HeadAggregation(HasOptions):
     )
 
 
-def average_models(method: MethodBuilder, mean: Mean | None = None) -> None:
+def average_models(method: MethodBuilder, mean: MeanFunction | None = None) -> None:
     """Every model becomes the weighted mean of what its members trained, or what `mean` makes of their models and
     weights. A piece that calls this provides `INDIVIDUAL_UPDATES` and `UPDATE_SUMMARIES`."""
     adjusted = isinstance(method.training, AdjustedTraining)
@@ -46,12 +46,12 @@ def average_models(method: MethodBuilder, mean: Mean | None = None) -> None:
         method.aggregation = _by_contribution(method, given, "size", learned)
     elif method.provides(EXPERTS_BESIDE_GLOBAL) or (method.provides(ONE_MODEL) and adjusted):
         head = _classwise_head(method) if adjusted and mean is None else ()
-        source = label_stage(method) if head else TOLD
-        method.aggregation = method.setting.make("train", FederateBeside, **given, head=head, source=source)
+        source = label_stage(method) if head else REPRESENT_STAGE
+        method.aggregation = method.setting.make("train", AggregateGlobalAndExperts, **given, head=head, source=source)
     else:
         if adjusted:
             method.notes += ("last layers are averaged as a whole: class by class only where all share one model",)
-        method.aggregation = method.setting.make("train", Federate, **given)
+        method.aggregation = method.setting.make("train", TrainAndAggregate, **given)
 
 
 def average_by_contribution(method: MethodBuilder, by: Literal["contribution", "cosine"]) -> None:
@@ -61,10 +61,10 @@ def average_by_contribution(method: MethodBuilder, by: Literal["contribution", "
 
 def _by_contribution(
     method: MethodBuilder, given: Mapping[str, Any], by: str, learned: Coefficients, fixed: tuple[str, ...] = ()
-) -> Federate:
+) -> TrainAndAggregate:
     """Contributions are recorded, also where clients are weighted by their size."""
     given = {**given, "coefficients": learned, "by": by, "reuse": method.uses(PERSONAL_TRAINING)}
-    return method.setting.make("train", FederateByContribution, fixed, **given)
+    return method.setting.make("train", AggregateByContribution, fixed, **given)
 
 
 def common(method: MethodBuilder) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def common(method: MethodBuilder) -> dict[str, Any]:
     return {
         "program": method.required(method.program, "client program"),
         "models_for": method.models_to_train,
-        "rate": setting.make("train", Rate, lr=training.lr, rounds=setting.rounds),
+        "rate": setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds),
         "trainable": setting.model.trainable,
         "remember": "summary" if method.uses(UPDATE_SUMMARIES) else "nothing",
     }

@@ -26,7 +26,7 @@ from shoal.methods.composition.piece import STEPS, Piece
 from shoal.methods.composition.setting import Setting
 from shoal.stages.contribution import Coefficients
 from shoal.stages.experts import expert_for
-from shoal.stages.train import Federate, ServerUpdate
+from shoal.stages.train import ServerUpdate, TrainAndAggregate
 from shoal.stages.vectors import UNBOUNDED
 from shoal.types import (
     ClientId,
@@ -85,7 +85,7 @@ class MethodBuilder:
     representation: ClientColumn | None = None  # represent: what clients are compared by
     sparsity: MeasureSparsity | None = None  # represent
     first_sparsity_round: int = 0  # represent: the extraction model is trained before
-    aggregation: Federate | None = None  # aggregate: the training stage
+    aggregation: TrainAndAggregate | None = None  # aggregate: the training stage
     updates: list[ServerUpdate] = field(default_factory=list)  # what the server does with a round of training, in order
     observers: list[ServerUpdate] = field(default_factory=list)  # those that only keep something for serving
     personalisation: list[Callable[[ModelsFor], tuple[Stage, ...]]] = field(default_factory=list)
@@ -140,7 +140,7 @@ class MethodBuilder:
 
     def build(self, name: str) -> Method:
         aggregation = self.required(self.aggregation, "aggregation")
-        training = replace(aggregation, updates=tuple(self.updates), observers=tuple(self.observers))
+        training = replace(aggregation, server_updates=tuple(self.updates), observers=tuple(self.observers))
         for personalise in self.personalisation:
             self.stages["personalise"] += personalise(self.served)
         served = self.serve_outsiders(self.served) if self.serve_outsiders else self.served

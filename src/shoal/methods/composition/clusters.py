@@ -14,9 +14,9 @@ from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import FIRST_ROUND_MODELS
 from shoal.methods.composition.label_prior import label_distributions
 from shoal.rng import derive_seed
-from shoal.stages.cluster import GROUPS, Clustering, Floats, Group
-from shoal.stages.experts import Experts, VectorClusters, expert_for, numbered
-from shoal.stages.first_round_clusters import FIRST, FormFirstRoundClusters, trained_by
+from shoal.stages.cluster import CLUSTER_STAGE, Clustering, Floats, FormClusters
+from shoal.stages.experts import ClusterModels, VectorClusters, expert_for, named_experts
+from shoal.stages.first_round_clusters import FIRST_MODEL_SLOT, FormFirstRoundClusters, cluster_or_first_model
 from shoal.types import ServerState
 
 Rule = Callable[[Floats, int], ArrayLike | Clustering]
@@ -38,19 +38,24 @@ def form_clusters(method: MethodBuilder, rule: Rule) -> None:
         _cluster_first_models(method, clustering)
     else:
         vectors = method.vectors
-        experts = Experts(VectorClusters(clustering, vectors.parts), vectors.column, vectors.stage, vectors.bounds)
+        experts = ClusterModels(
+            VectorClusters(clustering, vectors.parts), vectors.column, vectors.stage, vectors.bounds
+        )
         method.stages["cluster"].append(experts)
         method.cluster_assigner = experts
 
 
 def form_groups(
-    method: MethodBuilder, rule: Callable[[Floats, int, int], ArrayLike], step: str = "cluster", name: str = GROUPS
+    method: MethodBuilder,
+    rule: Callable[[Floats, int, int], ArrayLike],
+    step: str = "cluster",
+    name: str = CLUSTER_STAGE,
 ) -> None:
     """Groups of clients to select from, which have no models. `rule` is given the label distribution of each client, a
     seed and the cohort size. A piece of the cluster step that calls this provides `GROUPS_TO_SELECT_FROM` and what
     `cluster=none` provides."""
     labels = label_distributions(method)
-    method.stages[step].append(Group(rule, column=labels.column, source=labels.stage, name=name))
+    method.stages[step].append(FormClusters(rule, column=labels.column, source=labels.stage, name=name))
 
 
 def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], Clustering]) -> None:
@@ -58,9 +63,11 @@ def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], C
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
-        return ServerState(0, numbered([model.init(first)]), memory={FIRST: {"seed": torch.tensor(first)}})
+        return ServerState(
+            0, named_experts([model.init(first)]), memory={FIRST_MODEL_SLOT: {"seed": torch.tensor(first)}}
+        )
 
-    method.init, method.models_to_train, method.models_to_serve = init, trained_by(model), expert_for
+    method.init, method.models_to_train, method.models_to_serve = init, cluster_or_first_model(model), expert_for
     method.updates.append(FormFirstRoundClusters(rule, model))
 
 

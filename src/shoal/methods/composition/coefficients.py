@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from shoal.client.probe import SendSamples
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.stages.contribution import Coefficients
-from shoal.stages.prediction_similarity import SHARE
-from shoal.stages.query import AskOnce
+from shoal.stages.prediction_similarity import SHARE_STAGE
+from shoal.stages.query import QueryClients
 from shoal.types import HasOptions, option
 
 PUBLIC_SAMPLES = 50
@@ -36,16 +36,16 @@ def coefficients(method: MethodBuilder) -> Coefficients:
 
 def _learned(method: MethodBuilder) -> Coefficients:
     setting, model = method.setting, method.setting.model
-    source = setting.make(SHARE, SharedSamples).rows_of
+    source = setting.make(SHARE_STAGE, SharedSamples).rows_of
     learn = Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
     split = method.training.split if method.training else "train"
-    give = setting.make(SHARE, SendSamples, shape=model.input_shape, labelled=True, rows=4, split=split)
+    give = setting.make(SHARE_STAGE, SendSamples, shape=model.input_shape, labelled=True, rows=4, split=split)
     if source != "clients" or not learn.steps:
-        setting.without_effect(SHARE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
+        setting.without_effect(SHARE_STAGE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
     if source != "nobody" and not learn.steps:
-        setting.without_effect(SHARE, "rows_of", unless="learn.steps is above 0")
+        setting.without_effect(SHARE_STAGE, "rows_of", unless="learn.steps is above 0")
     if source == "clients" and learn.steps:
-        method.stages["represent"].append(AskOnce(give, newcomers=False, name=SHARE))
+        method.stages["represent"].append(QueryClients(give, includes_late_clients=False, name=SHARE_STAGE))
         method.notes += (
             f"up to {give.num_samples} labelled rows of each of the first clients go to the server, to learn coefficients on",
         )
@@ -55,4 +55,4 @@ def _learned(method: MethodBuilder) -> Coefficients:
         method.notes += ("coefficients are equal: no rows were used to learn them",)
         return replace(learn, steps=0)
     method.notes += (f"coefficients are learned on {len(public.y)} public rows",)
-    return replace(learn, public=public)
+    return replace(learn, public_samples=public)

@@ -9,13 +9,22 @@ from shoal.client.histogram import LabelHistogram
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods.composition.setting import Setting
-from shoal.stages.edges import CLOUD, EDGES, WHEREABOUTS, AssignEdges, AtEdges, Cloud, Topology, views
-from shoal.stages.query import AskOnce
-from shoal.stages.select import Pooled
-from shoal.stages.train import TrainAlone
+from shoal.stages.edges import (
+    CLOUD,
+    EDGE_LABEL_STAGE,
+    EDGES,
+    AssignEdges,
+    AverageEdgeModels,
+    RunAtEdges,
+    Topology,
+    edge_states,
+)
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SelectCentralised
+from shoal.stages.train import TrainLocally
 from shoal.types import ClientId, Method, Params, ServerState, Stage
 
-ALONE = (Pooled, TrainAlone)  # stages of methods in which there is nothing for an edge to average
+ALONE = (SelectCentralised, TrainLocally)  # stages of methods in which there is nothing for an edge to average
 TRAIN = "train"
 
 
@@ -27,13 +36,19 @@ def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
             f"edges are of no use to method {method.name}: its clients share no model that edges could average"
         )
     stages: list[Stage] = [AssignEdges(topology)]
-    if topology.asks:
-        stages.insert(0, AskOnce(LabelHistogram(s.model.num_classes, name=WHEREABOUTS), name=WHEREABOUTS))
+    if topology.requires_labels:
+        stages.insert(
+            0, QueryClients(LabelHistogram(s.model.num_classes, name=EDGE_LABEL_STAGE), name=EDGE_LABEL_STAGE)
+        )
     for stage in method.stages:
-        stages.append(AtEdges(stage))
+        stages.append(RunAtEdges(stage))
         if stage.name == TRAIN:
-            stages.append(Cloud(topology.every, s.rounds))
-    told = ("clients tell the server their label distributions, by which edges are formed",) if topology.asks else ()
+            stages.append(AverageEdgeModels(topology.cloud_every_rounds, s.rounds))
+    told = (
+        ("clients tell the server their label distributions, by which edges are formed",)
+        if topology.requires_labels
+        else ()
+    )
     return replace(
         method,
         stages=tuple(stages),
@@ -52,7 +67,7 @@ def _models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapp
         if not seen or seen[0][0] is not state:
             known = ClientTable.load(state, EDGES)
             of = dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
-            seen[:] = [(state, of, views(state))]
+            seen[:] = [(state, of, edge_states(state))]
         _, of, edges = seen[0]
         if not edges:
             return method.models_for(state, client)

@@ -10,8 +10,8 @@ from shoal.client.prior import CountLabels
 from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
 from shoal.methods.composition.setting import Setting
-from shoal.stages.balanced import TOLD
-from shoal.stages.query import AskOnce
+from shoal.stages.balanced import REPRESENT_STAGE
+from shoal.stages.query import QueryClients
 from shoal.types import HasOptions, option
 
 PRIOR = "prior"
@@ -36,7 +36,7 @@ def count_labels(method: MethodBuilder) -> None:
     """Every client counts its labels for itself. Nothing of the counts leaves the client."""
     if not any(stage.name == PRIOR for stage in method.stages["represent"]):
         counting = CountLabels(method.setting.model.num_classes, method.setting.model.device)
-        method.stages["represent"].append(method.setting.make(PRIOR, AskOnce, program=counting, name=PRIOR))
+        method.stages["represent"].append(method.setting.make(PRIOR, QueryClients, program=counting, name=PRIOR))
 
 
 def has_label_stage(method: MethodBuilder) -> bool:
@@ -47,7 +47,7 @@ def has_label_stage(method: MethodBuilder) -> bool:
 def label_stage(method: MethodBuilder) -> str:
     """The stage in which clients report their label distributions. It is added if there is none yet."""
     if method.provides(LABEL_DISTRIBUTIONS):
-        return TOLD
+        return REPRESENT_STAGE
     if not has_label_stage(method):
         split = method.training.split if method.training else "train"
         method.stages["represent"].append(label_query(method.setting, LABELS, split))
@@ -59,10 +59,10 @@ def label_distributions(method: MethodBuilder) -> ClientColumn:
     return ClientColumn("labels", label_stage(method))
 
 
-def label_query(setting: Setting, name: str, split: str = "train") -> AskOnce:
+def label_query(setting: Setting, name: str, split: str = "train") -> QueryClients:
     """A stage in which clients report their label distributions."""
     program = setting.make(name, LabelHistogram, classes=setting.model.num_classes, split=split, name=name)
-    query = setting.make(name, AskOnce, program=program, name=name)
-    if not query.every:  # a client releases its label distribution once
+    query = setting.make(name, QueryClients, program=program, name=name)
+    if not query.every_rounds:  # a client releases its label distribution once
         setting.without_effect(name, "anew", unless=f"{name}.gamma and {name}.every are above 0")
     return query

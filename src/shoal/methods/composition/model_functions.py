@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal import tree
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.experts import numbered
+from shoal.stages.experts import named_experts
 from shoal.types import ClientId, Params, Predict, ServerState, Tree
 
 
@@ -24,7 +24,7 @@ def numbered_init(model: Model) -> Callable[[int], ServerState]:
     """One model, by the name that models of groups have."""
 
     def init(seed: int) -> ServerState:
-        return ServerState(0, numbered([model.init(derive_seed(seed, "init"))]))
+        return ServerState(0, named_experts([model.init(derive_seed(seed, "init"))]))
 
     return init
 

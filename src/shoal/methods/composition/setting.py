@@ -122,7 +122,9 @@ class Setting:
 
     def want_edges(self, topology: Topology) -> None:
         """The method is one of edges: these, where the user did not say which."""
-        self.edges = self.edges or dataclasses.replace(topology, every=self.cloud_every or topology.every)
+        self.edges = self.edges or dataclasses.replace(
+            topology, cloud_every_rounds=self.cloud_every or topology.cloud_every_rounds
+        )
 
     def refuse_unused(self, method: str, make: Callable[[Setting], Any]) -> None:
         """Every option of the user must be one of the method's, and have an effect unless it has its default. `make`
@@ -208,7 +210,11 @@ def topology(job: TrainingJob, places: Mapping[ClientId, str] | None = None) -> 
     asked, places = "place" if job.edge_column is not None else job.edges, places or {}
     if asked is None:
         return None
-    return Topology(*parse_edges(asked, places), every=job.cloud_every or Topology.every, places=places)
+    return Topology(
+        *parse_edges(asked, places),
+        cloud_every_rounds=job.cloud_every or Topology.cloud_every_rounds,
+        column_values=places,
+    )
 
 
 def setting_of(

@@ -11,7 +11,7 @@ from shoal.client.tuning import TryTuning
 from shoal.errors import UserError
 from shoal.methods.composition.setting import Setting
 from shoal.stages.personalise import Personalise
-from shoal.stages.tuning import PersonaliseTuned, Tune
+from shoal.stages.tuning import ChooseTuning, PersonaliseTuned
 from shoal.types import HasOptions, ModelsFor, OnlyIf, Stage, option
 
 PIECE = "personalise"
@@ -54,9 +54,11 @@ def stages(s: Setting, models_for: ModelsFor) -> tuple[Stage, ...]:
     if not tuning.tune:
         if not training.epochs:
             s.without_effect(PIECE, "part", unless="personalise.epochs is above 0")
-        return (Personalise(training, models_for, rounds=s.rounds, every=s.eval_every),)
+        return (Personalise(training, models_for, rounds=s.rounds, every_rounds=s.eval_every),)
     s.without_effect(PIECE, "lr", "epochs", unless="personalise.tune is false")
-    tune = Tune(TryTuning(training, tuning.steps, tuning.counts), models_for, rounds=s.rounds, every=s.eval_every)
+    tune = ChooseTuning(
+        TryTuning(training, tuning.steps, tuning.counts), models_for, rounds=s.rounds, every_rounds=s.eval_every
+    )
     return tune, PersonaliseTuned(tune, training)
 
 

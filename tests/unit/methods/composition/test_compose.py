@@ -225,4 +225,4 @@ def test_dbscan_on_labels_finds_planted_groups():
     labels = rule(rows, 0)
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert rule.join(rows, labels, rows[[5, 0]]).tolist() == [1, 0]
-    assert rule.again(rows, labels, rows[::-1], 0)[1].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert rule.recluster(rows, labels, rows[::-1], 0)[1].tolist() == [0] * 4 + [1] * 4 + [2] * 4

@@ -42,7 +42,7 @@ from shoal.methods.pieces.aggregate.mean import Mean
 from shoal.models import load_model
 from shoal.stages.cluster import Clustering
 from shoal.stages.experts import VectorClusters
-from shoal.stages.select import SelectBy
+from shoal.stages.select import SelectByFunction
 from shoal.types import ServerState
 
 FOREIGN = {"cluster": Halves, "select": LargestUpdates, "aggregate": Median}
@@ -295,8 +295,10 @@ def test_labels_have_no_gaps_and_noise_joins_the_nearest_cluster():
 def test_of_a_vector_in_parts_only_the_first_part_is_seen():
     """Here each client reported two vectors of one number."""
     seen, rows = [], np.array([[0.0, 5.0], [1.0, 6.0]])
-    clusters = VectorClusters(lambda rows, seed: seen.append(rows.tolist()) or Clustering(np.array([0, 1])), parts=2)
-    clusters.again(rows, np.array([0, 1]), rows, seed=0)
+    clusters = VectorClusters(
+        lambda rows, seed: seen.append(rows.tolist()) or Clustering(np.array([0, 1])), num_parts=2
+    )
+    clusters.recluster(rows, np.array([0, 1]), rows, seed=0)
     assert seen == [[[0.0], [1.0]]]
     assert clusters.join(rows, np.array([0, 1]), np.array([[0.1, 6.0]])).tolist() == [0]
     table = ClientTable(("a", "b"), {"x": torch.from_numpy(rows)})
@@ -330,9 +332,9 @@ def test_labels_that_are_not_one_number_for_each_client_are_refused(labels):
 
 def test_a_cohort_is_in_the_order_of_the_roster_and_has_nobody_else():
     state = ServerState(0, {}, roster=("a", "b", "c"))
-    assert SelectBy(lambda state, seed: ["c", "a", "c"]).fold(state, {}, 0).cohort == ("a", "c")
+    assert SelectByFunction(lambda state, seed: ["c", "a", "c"]).fold(state, {}, 0).cohort == ("a", "c")
     with pytest.raises(UserError, match="stage 'select' selected 'z', which is not among the 3 clients of the round"):
-        SelectBy(lambda state, seed: "az").fold(state, {}, 0)
+        SelectByFunction(lambda state, seed: "az").fold(state, {}, 0)
 
 
 def described(method, known):

@@ -9,8 +9,8 @@ from shoal.methods.composition.aggregation import common
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import ONE_MODEL_PER_CLIENT
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.query import AskOnce
-from shoal.stages.secure_aggregation import FederateSums, Unmask
+from shoal.stages.query import QueryClients
+from shoal.stages.secure_aggregation import AggregateSecurely, UnmaskSums
 from shoal.types import option
 
 
@@ -32,10 +32,10 @@ class SecureSum(Piece):
     def add_to(self, method: MethodBuilder) -> None:
         if method.setting.edges is not None:
             method.refuse(self, "edges would have to be trusted with single updates: leave --edges out")
-        aggregation = method.setting.make("train", FederateSums, ("least",), **common(method), least=self.least)
+        aggregation = method.setting.make("train", AggregateSecurely, ("least",), **common(method), least=self.least)
         training = method.required(method.training, "training")
         method.aggregation = replace(
             aggregation, program=TrainAndMaskUpdate(training, is_weighted_by_samples=aggregation.weighting == "size")
         )
-        method.stages["represent"].append(AskOnce(SendPublicKey(), name=KEYS))
-        method.stages["aggregate"].append(Unmask())
+        method.stages["represent"].append(QueryClients(SendPublicKey(), name=KEYS))
+        method.stages["aggregate"].append(UnmaskSums())

@@ -12,8 +12,8 @@ from shoal.client_table import ClientTable
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT, SPARSITY_VECTORS
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.cluster import Adaptive
-from shoal.stages.experts import Experts, expert_for
+from shoal.stages.cluster import SparsityClusters
+from shoal.stages.experts import ClusterModels, expert_for
 from shoal.stages.extract import extractor_for
 from shoal.types import ModelsForInputs, Params, ServerState
 
@@ -29,12 +29,12 @@ class AdaptiveClusters(Piece):
     server_learns = "which clients are similar"
 
     def add_to(self, method: MethodBuilder) -> None:
-        rule = method.setting.make("cluster", Adaptive)
+        rule = method.setting.make("cluster", SparsityClusters)
         vectors = method.vectors
         if not vectors.follows_data:
             unless = "represent.every is above 0 and represent.noise is 0"
             method.setting.without_effect("cluster", "drift", unless=unless)
-        experts = Experts(rule, vectors.column, representation_bounds=vectors.bounds)
+        experts = ClusterModels(rule, vectors.column, representation_bounds=vectors.bounds)
         method.give_clusters_models()
         method.stages["cluster"].append(experts)
         method.cluster_assigner = experts
@@ -43,7 +43,9 @@ class AdaptiveClusters(Piece):
         )
 
 
-def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: MeasureSparsity) -> ModelsForInputs:
+def _assign_by_received_model(
+    rule: SparsityClusters, experts: ClusterModels, sparsity: MeasureSparsity
+) -> ModelsForInputs:
     """An unseen client has no labels to adapt a model by, so vectors of the received model are compared. They are
     computed on the client, and nothing leaves it."""
 
@@ -53,7 +55,7 @@ def _assign_by_received_model(rule: Adaptive, experts: Experts, sparsity: Measur
             return expert_for(state, None)
         with torch.no_grad():
             vector = sparsity.sparsity_vector(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
-        cluster = rule.like(known["rows"].double().numpy(), known["expert"].numpy(), vector)
+        cluster = rule.nearest_cluster(known["rows"].double().numpy(), known["expert"].numpy(), vector)
         return {"expert": state.models[sorted(state.models)[cluster]]}
 
     return assign

@@ -6,7 +6,7 @@ from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import EXPERTS, OVERLAPPING_CLUSTERS, UPDATE_DIRECTIONS
 from shoal.methods.composition.model_functions import mean_predict, numbered_init
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.overlapping import FormOverlappingClusters, Overlap, experts_for
+from shoal.stages.overlapping import FormOverlappingClusters, OverlapRule, experts_for
 
 
 @register("cluster", "mctc")
@@ -24,6 +24,6 @@ class OverlappingClusters(Piece):
         method.init = numbered_init(model)
         method.models_to_train = experts_for
         method.predict = mean_predict(model)
-        clusters = FormOverlappingClusters(method.setting.make("cluster", Overlap))
+        clusters = FormOverlappingClusters(method.setting.make("cluster", OverlapRule))
         method.updates.append(clusters)
         method.cluster_assigner = clusters

@@ -13,7 +13,7 @@ from shoal.methods.composition.capability import (
 )
 from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.cluster import Repulsive
+from shoal.stages.cluster import DiverseLabels
 
 
 @register("cluster", "repulsive")
@@ -27,4 +27,4 @@ class RepulsiveGroups(Piece):
     server_learns = "which clients complement each other's labels"
 
     def add_to(self, method: MethodBuilder) -> None:
-        form_groups(method, method.setting.make("cluster", Repulsive))
+        form_groups(method, method.setting.make("cluster", DiverseLabels))

@@ -6,7 +6,7 @@ from shoal.client.shift_probe import SumClassFeatures
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import EXPERTS, EXPERTS_BESIDE_GLOBAL, GLOBAL_MODEL, PERSISTENT_MODELS
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.global_and_experts import served_beside, trained_beside
+from shoal.stages.global_and_experts import global_and_all_experts, global_and_own_expert
 from shoal.stages.shift_probe import ShiftProbe
 
 
@@ -24,4 +24,4 @@ class ShiftClusters(Piece):
     def add_to(self, method: MethodBuilder) -> None:
         program = method.setting.make("probe", SumClassFeatures, model=method.setting.model)
         method.stages["cluster"].append(method.setting.make("probe", ShiftProbe, program=program))
-        method.models_to_train, method.models_to_serve = trained_beside, served_beside
+        method.models_to_train, method.models_to_serve = global_and_own_expert, global_and_all_experts

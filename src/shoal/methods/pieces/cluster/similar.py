@@ -13,7 +13,7 @@ from shoal.methods.composition.capability import (
 )
 from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.cluster import Similar
+from shoal.stages.cluster import SimilarLabels
 
 
 @register("cluster", "similar")
@@ -27,4 +27,4 @@ class SimilarGroups(Piece):
     server_learns = "which clients have similar labels"
 
     def add_to(self, method: MethodBuilder) -> None:
-        form_groups(method, method.setting.make("cluster", Similar))
+        form_groups(method, method.setting.make("cluster", SimilarLabels))

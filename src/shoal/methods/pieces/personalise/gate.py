@@ -71,7 +71,7 @@ class ExpertGate(Piece):
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
         program = TrainGate(fit, private, choice, start)
         method.stages["personalise"].append(
-            Personalise(program, experts_for, setting.rounds, setting.eval_every, reuse=True)
+            Personalise(program, experts_for, setting.rounds, setting.eval_every, cache_models=True)
         )
         method.models_to_serve, method.predict = experts_for, gated_predict(setting.model, gate)
 

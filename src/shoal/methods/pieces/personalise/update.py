@@ -15,7 +15,7 @@ from shoal.methods.composition.capability import (
 )
 from shoal.methods.composition.model_functions import own_model_predict
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.contribution import Kappa, Update
+from shoal.stages.contribution import Kappa, UpdatePersonalModels
 
 
 @register("personalise", "update")
@@ -33,5 +33,5 @@ class ConditionalUpdates(Piece):
         method.training = method.program = replace(training, start="own", keeps_model=True)
         program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.sensitivity)
         kappa = setting.make("update", Kappa, rounds=setting.rounds)
-        method.stages["personalise"].append(Update(program, method.models_to_train, kappa))
+        method.stages["personalise"].append(UpdatePersonalModels(program, method.models_to_train, kappa))
         method.predict = own_model_predict(setting.model, method.predict)

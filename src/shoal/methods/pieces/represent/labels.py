@@ -6,7 +6,7 @@ from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import CLIENT_VECTORS, LABEL_DISTRIBUTIONS, VECTORS_BEFORE_TRAINING
 from shoal.methods.composition.label_prior import label_query
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.balanced import TOLD
+from shoal.stages.balanced import REPRESENT_STAGE
 
 
 @register("represent", "labels")
@@ -20,5 +20,5 @@ class LabelDistributions(Piece):
     server_learns = "the label distribution of every client and its number of samples"
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["represent"].append(label_query(method.setting, TOLD))
+        method.stages["represent"].append(label_query(method.setting, REPRESENT_STAGE))
         method.representation = ClientColumn("labels")

@@ -8,9 +8,9 @@ from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.capability import CLIENT_VECTORS, SPARSITY_VECTORS, VECTORS_BEFORE_TRAINING
 from shoal.methods.composition.model_functions import one_model_init
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.extract import Extractor, extractor_for
-from shoal.stages.query import AskOnce
-from shoal.stages.select import Random
+from shoal.stages.extract import KeepExtractor, extractor_for
+from shoal.stages.query import QueryClients
+from shoal.stages.select import SelectRandom
 from shoal.types import ServerState
 
 
@@ -28,10 +28,12 @@ class ActivationSparsity(Piece):
     def add_to(self, method: MethodBuilder) -> None:
         setting, model = method.setting, method.setting.model
         adaptation = setting.training("represent", LocalTraining, epochs=1, name="represent")
-        extractor = setting.make("represent", Extractor, model=model)
+        extractor = setting.make("represent", KeepExtractor, model=model)
         vectors = setting.make("represent", MeasureSparsity, adaptation=adaptation)
-        query = setting.make("represent", AskOnce, program=vectors, models_for=extractor_for, after=extractor.warmup)
-        warmup = (Random(name="warmup"),) if extractor.warmup else ()
+        query = setting.make(
+            "represent", QueryClients, program=vectors, models_for=extractor_for, after=extractor.warmup
+        )
+        warmup = (SelectRandom(name="warmup"),) if extractor.warmup else ()
 
         def init(seed: int) -> ServerState:
             model.relu_index(vectors.layer)  # a layer that is not there is refused before any client is asked
@@ -39,6 +41,6 @@ class ActivationSparsity(Piece):
 
         method.stages["represent"] += [*warmup, extractor, query]
         method.init = init
-        follows = query.every > 0 and not vectors.noise_std  # noisy vectors are released once
+        follows = query.every_rounds > 0 and not vectors.noise_std  # noisy vectors are released once
         method.representation = ClientColumn("sparsity", parts=4, bounds=(0.0, 1.0), follows_data=follows)
         method.sparsity, method.first_sparsity_round = vectors, extractor.warmup

@@ -11,9 +11,9 @@ from shoal.methods.composition.capability import (
     VECTORS_BEFORE_TRAINING,
 )
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.bandit import Budgeted
+from shoal.stages.bandit import SelectByBandit
 from shoal.stages.experts import expert_for
-from shoal.stages.query import AskOnce
+from shoal.stages.query import QueryClients
 
 
 @register("select", "bandit")
@@ -29,9 +29,11 @@ class TimeBudgetBandit(Piece):
     remark = "A time budget (select.share) says how many clients take part, not the cohort size."
 
     def add_to(self, method: MethodBuilder) -> None:
-        select = method.setting.make("select", Budgeted)
-        if select.asks:
+        select = method.setting.make("select", SelectByBandit)
+        if select.uses_losses:
             probe, after = LossProbe(method.setting.model), method.first_sparsity_round
-            method.stages["select"].append(AskOnce(probe, expert_for, every=1, after=after, name="probe"))
+            method.stages["select"].append(
+                QueryClients(probe, expert_for, every_rounds=1, first_round=after, name="probe")
+            )
         method.stages["select"].append(select)
         method.uses_cohort_size = False

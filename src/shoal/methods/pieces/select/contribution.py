@@ -9,8 +9,8 @@ from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import INDIVIDUAL_UPDATES, ONE_MODEL, PERSONAL_TRAINING, TRAINING_METRICS
 from shoal.methods.composition.coefficients import coefficients
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.contribution import MEASURE, ByContribution
-from shoal.stages.query import AskOnce
+from shoal.stages.contribution import MEASURE_STAGE, SelectByContribution
+from shoal.stages.query import QueryClients
 
 
 @register("select", "contribution")
@@ -24,10 +24,12 @@ class LargestContributions(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         setting = method.setting
-        select = setting.make("select", ByContribution, coefficients=coefficients(method))
+        select = setting.make("select", SelectByContribution, coefficients=coefficients(method))
         fresh, cold = select.metrics == "fresh", select.start == "cold"
         if fresh or cold:
             program = MeasureAccuracy(setting.model, method.required(method.training, "training").split)
-            query = AskOnce(program, method.models_to_train, every=int(fresh), after=int(not cold), name=MEASURE)
-            method.stages["select"].append(replace(query, reuse=method.uses(PERSONAL_TRAINING)))
+            query = QueryClients(
+                program, method.models_to_train, every_rounds=int(fresh), first_round=int(not cold), name=MEASURE_STAGE
+            )
+            method.stages["select"].append(replace(query, cache_models=method.uses(PERSONAL_TRAINING)))
         method.stages["select"].append(select)

@@ -6,7 +6,7 @@ from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import GROUPS_TO_SELECT_FROM
 from shoal.methods.composition.piece import Piece, register
 from shoal.selectors.groups import one_of_each
-from shoal.stages.select import FromGroups
+from shoal.stages.select import SelectFromClusters
 
 
 @register("select", "one-of-each")
@@ -17,4 +17,4 @@ class OneOfEach(Piece):
     needs = (GROUPS_TO_SELECT_FROM,)
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["select"].append(FromGroups(one_of_each))
+        method.stages["select"].append(SelectFromClusters(one_of_each))

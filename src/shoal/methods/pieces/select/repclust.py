@@ -6,9 +6,9 @@ from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
 from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
-from shoal.selectors.groups import whole_groups
-from shoal.stages.cluster import Repulsive
-from shoal.stages.select import FromGroups
+from shoal.selectors.groups import whole_clusters
+from shoal.stages.cluster import DiverseLabels
+from shoal.stages.select import SelectFromClusters
 
 GROUPS = "groups"  # the stage that forms groups to select from, where the cluster step forms others
 
@@ -23,5 +23,5 @@ class RepClustSelection(Piece):
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:
-        form_groups(method, method.setting.make(GROUPS, Repulsive), step="select", name=GROUPS)
-        method.stages["select"].append(FromGroups(whole_groups, source=GROUPS))
+        form_groups(method, method.setting.make(GROUPS, DiverseLabels), step="select", name=GROUPS)
+        method.stages["select"].append(SelectFromClusters(whole_clusters, cluster_slot=GROUPS))

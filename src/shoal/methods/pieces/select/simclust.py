@@ -7,8 +7,8 @@ from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
 from shoal.methods.composition.clusters import form_groups
 from shoal.methods.composition.piece import Piece, register
 from shoal.selectors.groups import one_of_each
-from shoal.stages.cluster import Similar
-from shoal.stages.select import FromGroups
+from shoal.stages.cluster import SimilarLabels
+from shoal.stages.select import SelectFromClusters
 
 GROUPS = "groups"  # the stage that forms groups to select from, where the cluster step forms others
 
@@ -23,5 +23,5 @@ class SimClustSelection(Piece):
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:
-        form_groups(method, method.setting.make(GROUPS, Similar), step="select", name=GROUPS)
-        method.stages["select"].append(FromGroups(one_of_each, source=GROUPS))
+        form_groups(method, method.setting.make(GROUPS, SimilarLabels), step="select", name=GROUPS)
+        method.stages["select"].append(SelectFromClusters(one_of_each, cluster_slot=GROUPS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import CLUSTER_MODELS
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.select import InTurn
+from shoal.stages.select import SelectRoundRobin
 
 
 @register("select", "turns")
@@ -18,5 +18,5 @@ class RoundRobin(Piece):
     remark = "select.take and select.share say how many clients of each cluster take part, not the cohort size."
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["select"].append(method.setting.make("select", InTurn))
+        method.stages["select"].append(method.setting.make("select", SelectRoundRobin))
         method.uses_cohort_size = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import GROUPS_TO_SELECT_FROM
 from shoal.methods.composition.piece import Piece, register
-from shoal.selectors.groups import whole_groups
-from shoal.stages.select import FromGroups
+from shoal.selectors.groups import whole_clusters
+from shoal.stages.select import SelectFromClusters
 
 
 @register("select", "whole-groups")
@@ -17,4 +17,4 @@ class WholeGroups(Piece):
     needs = (GROUPS_TO_SELECT_FROM,)
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["select"].append(FromGroups(whole_groups))
+        method.stages["select"].append(SelectFromClusters(whole_clusters))

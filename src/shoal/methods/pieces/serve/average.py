@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import PERSISTENT_MODELS
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.momentum import RunningMean, averaged
+from shoal.stages.momentum import UpdateEmaModels, ema_models
 from shoal.types import ClientId, Params, ServerState, option
 
 
@@ -28,10 +28,10 @@ class ExponentialAverage(Piece):
     )
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["serve"].insert(0, RunningMean(self.average))
+        method.stages["serve"].insert(0, UpdateEmaModels(self.average))
         served = method.served
 
         def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-            return served(replace(state, models=averaged(state)), client)
+            return served(replace(state, models=ema_models(state)), client)
 
         method.models_to_serve = models_to_serve

@@ -19,7 +19,7 @@ from shoal.methods.composition.capability import (
 from shoal.methods.composition.label_prior import label_stage
 from shoal.methods.composition.model_functions import one_model_init
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.feature_moments import LABELS, Describe, served_by
+from shoal.stages.feature_moments import LABEL_STAGE, CollectFeatureMoments, confident_models
 from shoal.stages.first_round_clusters import KeepFirstMean
 from shoal.types import Params, Predict, ServerState, Tree
 
@@ -45,13 +45,15 @@ class MostConfident(Piece):
             method.require(self, FIRST_ROUND_MODELS, f"serve.{field}")
         if dense:
             split = method.required(method.training, "training").split
-            method.stages["serve"].append(Describe(ComputeFeatureMoments(setting.model, rule.max_features, split)))
+            method.stages["serve"].append(
+                CollectFeatureMoments(ComputeFeatureMoments(setting.model, rule.max_features, split))
+            )
             method.observers.append(KeepFirstMean())
             method.init = _describable(method, rule)
-        labels = label_stage(method) if rule.mask == "told" else LABELS
+        labels = label_stage(method) if rule.mask == "told" else LABEL_STAGE
         ensemble = ensemble_predict(setting.model, rule)
         personal = method.predict if method.provides(PERSONAL_MODEL) else None
-        method.serve_outsiders = lambda served: served_by(setting.model, rule, labels)
+        method.serve_outsiders = lambda served: confident_models(setting.model, rule, labels)
         method.predict_routed = ensemble_route(setting.model, rule)
         method.predict = ensemble if personal is None else _personal_or(personal, ensemble)
 

@@ -17,7 +17,7 @@ from shoal.methods.composition.capability import (
 )
 from shoal.methods.composition.label_prior import alpha, count_labels, has_label_stage, label_stage
 from shoal.methods.composition.piece import Piece, register
-from shoal.stages.training_prior import TrackTrainingPrior, taught
+from shoal.stages.training_prior import TrackTrainingPrior, training_priors
 from shoal.types import ClientId, Params, ServerState
 
 
@@ -42,7 +42,7 @@ class ClassPrior(Piece):
         model, served = method.setting.model, method.served
 
         def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-            models, priors = served(state, client), taught(state)
+            models, priors = served(state, client), training_priors(state)
             return tree.to_device(
                 {**models, **({PRIOR: {k: priors[k] for k in models}} if priors else {})}, model.device
             )
