@@ -84,7 +84,7 @@ def main() -> None:
     federation = partition(dataset, "dirichlet:0.1", clients=options.clients, seed=0, public_samples=options.public)
     model = load_model(options.model, federation.input_shape, len(federation.classes))
     training = {"rounds": 99, "cohort": options.cohort, "epochs": 1, "batch_size": 64, "lr": 0.005}
-    method = build("apcsma", Setting(model, **training, public=federation.public_samples))
+    method = build("apcsma", Setting(model, **training, public_samples=federation.public_samples))
     rows = measure(with_timed_coefficients(method), federation, options.rounds)
     share = median(row["share"] for row in rows)
     run.write(share_of_training=share, rows=rows)

@@ -257,7 +257,7 @@ def measure_clusters(
 def measure_dataset(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
     source = shoal.load(data, max_train_samples=sizes.samples)
     model = load_model(sizes.model, source.input_shape, CLASSES)
-    program = build("fedepc", Setting(model, rounds=1, cohort=1, lr=0.05)).programs["represent"]
+    program = build("fedepc", Setting(model, rounds=1, cohort_size=1, lr=0.05)).programs["represent"]
     assert isinstance(program, MeasureSparsity)
     server = Server(
         program, model.init(derive_seed(seed, "init")), choose_public_samples(source.test, sizes.public, seed)

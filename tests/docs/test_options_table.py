@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shoal.methods import options
+from shoal.methods import default_options
 
 PAGE = (Path(__file__).parents[2] / "docs/methods.md").read_text()
 ROW = re.compile(r"^\| (`[a-z_]+\.[a-z_0-9]+`[^|]*) \| ([^|]*) \| (.*) \|$", re.MULTILINE)
@@ -24,4 +24,4 @@ def test_every_option_of_fce_is_in_the_table():
     known = {
         name for first, _, meaning in rows if "`fce`" in meaning or first.startswith("`train.") for name in told(first)
     }
-    assert not [f"{p}.{k}" for p, keys in options("fce").items() for k in keys if f"{p}.{k}" not in known]
+    assert not [f"{p}.{k}" for p, keys in default_options("fce").items() for k in keys if f"{p}.{k}" not in known]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.methods.composition.fit import chosen_classes, misfits
-from shoal.methods.composition.piece import default_names
+from shoal.methods.composition.fit import find_piece_classes, misfits
+from shoal.methods.composition.piece import default_piece_names
 
 
 def smallest_composition(step: str, name: str) -> dict[str, str]:
@@ -12,7 +12,7 @@ def smallest_composition(step: str, name: str) -> dict[str, str]:
 
 
 def _add_required_pieces(steps: dict[str, str]) -> dict[str, str] | None:
-    chosen = chosen_classes(default_names() | steps)
+    chosen = find_piece_classes(default_piece_names() | steps)
     misfit = next(misfits(chosen), None)
     if misfit is None:
         return steps

@@ -25,7 +25,7 @@ class Halves(Piece):
     """Two clusters: clients with a large first number, and the others."""
 
     step = "cluster"
-    needs = (CLIENT_VECTORS,)
+    requires = (CLIENT_VECTORS,)
     provides = (CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT)
 
     quantile: float = option(0.5, "Share of the clients in the first cluster.", gt=0, lt=1)
@@ -39,7 +39,7 @@ class LargestUpdates(Piece):
     """The clients with the largest last updates, after those that have not trained in the last round."""
 
     step = "select"
-    needs = (UPDATE_SUMMARIES,)
+    requires = (UPDATE_SUMMARIES,)
 
     def add_to(self, method: MethodBuilder) -> None:
         select(method, lambda state, seed: self.choose(UPDATE_NORMS(state), state.roster, state.cohort_size))

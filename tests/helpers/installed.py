@@ -21,5 +21,5 @@ def install(folder: Path, pyproject: str) -> None:
 
 def forget_pieces_afterwards(monkeypatch) -> None:
     """Pieces that are registered from now on are not known to the next test."""
-    monkeypatch.setattr(piece, "_registered", {step: dict(found) for step, found in piece.pieces().items()})
+    monkeypatch.setattr(piece, "_registry", {step: dict(found) for step, found in piece.pieces().items()})
     piece._load_pieces.cache_clear()

@@ -281,7 +281,7 @@ def baseline(method: str, case: Case) -> dict[str, str]:
 
 def candidate_values(option: AvailableOption) -> list[Any]:
     """Accepted values other than the default, the likeliest to have an effect first."""
-    default, hint = option.default, option.hint
+    default, hint = option.default, option.type_hint
     if typing.get_origin(hint) is typing.Literal:
         return [x for x in typing.get_args(hint) if x != default]
     if hint is bool:
@@ -292,7 +292,7 @@ def candidate_values(option: AvailableOption) -> list[Any]:
         tries = (default / 2, default * 2, 0.5, 1.5, 0.9, 0.0)
     else:
         return []
-    return [x for x in dict.fromkeys(tries) if x != default and option.declared.accepts(x)]
+    return [x for x in dict.fromkeys(tries) if x != default and option.declaration.accepts(x)]
 
 
 def find_case(method: str, path: str) -> Case:
@@ -339,7 +339,7 @@ def distinct_pairs() -> list[tuple[str, str, AvailableOption]]:
     """One method for every option. Options of one name that are declared in two places are two."""
     found = {}
     for method, path, option in sorted(all_pairs(), key=lambda pair: pair[0] == "shoal"):  # the slowest comes last
-        found.setdefault((path, id(option.declared)), (method, path, option))
+        found.setdefault((path, id(option.declaration)), (method, path, option))
     return list(found.values())
 
 

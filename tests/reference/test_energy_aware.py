@@ -50,7 +50,7 @@ def test_every_row_goes_to_one_client_of_its_block(dealt):
 @pytest.mark.parametrize(("method", "groups"), [("simclust", 5), ("repclust", 20)])
 def test_every_round_takes_two_clients_of_each_partition(dealt, method, groups):
     options = {"cluster": {"groups": groups}}
-    setting = Setting(load_model("linear", (1,), CLASSES), rounds=15, cohort=10, epochs=0, options=options)
+    setting = Setting(load_model("linear", (1,), CLASSES), rounds=15, cohort_size=10, epochs=0, options=options)
     result = engine.run(build(method, setting), VectorFleet(dealt), rounds=15, seed=0, eval_every=15)
     trained = [p.clients for p in result.ledger.entries if p.stage == "train"]
     assert len(trained) == 15

@@ -24,7 +24,7 @@ MODEL = load_model("mlp", (6,), 4)
 
 
 def method(name, rounds=3, **options):
-    return build(name, Setting(MODEL, rounds=rounds, cohort=6, batch_size=8, options=options))
+    return build(name, Setting(MODEL, rounds=rounds, cohort_size=6, batch_size=8, options=options))
 
 
 class Listening(PlainFleet):
@@ -117,7 +117,7 @@ def test_planted_groups_are_found_by_training(asked):
     for seed in (0, 1):
         federation = partition(load("digits", seed=seed), "labels:0-2/3-5/6-9", clients=12, seed=seed)
         setting = Setting(
-            load_model("mlp", (1, 8, 8), 10), rounds=2, cohort=12, options={"cluster": {"clusters": asked}}
+            load_model("mlp", (1, 8, 8), 10), rounds=2, cohort_size=12, options={"cluster": {"clusters": asked}}
         )
         m = build("scmoe", setting)
         result = engine.run(replace(m, stages=m.stages[:-1]), VectorFleet(federation), rounds=2, seed=seed)
@@ -135,7 +135,7 @@ def test_a_client_that_never_trained_is_served(tiny):
 def test_partial_rounds_and_newcomers():
     """A cohort of two: whoever was never chosen is served too."""
     federation = tiny_federation(8)
-    m = build("scmoe", Setting(MODEL, rounds=4, cohort=2, batch_size=8))
+    m = build("scmoe", Setting(MODEL, rounds=4, cohort_size=2, batch_size=8))
     result = engine.run(m, VectorFleet(federation), rounds=4, seed=0, central_samples=federation.central)
     assert set(result.evaluation.clients) == set(federation)
     assert len(result.state.membership) < 8
@@ -155,7 +155,8 @@ def test_what_personalising_brought_is_not_sent_for_training():
 def test_a_gate_outlives_the_rounds_in_which_it_is_not_trained(tiny):
     """With a private model that is trained every round, which replaces what the client keeps."""
     m = build(
-        "scmoe", Setting(MODEL, rounds=4, cohort=6, batch_size=8, eval_every=2, options={"private": {"start": "cold"}})
+        "scmoe",
+        Setting(MODEL, rounds=4, cohort_size=6, batch_size=8, eval_every=2, options={"private": {"start": "cold"}}),
     )
     fleet = PlainFleet(tiny)
     engine.run(m, fleet, rounds=3, seed=0, eval_every=2)

@@ -91,7 +91,7 @@ class TestWire:
 def test_who_lost_its_models_is_sent_them_again(tiny, caplog):
     """Two rounds on a fleet whose clients start anew before the second, as after a restart."""
     model = load_model("mlp", (6,), 4)
-    method = build("scmoe", Setting(model, rounds=2, cohort=6, batch_size=8))
+    method = build("scmoe", Setting(model, rounds=2, cohort_size=6, batch_size=8))
     program = method.programs["personalise"]
     models = {"expert-000": model.init(0)}
     tasks = {c: Task(models, {}, 1, {"expert-000": model_cache.digest(models["expert-000"])}) for c in tiny}

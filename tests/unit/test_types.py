@@ -10,7 +10,7 @@ from quick import quick_options
 from shoal.errors import UserError
 from shoal.experiment.explain import kinds_of_rounds
 from shoal.methods import METHODS, Setting, build
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.models import load_model
 from shoal.stages.base import OneProgram, Scheduled
 from shoal.types import Recipients, Rounds, Schedule, periodic_rounds
@@ -137,7 +137,7 @@ def test_a_stage_that_says_nothing_is_due_in_every_round():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_stage_says_whom_it_asks_and_is_due_when_it_says(method):
-    s = Setting(load_model("mlp", (6,), 4), rounds=25, cohort=3, eval_every=4, options=quick_options(method))
+    s = Setting(load_model("mlp", (6,), 4), rounds=25, cohort_size=3, eval_every=4, options=quick_options(method))
     for stage in build(method, s).stages:
         assert stage.schedule.clients != "unstated", stage.name
         assert (stage.schedule.clients in ("none", "edges")) == (not stage.programs), stage.name
@@ -180,7 +180,7 @@ class WithoutSchedule:
 
 def test_a_stage_without_a_schedule_is_refused():
     def own(s):
-        return averaging(s, "own", WithoutSchedule())
+        return one_model_method(s, "own", WithoutSchedule())
 
     with pytest.raises(UserError, match="stage 'mine' of method own has no schedule; it must be a subclass"):
-        build(own, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3))
+        build(own, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3))

@@ -52,7 +52,7 @@ def methods(
 
 def _facts(options: Mapping[str, Mapping[str, AvailableOption]]) -> dict[str, dict[str, Any]]:
     return {
-        piece: {k: {"default": o.default, "accepted": o.accepted, "meaning": o.meaning} for k, o in keys.items()}
+        piece: {k: {"default": o.default, "accepted": o.accepted_values, "meaning": o.meaning} for k, o in keys.items()}
         for piece, keys in options.items()
     }
 
@@ -65,7 +65,7 @@ def _options_table(options: Mapping[str, Mapping[str, AvailableOption]]) -> Tabl
     table.add_column("meaning", ratio=1)
     for piece, keys in options.items():
         for key, o in keys.items():
-            table.add_row(*map(Text, (f"{piece}.{key}", _as_typed(o.default), o.accepted, o.meaning)))
+            table.add_row(*map(Text, (f"{piece}.{key}", _as_typed(o.default), o.accepted_values, o.meaning)))
     return table
 
 
@@ -98,7 +98,7 @@ def _details(step: str) -> None:
     }
     for name, piece in look_up("step", step, known_pieces()).items():
         facts = piece.facts()
-        default = " (default)" if piece.default else ""
+        default = " (default)" if piece.is_default else ""
         out.print(f"[bold]{name}[/]{default}  [dim]{escaped(piece.source)}[/]", highlight=False)
         out.print(f"  {facts['summary']}", highlight=False, markup=False, soft_wrap=True)
         for key, label in labels.items():

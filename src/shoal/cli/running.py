@@ -105,14 +105,14 @@ def _edges(bench: Any) -> str:
     count = int(number or len(set((bench.federation.edges or {}).values())))
     shared = f" that share a cohort of {bench.cohort}, one client each at least" if bench.cohort is not None else ""
     edges = "1 edge" if count == 1 else f"{count} edges by {kind}"
-    return f"{edges}{shared}, a meeting every {bench.job.cloud_every} rounds"
+    return f"{edges}{shared}, a meeting every {bench.job.cloud_every_rounds} rounds"
 
 
 def announce(bench: Any) -> None:
     job = bench.job
     note = f" ({bench.federation.note})" if bench.federation.note else ""
     cohort = f"{bench.cohort} per round, " if bench.cohort is not None else ""
-    cohort = f"{_edges(bench)}, " if job.cloud_every else cohort
+    cohort = f"{_edges(bench)}, " if job.cloud_every_rounds else cohort
     cohort = f"{job.unseen} of them held out, {cohort}" if job.unseen else cohort
     err.print(
         f"{job.method} on {job.data}{note}: {job.clients} clients by {job.partition}, {cohort}"

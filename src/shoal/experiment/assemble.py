@@ -24,8 +24,8 @@ from shoal.fleet.allocator import keep_freed_memory
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.pool import PoolFleet, count_cores
 from shoal.fleet.vector import VectorFleet
-from shoal.methods import Setting, build, rehearsed
-from shoal.methods.composition.setting import setting_of, topology
+from shoal.methods import Setting, build, dry_build
+from shoal.methods.composition.setting import build_setting, build_topology
 from shoal.models import Model, load_model, network_factory
 from shoal.models.model import stacks_well
 from shoal.stages.edges import Topology
@@ -56,7 +56,7 @@ class Bench:
 
 def check_names(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
-    _refuse_cloud_without_edges(job, rehearsed(job.method, job.set, _least_cohort(job), topology(job)).edges)
+    _refuse_cloud_without_edges(job, dry_build(job.method, job.set, _least_cohort(job), build_topology(job)).edges)
     check_source(job.data)
     check_partition(job.partition)
     network_factory(job.model)
@@ -103,7 +103,9 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         min_samples=job.min_size,
         progress=progress,
     )
-    wanted = rehearsed(job.method, job.set, _least_cohort(job)).public_wanted if job.public is None else job.public
+    wanted = (
+        dry_build(job.method, job.set, _least_cohort(job)).num_public_requested if job.public is None else job.public
+    )
     return partition(
         dataset,
         job.partition,
@@ -138,8 +140,8 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     """The model and the method for this federation, and the job with its open choices made."""
     model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
     cohort = job.cohort_size(len(federation))
-    setting = setting_of(job, model, cohort, federation.public_samples, federation.edge_of_client)
-    setting.groups = federation.planted_groups
+    setting = build_setting(job, model, cohort, federation.public_samples, federation.edge_of_client)
+    setting.planted_groups = federation.planted_groups
     built = build(method, setting)
     _refuse_cloud_without_edges(job, setting.edges)
     _refuse_edges(setting.edges, federation)
@@ -176,10 +178,10 @@ def _refuse_without_validation(method: Method, setting: Setting, federation: Fed
     used = {phase.split for program in method.programs.values() for phase in program.phases}
     if any(split.startswith("val") for split in used) and not int(federation.samples_per_client("val").sum()):
         hint = "".join(
-            f", or --set {group}.{key}={option.declared.value_without_validation}"
-            for group, keys in setting.known.items()
+            f", or --set {group}.{key}={option.declaration.value_without_validation}"
+            for group, keys in setting.available_options.items()
             for key, option in keys.items()
-            if option.declared.value_without_validation is not None
+            if option.declaration.value_without_validation is not None
         )
         raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 

@@ -15,8 +15,8 @@ from shoal.engine import CentralTestEvaluator, Evaluation
 from shoal.errors import UserError
 from shoal.experiment.assemble import Bench, at_work, make_fleet, setup
 from shoal.experiment.run import check_data, recorded_job
-from shoal.methods import build, find
-from shoal.methods.composition.setting import setting_of
+from shoal.methods import build, method_factory
+from shoal.methods.composition.setting import build_setting
 from shoal.store.run_directory import RunStore
 from shoal.types import ServerState
 
@@ -70,11 +70,11 @@ def answering(bench: Bench, options: Options) -> Bench:
     job = bench.job.model_copy(update={"set": {**bench.job.set, **chosen}})
 
     def setting(of: Any) -> Any:
-        return setting_of(
+        return build_setting(
             of, bench.model, int(of.cohort), bench.federation.public_samples, bench.federation.edge_of_client
         )
 
-    method, make = build(job.method, setting(job)), find(job.method)
+    method, make = build(job.method, setting(job)), method_factory(job.method)
     before, after = make(setting(bench.job)).stages, make(setting(job)).stages
     if not all(any(alike(stage, had) for had in before) for stage in after):
         given = ", ".join(f"{piece}.{key}={value}" for piece, keys in options.items() for key, value in keys.items())

@@ -26,9 +26,9 @@ def _method(value: Any) -> Any:
     """A table of steps and their pieces is a method too; the same pieces are always written in the same way."""
     if not isinstance(value, Mapping) and not (isinstance(value, str) and "=" in value):
         return value
-    from shoal.methods.composition.compose import parse, written
+    from shoal.methods.composition.compose import canonical_name, parse_composition
 
-    return written(value if isinstance(value, Mapping) else parse(value))
+    return canonical_name(value if isinstance(value, Mapping) else parse_composition(value))
 
 
 class Job(BaseModel):
@@ -216,7 +216,7 @@ class Job(BaseModel):
         part="data",
         unset="no column",
     )
-    cloud_every: int | None = setting(
+    cloud_every_rounds: int | None = setting(
         None,
         "Average the models of the edge servers in the cloud once in this many rounds.",
         panel="Edges",

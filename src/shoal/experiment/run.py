@@ -36,7 +36,7 @@ from shoal.experiment.job import SETTINGS, Job, make_job
 from shoal.experiment.result import predict_ms, promised, protection, summarise, warn_of_little_noise
 from shoal.experiment.settings import JobSettings
 from shoal.methods import Setting
-from shoal.methods.composition.compose import written
+from shoal.methods.composition.compose import canonical_name
 from shoal.store.run_directory import RunStore
 from shoal.types import Method
 
@@ -83,7 +83,7 @@ def run(
     UserError
         A setting is unknown, out of range, or belongs to the data.
     """
-    method = written(method) if isinstance(method, Mapping) else method
+    method = canonical_name(method) if isinstance(method, Mapping) else method
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
     given: dict[str, Any] = {**keys}
     for key, value in given.items():

@@ -12,8 +12,8 @@ from shoal.methods.apcsma import apcsma
 from shoal.methods.centralised import centralised
 from shoal.methods.clsm_fl import clsm_fl
 from shoal.methods.clustlowvar import clustlowvar
-from shoal.methods.composition.compose import of_pieces, parse
-from shoal.methods.composition.edges import over_edges
+from shoal.methods.composition.compose import factory_from_pieces, parse_composition
+from shoal.methods.composition.edges import with_edges
 from shoal.methods.composition.setting import AvailableOption, Setting
 from shoal.methods.delta import delta
 from shoal.methods.ditto import ditto
@@ -81,11 +81,11 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
 }
 
 
-def find(name: str) -> Callable[[Setting], Method]:
+def method_factory(name: str) -> Callable[[Setting], Method]:
     """A method by name, by its pieces (`cluster=aidc,train=proximal`), or one's own: `package.module:function`, a
     function from Setting to Method."""
     if "=" in name:
-        return of_pieces(name)
+        return factory_from_pieces(name)
     if ":" in name:
         return import_callable("method", name)
     return look_up("method", name, METHODS, own_format="package.module:function, or pieces such as select=balanced")
@@ -98,8 +98,8 @@ def is_method(name: str) -> bool:
 
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
     """The method, in which every option of `setting` has an effect or its default."""
-    make = find(name) if isinstance(name, str) else name
-    method = replace(make(setting), cohort_size=setting.cohort)
+    factory = method_factory(name) if isinstance(name, str) else name
+    method = replace(factory(setting), cohort_size=setting.cohort_size)
     for stage in method.stages:
         if not isinstance(getattr(stage, "schedule", None), Schedule):
             raise UserError(
@@ -107,36 +107,34 @@ def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
                 "shoal.stages.base.Scheduled, or have a shoal.types.Schedule of that name"
             )
     if setting.edges is not None:
-        method = over_edges(method, setting, setting.edges)
-    setting.refuse_unused(method.name, make)
+        method = with_edges(method, setting, setting.edges)
+    setting.refuse_unknown_options(method.name, factory)
     return method
 
 
 def summary(name: str) -> str:
     """The first sentence of a method's module docstring; of a composition its pieces."""
     if "=" in name:
-        return (
-            f"Composed of {', '.join(f'{step}={piece}' for step, piece in parse(name).items())}; the rest as in FedAvg."
-        )
-    doc = sys.modules[find(name).__module__].__doc__ or ""
+        return f"Composed of {', '.join(f'{step}={piece}' for step, piece in parse_composition(name).items())}; the rest as in FedAvg."
+    doc = sys.modules[method_factory(name).__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 
 
-def rehearsed(
-    name: str, options: Mapping[str, Mapping[str, Any]], cohort: int = 1, edges: Topology | None = None
+def dry_build(
+    name: str, options: Mapping[str, Mapping[str, Any]], cohort_size: int = 1, edges: Topology | None = None
 ) -> Setting:
     """The method built on a small network: its name and its options are checked without any data."""
-    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort=cohort, options=options, edges=edges)
+    setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort_size=cohort_size, options=options, edges=edges)
     build(name, setting)
     return setting
 
 
 def available_options(name: str) -> dict[str, dict[str, AvailableOption]]:
     """Returns what `--set` can change, with default, meaning and accepted values: piece -> key -> option."""
-    return rehearsed(name, {}).known
+    return dry_build(name, {}).available_options
 
 
-def options(name: str) -> dict[str, dict[str, Any]]:
+def default_options(name: str) -> dict[str, dict[str, Any]]:
     """What `--set` can change, with defaults: piece -> key -> value."""
     return {piece: {k: o.default for k, o in keys.items()} for piece, keys in available_options(name).items()}
 
@@ -147,9 +145,9 @@ __all__ = [
     "Setting",
     "available_options",
     "build",
-    "find",
+    "default_options",
+    "dry_build",
     "is_method",
-    "options",
-    "rehearsed",
+    "method_factory",
     "summary",
 ]

@@ -80,5 +80,5 @@ class Components(HasOptions):
         }
 
 
-def apcsma(s: Setting) -> Method:
-    return compose(s, "apcsma", s.make("components", Components).pieces)
+def apcsma(setting: Setting) -> Method:
+    return compose(setting, "apcsma", setting.make("components", Components).pieces)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.stages.select import SelectCentralised
 from shoal.types import Method
 
 
-def centralised(s: Setting) -> Method:
-    method = averaging(
-        s, "centralised", SelectCentralised(), fixed=("rows", "weighting")
+def centralised(setting: Setting) -> Method:
+    method = one_model_method(
+        setting, "centralised", SelectCentralised(), fixed_keys=("rows", "weighting")
     )  # the pool has no sensitive part
     return replace(method, uses_cohort_size=False)

@@ -30,7 +30,7 @@ from shoal.client.probe import SendSamples
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import received_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.rng import derive_seed
 from shoal.stages.capability_clusters import FormCapabilityClusters, FuzzyRule, blended_model
 from shoal.stages.prediction_similarity import SHARE_STAGE
@@ -39,27 +39,33 @@ from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method, ServerState
 
 
-def clsm_fl(s: Setting) -> Method:
-    program = s.training("train", LocalTraining)
-    rows = s.make(SHARE_STAGE, SendSamples, shape=s.model.input_shape, labelled=True, split=program.split)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
-    rule = s.make("cluster", FuzzyRule)
-    clusters = FormCapabilityClusters(rule, s.model)
-    train = s.make(
+def clsm_fl(setting: Setting) -> Method:
+    program = setting.make_training("train", LocalTraining)
+    share_samples = setting.make(
+        SHARE_STAGE, SendSamples, shape=setting.model.input_shape, labelled=True, split=program.split
+    )
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
+    rule = setting.make("cluster", FuzzyRule)
+    clusters = FormCapabilityClusters(rule, setting.model)
+    train = setting.make(
         "train", TrainAndAggregate, program=program, models_for=blended_model, rate=rate, updates=(clusters,)
     )
 
     def init(seed: int) -> ServerState:
-        first = s.model.init(derive_seed(seed, "init"))
+        first = setting.model.init(derive_seed(seed, "init"))
         return ServerState(0, {f"cluster-{k:03d}": first for k in range(rule.num_clusters)})
 
     return Method(
         name="clsm-fl",
         init=init,
-        stages=(QueryClients(rows, includes_late_clients=False, name=SHARE_STAGE), *by_chance(s), train),
+        stages=(
+            QueryClients(share_samples, includes_late_clients=False, name=SHARE_STAGE),
+            *select_at_random(setting),
+            train,
+        ),
         models_for=blended_model,
-        predict=received_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=received_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
         cluster_assigner=clusters,
-        notes=(f"{rows.num_samples} labelled rows of every client leave it, for the server to try models on",),
+        notes=(f"{share_samples.num_samples} labelled rows of every client leave it, for the server to try models on",),
     )

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from shoal.client.size import SendSampleCount
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.stages.query import QueryClients
 from shoal.stages.select import SIZE_STAGE
 from shoal.stages.update_selection import SelectFromUrns
 from shoal.types import Method
 
 
-def clustlowvar(s: Setting) -> Method:
+def clustlowvar(setting: Setting) -> Method:
     ask = QueryClients(SendSampleCount(), name=SIZE_STAGE)
-    return averaging(s, "clustlowvar", ask, SelectFromUrns(), remember="update", weighting="uniform")
+    return one_model_method(setting, "clustlowvar", ask, SelectFromUrns(), remember="update", weighting="uniform")

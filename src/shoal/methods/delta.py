@@ -19,17 +19,22 @@ from shoal.client.probe import GradientProbe
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.stages.query import QueryClients
 from shoal.stages.train import LearningRate
 from shoal.stages.update_selection import PROBE_STAGE, SelectByGradientDiversity
 from shoal.types import Method
 
 
-def delta(s: Setting) -> Method:
-    training = s.training("train", LocalTraining)
-    rate = s.make("train", LearningRate, lr=training.lr, rounds=s.rounds)
-    ask = QueryClients(GradientProbe(s.model, training.batch_size), one_model_for, name=PROBE_STAGE)
-    shape = {"rate": rate, "epochs": training.epochs, "batch_size": training.batch_size, "momentum": training.momentum}
-    choose = s.make("select", SelectByGradientDiversity, **shape)
-    return averaging(s, "delta", ask, choose, remember="update", weights_from="select")
+def delta(setting: Setting) -> Method:
+    training = setting.make_training("train", LocalTraining)
+    rate = setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds)
+    ask = QueryClients(GradientProbe(setting.model, training.batch_size), one_model_for, name=PROBE_STAGE)
+    stage_fields = {
+        "rate": rate,
+        "epochs": training.epochs,
+        "batch_size": training.batch_size,
+        "momentum": training.momentum,
+    }
+    choose = setting.make("select", SelectByGradientDiversity, **stage_fields)
+    return one_model_method(setting, "delta", ask, choose, remember="update", weights_from="select")

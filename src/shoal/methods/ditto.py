@@ -25,26 +25,28 @@ from __future__ import annotations
 
 from shoal.client.personal_models import TrainSharedAndPersonal
 from shoal.client.train import LocalTraining
-from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, personal_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method
 
 
-def ditto(s: Setting) -> Method:
-    shared = s.training("train", LocalTraining)
+def ditto(setting: Setting) -> Method:
+    shared = setting.make_training("train", LocalTraining)
     own = {"mu": 0.1, "start": "own", "name": "personal"}
-    program = TrainSharedAndPersonal(shared, personal=s.training("personal", LocalTraining, **vars(shared) | own))
-    rate = s.make("train", LearningRate, lr=shared.lr, rounds=s.rounds)
+    program = TrainSharedAndPersonal(
+        shared, personal=setting.make_training("personal", LocalTraining, **vars(shared) | own)
+    )
+    rate = setting.make("train", LearningRate, lr=shared.lr, rounds=setting.rounds)
     return Method(
         name="ditto",
-        init=one_model_init(s.model),
+        init=one_model_init(setting.model),
         stages=(
-            *by_chance(s),
-            s.make("train", TrainAndAggregate, program=program, models_for=one_model_for, rate=rate),
+            *select_at_random(setting),
+            setting.make("train", TrainAndAggregate, program=program, models_for=one_model_for, rate=rate),
         ),
         models_for=one_model_for,
-        predict=own_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=personal_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

@@ -43,5 +43,5 @@ from shoal.types import Method
 PIECES = {"represent": "last-layer", "cluster": "dbscan", "select": "turns", "serve": "confidence"}
 
 
-def fce(s: Setting) -> Method:
-    return compose(s, "fce", PIECES)
+def fce(setting: Setting) -> Method:
+    return compose(setting, "fce", PIECES)

@@ -43,9 +43,9 @@ from shoal.client.local_aggregation import (
     aggregated_predict,
 )
 from shoal.client.train import LocalTraining
-from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, personal_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.second_participation import RunOnSecondParticipation
 from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method, Stage, option
@@ -60,20 +60,24 @@ class Serving:
     )
 
 
-def fedala(s: Setting) -> Method:
-    training = s.training("train", LocalTraining)
-    ala = s.make("ala", LocalAggregation, model=s.model, batch_size=training.batch_size, split=training.split)
-    rate = s.make("train", LearningRate, lr=training.lr, rounds=s.rounds)
-    first = LearnAggregationWeights(replace(ala, epochs=ala.first_epochs))
-    learn: tuple[Stage, ...] = (RunOnSecondParticipation(first, one_model_for, name="ala"),) if ala.first_epochs else ()
-    program = AggregateAndTrain(ala, training)
-    train = s.make("train", TrainAndAggregate, program=program, models_for=one_model_for, rate=rate)
-    newest = s.make("serve", Serving).model == "aggregated"
+def fedala(setting: Setting) -> Method:
+    training = setting.make_training("train", LocalTraining)
+    local_aggregation = setting.make(
+        "ala", LocalAggregation, model=setting.model, batch_size=training.batch_size, split=training.split
+    )
+    rate = setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds)
+    first = LearnAggregationWeights(replace(local_aggregation, epochs=local_aggregation.first_epochs))
+    weight_stages: tuple[Stage, ...] = (
+        (RunOnSecondParticipation(first, one_model_for, name="ala"),) if local_aggregation.first_epochs else ()
+    )
+    program = AggregateAndTrain(local_aggregation, training)
+    train = setting.make("train", TrainAndAggregate, program=program, models_for=one_model_for, rate=rate)
+    uses_aggregated = setting.make("serve", Serving).model == "aggregated"
     return Method(
         name="fedala",
-        init=one_model_init(s.model),
-        stages=(*by_chance(s), *learn, train),
+        init=one_model_init(setting.model),
+        stages=(*select_at_random(setting), *weight_stages, train),
         models_for=one_model_for,
-        predict=aggregated_predict(ala) if newest else own_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=aggregated_predict(local_aggregation) if uses_aggregated else personal_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

@@ -23,28 +23,33 @@ from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method, Stage
 
 
-def fedavg(s: Setting) -> Method:
-    return averaging(s, "fedavg", *by_chance(s))
+def fedavg(setting: Setting) -> Method:
+    return one_model_method(setting, "fedavg", *select_at_random(setting))
 
 
-def by_chance(s: Setting) -> tuple[Stage, ...]:
+def select_at_random(setting: Setting) -> tuple[Stage, ...]:
     """Random clients; they are asked for their sizes only where these matter."""
-    select = s.make("select", SelectRandom)
+    select = setting.make("select", SelectRandom)
     return (select,) if select.probability == "uniform" else (QueryClients(SendSampleCount(), name=SIZE_STAGE), select)
 
 
-def averaging(
-    s: Setting, name: str, *before: Stage, mu: float = 0.0, fixed: tuple[str, ...] = (), **training: Any
+def one_model_method(
+    setting: Setting, name: str, *before: Stage, mu: float = 0.0, fixed_keys: tuple[str, ...] = (), **training: Any
 ) -> Method:
     """One global model, trained by whom the stages `before` choose. Users cannot set what is `fixed`."""
-    program = s.training("train", LocalTraining, fixed, mu=mu)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
-    training |= {"program": program, "models_for": one_model_for, "rate": rate, "trainable": s.model.trainable}
+    program = setting.make_training("train", LocalTraining, fixed_keys, mu=mu)
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
+    stage_fields |= {
+        "program": program,
+        "models_for": one_model_for,
+        "rate": rate,
+        "trainable": setting.model.trainable,
+    }
     return Method(
         name=name,
-        init=one_model_init(s.model),
-        stages=(*before, s.make("train", TrainAndAggregate, fixed, **training)),
+        init=one_model_init(setting.model),
+        stages=(*stages_before_training, setting.make("train", TrainAndAggregate, fixed_keys, **stage_fields)),
         models_for=one_model_for,
-        predict=one_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=one_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

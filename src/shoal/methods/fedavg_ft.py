@@ -15,5 +15,5 @@ from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 
-def fedavg_ft(s: Setting) -> Method:
-    return compose(s, "fedavg-ft", {"personalise": "fine-tune"})
+def fedavg_ft(setting: Setting) -> Method:
+    return compose(setting, "fedavg-ft", {"personalise": "fine-tune"})

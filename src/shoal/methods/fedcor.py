@@ -21,11 +21,11 @@ from __future__ import annotations
 from shoal.client.probe import LossProbe
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.stages.loss_correlation import SURVEY, SelectByLossCorrelation, SurveyLosses
 from shoal.types import Method
 
 
-def fedcor(s: Setting) -> Method:
-    survey = s.make(SURVEY, SurveyLosses, program=LossProbe(s.model), models_for=one_model_for)
-    return averaging(s, "fedcor", survey, s.make("select", SelectByLossCorrelation, survey=survey))
+def fedcor(setting: Setting) -> Method:
+    survey = setting.make(SURVEY, SurveyLosses, program=LossProbe(setting.model), models_for=one_model_for)
+    return one_model_method(setting, "fedcor", survey, setting.make("select", SelectByLossCorrelation, survey=survey))

@@ -27,22 +27,27 @@ from shoal import tree
 from shoal.client.align import AlignedTraining
 from shoal.methods.composition.model_functions import one_model_for, one_model_init, one_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.train import AggregateWithDirection, LearningRate
 from shoal.types import ClientId, Method, Params, ServerState
 
 
-def fedcos(s: Setting) -> Method:
-    program = s.training("train", AlignedTraining)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
-    parts = {"program": program, "models_for": model_and_direction_for, "rate": rate, "trainable": s.model.trainable}
+def fedcos(setting: Setting) -> Method:
+    program = setting.make_training("train", AlignedTraining)
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
+    stage_fields = {
+        "program": program,
+        "models_for": model_and_direction_for,
+        "rate": rate,
+        "trainable": setting.model.trainable,
+    }
     return Method(
         name="fedcos",
-        init=one_model_init(s.model),
-        stages=(*by_chance(s), s.make("train", AggregateWithDirection, **parts)),
+        init=one_model_init(setting.model),
+        stages=(*select_at_random(setting), setting.make("train", AggregateWithDirection, **stage_fields)),
         models_for=one_model_for,
-        predict=one_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=one_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )
 
 

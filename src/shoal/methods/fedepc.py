@@ -47,5 +47,5 @@ PIECES = {"represent": "sparsity", "cluster": "aidc", "select": "bandit", "train
 DEFAULTS = {"train": {"mu": 0.01, "weighting": "uniform"}}
 
 
-def fedepc(s: Setting) -> Method:
-    return compose(s, "fedepc", PIECES, DEFAULTS)
+def fedepc(setting: Setting) -> Method:
+    return compose(setting, "fedepc", PIECES, DEFAULTS)

@@ -32,30 +32,30 @@ from __future__ import annotations
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_init, received_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.coldstart import ExchangeBetweenClusters, FormColdStartClusters, JoinByFirstUpdate
 from shoal.stages.experts import expert_for
 from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method
 
 
-def fedgroup(s: Setting) -> Method:
-    program = s.training("train", LocalTraining)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
-    trial = s.training("represent", LocalTraining, epochs=1, name="represent")
-    found = s.make("cluster", FormColdStartClusters, program=trial, trainable=s.model.trainable)
+def fedgroup(setting: Setting) -> Method:
+    program = setting.make_training("train", LocalTraining)
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
+    trial = setting.make_training("represent", LocalTraining, epochs=1, group="represent")
+    cold_start = setting.make("cluster", FormColdStartClusters, program=trial, trainable=setting.model.trainable)
     return Method(
         name="fedgroup",
-        init=one_model_init(s.model),
+        init=one_model_init(setting.model),
         stages=(
-            found,
-            JoinByFirstUpdate(trial, s.model.trainable),
-            *by_chance(s),
-            s.make("train", TrainAndAggregate, program=program, models_for=expert_for, rate=rate),
-            s.make("cluster", ExchangeBetweenClusters, trainable=s.model.trainable),
+            cold_start,
+            JoinByFirstUpdate(trial, setting.model.trainable),
+            *select_at_random(setting),
+            setting.make("train", TrainAndAggregate, program=program, models_for=expert_for, rate=rate),
+            setting.make("cluster", ExchangeBetweenClusters, trainable=setting.model.trainable),
         ),
         models_for=expert_for,
-        predict=received_model_predict(s.model),
-        num_classes=s.model.num_classes,
-        cluster_assigner=found,
+        predict=received_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
+        cluster_assigner=cold_start,
     )

@@ -29,33 +29,36 @@ from shoal import tree
 from shoal.client.personal_models import KeepHead
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.models import Model
 from shoal.rng import derive_seed
 from shoal.stages.train import AggregateBase, LearningRate
 from shoal.types import ClientId, Method, Params, Predict, ServerState, Tree
 
 
-def fedper(s: Setting) -> Method:
-    return keeping_heads(s, "fedper", KeepHead(s.training("train", LocalTraining)))
+def fedper(setting: Setting) -> Method:
+    return personal_heads_method(setting, "fedper", KeepHead(setting.make_training("train", LocalTraining)))
 
 
-def keeping_heads(s: Setting, name: str, program: KeepHead) -> Method:
+def personal_heads_method(setting: Setting, name: str, program: KeepHead) -> Method:
     """One base for all, trained by clients who keep their heads."""
-    rate = s.make("train", LearningRate, lr=program.training.lr, rounds=s.rounds)
+    rate = setting.make("train", LearningRate, lr=program.training.lr, rounds=setting.rounds)
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
-        base, head = s.model.split_base_and_head(s.model.init(first))
+        base, head = setting.model.split_base_and_head(setting.model.init(first))
         return ServerState(0, {"base": base}, memory={"train": {"first": torch.tensor(first), "head": head}})
 
     return Method(
         name=name,
         init=init,
-        stages=(*by_chance(s), s.make("train", AggregateBase, program=program, models_for=base_for, rate=rate)),
+        stages=(
+            *select_at_random(setting),
+            setting.make("train", AggregateBase, program=program, models_for=base_for, rate=rate),
+        ),
         models_for=base_and_first_head_for,
-        predict=own_head_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=personal_head_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )
 
 
@@ -71,7 +74,7 @@ def base_and_first_head_for(state: ServerState, client: ClientId | None) -> Mapp
     }  # a resumed run has it on the CPU
 
 
-def own_head_predict(model: Model) -> Predict:
+def personal_head_predict(model: Model) -> Predict:
     """The base with the client's own head where it has one, else with the first."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:

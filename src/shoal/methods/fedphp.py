@@ -26,24 +26,24 @@ may change. Values of λ, T and μ are those of their program; the paper's text 
 from __future__ import annotations
 
 from shoal.client.inherit import InheritedTraining
-from shoal.methods.composition.model_functions import one_model_for, one_model_init, own_model_predict
+from shoal.methods.composition.model_functions import one_model_for, one_model_init, personal_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.train import AggregateWithParticipation, LearningRate
 from shoal.types import Method
 
 
-def fedphp(s: Setting) -> Method:
-    program = s.training("train", InheritedTraining)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
+def fedphp(setting: Setting) -> Method:
+    program = setting.make_training("train", InheritedTraining)
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
     return Method(
         name="fedphp",
-        init=one_model_init(s.model),
+        init=one_model_init(setting.model),
         stages=(
-            *by_chance(s),
-            s.make("train", AggregateWithParticipation, program=program, models_for=one_model_for, rate=rate),
+            *select_at_random(setting),
+            setting.make("train", AggregateWithParticipation, program=program, models_for=one_model_for, rate=rate),
         ),
         models_for=one_model_for,
-        predict=own_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=personal_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

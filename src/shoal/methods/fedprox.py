@@ -12,9 +12,9 @@ Deviation: slow clients are not given fewer epochs (the paper's inexact solution
 from __future__ import annotations
 
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging, by_chance
+from shoal.methods.fedavg import one_model_method, select_at_random
 from shoal.types import Method
 
 
-def fedprox(s: Setting) -> Method:
-    return averaging(s, "fedprox", *by_chance(s), mu=0.1)
+def fedprox(setting: Setting) -> Method:
+    return one_model_method(setting, "fedprox", *select_at_random(setting), mu=0.1)

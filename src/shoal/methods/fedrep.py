@@ -27,10 +27,12 @@ from __future__ import annotations
 from shoal.client.personal_models import TrainHeadThenBase
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedper import keeping_heads
+from shoal.methods.fedper import personal_heads_method
 from shoal.types import Method
 
 
-def fedrep(s: Setting) -> Method:
-    training = s.training("train", LocalTraining)
-    return keeping_heads(s, "fedrep", s.make("train", TrainHeadThenBase, training=training, head_epochs=10))
+def fedrep(setting: Setting) -> Method:
+    training = setting.make_training("train", LocalTraining)
+    return personal_heads_method(
+        setting, "fedrep", setting.make("train", TrainHeadThenBase, training=training, head_epochs=10)
+    )

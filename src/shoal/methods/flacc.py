@@ -31,27 +31,27 @@ from shoal.client.model_choice import ChooseModel
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_init, received_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.agglomerative import FormAgglomerativeClusters, JoinBestCluster
 from shoal.stages.experts import expert_for
 from shoal.stages.train import LearningRate, TrainAndAggregate
 from shoal.types import Method
 
 
-def flacc(s: Setting) -> Method:
-    program = s.training("train", LocalTraining)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
-    kept = {"remember": "update", "trainable": s.model.trainable}
+def flacc(setting: Setting) -> Method:
+    program = setting.make_training("train", LocalTraining)
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
+    stage_fields = {"remember": "update", "trainable": setting.model.trainable}
     return Method(
         name="flacc",
-        init=one_model_init(s.model),
+        init=one_model_init(setting.model),
         stages=(
-            JoinBestCluster(ChooseModel(s.model, name="join")),
-            *by_chance(s),
-            s.make("train", TrainAndAggregate, program=program, models_for=expert_for, rate=rate, **kept),
-            s.make("cluster", FormAgglomerativeClusters),
+            JoinBestCluster(ChooseModel(setting.model, name="join")),
+            *select_at_random(setting),
+            setting.make("train", TrainAndAggregate, program=program, models_for=expert_for, rate=rate, **stage_fields),
+            setting.make("cluster", FormAgglomerativeClusters),
         ),
         models_for=expert_for,
-        predict=received_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=received_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

@@ -22,7 +22,7 @@ from shoal.client.probe import SendSamples
 from shoal.client.train import LocalTraining
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import FormClusters
 from shoal.stages.prediction_similarity import SHARE_STAGE, PredictionAgreement, QueryPredictions
@@ -31,14 +31,16 @@ from shoal.stages.select import SelectFromClusters
 from shoal.types import Method
 
 
-def flis(s: Setting) -> Method:
-    trained = s.training("train", LocalTraining)
-    rows = s.make(SHARE_STAGE, SendSamples, shape=s.model.input_shape, split=trained.split)
-    share = QueryClients(rows, includes_late_clients=False, name=SHARE_STAGE)
-    trial = s.training("represent", LocalTraining, epochs=1, name="represent", rows=trained.sensitivity)
-    infer = QueryPredictions(trial, one_model_for, s.model)
-    group = FormClusters(s.make("cluster", PredictionAgreement), column="predicted", runs_once=False)
-    method = averaging(s, "flis", share, infer, group, SelectFromClusters(one_of_each), remember="model")
+def flis(setting: Setting) -> Method:
+    trained = setting.make_training("train", LocalTraining)
+    share_samples = setting.make(SHARE_STAGE, SendSamples, shape=setting.model.input_shape, split=trained.split)
+    share = QueryClients(share_samples, includes_late_clients=False, name=SHARE_STAGE)
+    trial = setting.make_training("represent", LocalTraining, epochs=1, group="represent", rows=trained.sensitivity)
+    infer = QueryPredictions(trial, one_model_for, setting.model)
+    form_clusters = FormClusters(setting.make("cluster", PredictionAgreement), column="predicted", runs_once=False)
+    method = one_model_method(
+        setting, "flis", share, infer, form_clusters, SelectFromClusters(one_of_each), remember="model"
+    )
     return replace(
-        method, notes=(f"{rows.num_samples} rows of every client leave it, for the server to try models on",)
+        method, notes=(f"{share_samples.num_samples} rows of every client leave it, for the server to try models on",)
     )

@@ -26,15 +26,15 @@ from __future__ import annotations
 
 from shoal.client.histogram import LabelHistogram
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.stages.cluster import FormClusters, HellingerOptics
 from shoal.stages.fastest import SelectFastest
 from shoal.stages.query import QueryClients
 from shoal.types import Method
 
 
-def haccs(s: Setting) -> Method:
-    ask = QueryClients(s.make("represent", LabelHistogram, ("anew",), classes=s.model.num_classes))
-    group = FormClusters(s.make("cluster", HellingerOptics), column="labels")
-    choose = s.make("select", SelectFastest)
-    return averaging(s, "haccs", ask, group, choose, remember="summary")
+def haccs(setting: Setting) -> Method:
+    ask = QueryClients(setting.make("represent", LabelHistogram, ("anew",), classes=setting.model.num_classes))
+    form_clusters = FormClusters(setting.make("cluster", HellingerOptics), column="labels")
+    choose = setting.make("select", SelectFastest)
+    return one_model_method(setting, "haccs", ask, form_clusters, choose, remember="summary")

@@ -25,6 +25,6 @@ from shoal.stages.edges import Topology
 from shoal.types import Method
 
 
-def hierfavg(s: Setting) -> Method:
-    s.want_edges(Topology())
-    return replace(fedavg(s), name="hierfavg")
+def hierfavg(setting: Setting) -> Method:
+    setting.request_edges(Topology())
+    return replace(fedavg(setting), name="hierfavg")

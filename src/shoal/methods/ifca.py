@@ -30,31 +30,31 @@ from shoal.client.train import LocalTraining
 from shoal.errors import UserError
 from shoal.methods.composition.model_functions import received_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.stages.experts import expert_for
 from shoal.stages.model_choice import AggregateByChoice, RandomRestarts, RechooseModels, all_models
 from shoal.stages.train import LearningRate
 from shoal.types import Method
 
 
-def ifca(s: Setting) -> Method:
-    training = s.training("train", LocalTraining)
-    rate = s.make("train", LearningRate, lr=training.lr, rounds=s.rounds)
-    program, chosen = ChooseAndTrain(training), {"models_for": all_models, "weighting": "uniform"}
-    train = s.make("train", AggregateByChoice, program=program, rate=rate, **chosen)
-    choose = ChooseModel(s.model)
-    starts = s.make("cluster", RandomRestarts, program=choose, model=s.model, rounds=s.rounds)
+def ifca(setting: Setting) -> Method:
+    training = setting.make_training("train", LocalTraining)
+    rate = setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds)
+    program, stage_fields = ChooseAndTrain(training), {"models_for": all_models, "weighting": "uniform"}
+    train = setting.make("train", AggregateByChoice, program=program, rate=rate, **stage_fields)
+    choose = ChooseModel(setting.model)
+    starts = setting.make("cluster", RandomRestarts, program=choose, model=setting.model, rounds=setting.rounds)
     if starts.restarts > 1 and rate.schedule != "constant":
         raise UserError(
             f"cluster.restarts is {starts.restarts} and train.schedule is {rate.schedule!r}; starts are compared, so "
             "the schedule must be constant, or restarts 1"
         )
-    again = RechooseModels(choose, rounds=s.rounds, every_rounds=s.eval_every)
+    rechoose = RechooseModels(choose, rounds=setting.rounds, every_rounds=setting.eval_every)
     return Method(
         name="ifca",
         init=starts.init,
-        stages=(starts, *by_chance(s), train, again),
+        stages=(starts, *select_at_random(setting), train, rechoose),
         models_for=expert_for,
-        predict=received_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=received_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

@@ -10,27 +10,27 @@ from __future__ import annotations
 import torch
 
 from shoal.client.train import LocalTraining
-from shoal.methods.composition.model_functions import one_model_for, own_model_predict
+from shoal.methods.composition.model_functions import one_model_for, personal_model_predict
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import by_chance
+from shoal.methods.fedavg import select_at_random
 from shoal.rng import derive_seed
 from shoal.stages.train import LearningRate, TrainLocally
 from shoal.types import Method, ServerState
 
 
-def local(s: Setting) -> Method:
-    program = s.training("train", LocalTraining, start="own", send=False, keep=True)
-    rate = s.make("train", LearningRate, lr=program.lr, rounds=s.rounds)
+def local(setting: Setting) -> Method:
+    program = setting.make_training("train", LocalTraining, start="own", send=False, keep=True)
+    rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
 
     def init(seed: int) -> ServerState:
         first = derive_seed(seed, "init")
-        return ServerState(0, {"global": s.model.init(first)}, memory={"train": {"first": torch.tensor(first)}})
+        return ServerState(0, {"global": setting.model.init(first)}, memory={"train": {"first": torch.tensor(first)}})
 
     return Method(
         name="local",
         init=init,
-        stages=(*by_chance(s), TrainLocally(program, rate)),
+        stages=(*select_at_random(setting), TrainLocally(program, rate)),
         models_for=one_model_for,
-        predict=own_model_predict(s.model),
-        num_classes=s.model.num_classes,
+        predict=personal_model_predict(setting.model),
+        num_classes=setting.model.num_classes,
     )

@@ -32,10 +32,12 @@ from shoal.stages.personalise import Personalise
 from shoal.types import Method
 
 
-def pfmoe(s: Setting) -> Method:
-    base = fedavg(s)
-    own = s.training("personal", LocalTraining, epochs=5, part="head", name="personal")
-    gate = s.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # of one expert there is no choice
-    program = TrainGate(s.make("gate", FitGate, model=s.model, gate=gate, split="val"), own, choice=None)
-    stage = Personalise(program, one_model_for, rounds=s.rounds, every_rounds=s.eval_every)
-    return replace(base, name="pfmoe", stages=(*base.stages, stage), predict=gated_predict(s.model, gate))
+def pfmoe(setting: Setting) -> Method:
+    base = fedavg(setting)
+    personal_training = setting.make_training("personal", LocalTraining, epochs=5, part="head", group="personal")
+    gate = setting.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # of one expert there is no choice
+    program = TrainGate(
+        setting.make("gate", FitGate, model=setting.model, gate=gate, split="val"), personal_training, choice=None
+    )
+    stage = Personalise(program, one_model_for, rounds=setting.rounds, every_rounds=setting.eval_every)
+    return replace(base, name="pfmoe", stages=(*base.stages, stage), predict=gated_predict(setting.model, gate))

@@ -32,11 +32,16 @@ from shoal.stages.personalise import Personalise
 from shoal.types import Method
 
 
-def pm_moe(s: Setting) -> Method:
-    base = fedper(s)
-    fit = s.make("gate", FitGate, model=s.model, gate=s.make("gate", Gate, calibrate=False, denoise=True, shortlist=0))
-    gather = GatherHeads(SendHead(), s.rounds, s.eval_every)
-    mix = Personalise(MixHeads(fit), heads_for, s.rounds, s.eval_every)
+def pm_moe(setting: Setting) -> Method:
+    base = fedper(setting)
+    fit = setting.make(
+        "gate",
+        FitGate,
+        model=setting.model,
+        gate=setting.make("gate", Gate, calibrate=False, denoise=True, shortlist=0),
+    )
+    gather = GatherHeads(SendHead(), setting.rounds, setting.eval_every)
+    mix = Personalise(MixHeads(fit), heads_for, setting.rounds, setting.eval_every)
     return replace(
         base,
         name="pm-moe",

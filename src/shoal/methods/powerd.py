@@ -20,14 +20,16 @@ from shoal.client.size import SendSampleCount
 from shoal.errors import UserError
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.methods.composition.setting import Setting
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.stages.query import QueryClients
 from shoal.stages.select import SIZE_STAGE, SelectLargestLoss
 from shoal.types import Method
 
 
-def powerd(s: Setting) -> Method:
-    choose = s.make("select", SelectLargestLoss, program=LossProbe(s.model), models_for=one_model_for)
-    if choose.candidates and choose.candidates < s.cohort:
-        raise UserError(f"select.candidates is {choose.candidates}; it must be 0 or at least the cohort, {s.cohort}")
-    return averaging(s, "powerd", QueryClients(SendSampleCount(), name=SIZE_STAGE), choose)
+def powerd(setting: Setting) -> Method:
+    choose = setting.make("select", SelectLargestLoss, program=LossProbe(setting.model), models_for=one_model_for)
+    if choose.candidates and choose.candidates < setting.cohort_size:
+        raise UserError(
+            f"select.candidates is {choose.candidates}; it must be 0 or at least the cohort, {setting.cohort_size}"
+        )
+    return one_model_method(setting, "powerd", QueryClients(SendSampleCount(), name=SIZE_STAGE), choose)

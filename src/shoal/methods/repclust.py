@@ -24,5 +24,5 @@ from shoal.types import Method
 PIECES = {"represent": "labels", "cluster": "repulsive", "select": "whole-groups"}
 
 
-def repclust(s: Setting) -> Method:
-    return compose(s, "repclust", PIECES)
+def repclust(setting: Setting) -> Method:
+    return compose(setting, "repclust", PIECES)

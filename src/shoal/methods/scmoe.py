@@ -56,6 +56,6 @@ class Components(HasOptions):
     gate: bool = option(True, "Train a private model and a gate; else clients predict with the mean of their experts.")
 
 
-def scmoe(s: Setting) -> Method:
-    gate = s.make("components", Components).gate
-    return compose(s, "scmoe", PIECES if gate else PIECES | {"personalise": "none"}, DEFAULTS)
+def scmoe(setting: Setting) -> Method:
+    gate = setting.make("components", Components).gate
+    return compose(setting, "scmoe", PIECES if gate else PIECES | {"personalise": "none"}, DEFAULTS)

@@ -53,7 +53,7 @@ from shoal.methods.composition.compose import compose
 from shoal.methods.composition.setting import Setting
 from shoal.types import HasOptions, Method, option
 
-AGAIN = 20  # rounds after which clients look at their data again: they may have changed
+REPORT_EVERY_ROUNDS = 20  # rounds after which clients look at their data again: they may have changed
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Components(HasOptions):
         True, "Probe for a conditional shift between clients, and train experts with a gate where there is one."
     )
 
-    def pieces(self, adjusts: bool) -> dict[str, str]:
-        uses_label_distributions = self.selection == "balanced" or self.prior_correction or adjusts
+    def pieces(self, adjusts_logits: bool) -> dict[str, str]:
+        uses_label_distributions = self.selection == "balanced" or self.prior_correction or adjusts_logits
         return {
             "represent": "labels" if uses_label_distributions else "none",
             "cluster": "shift" if self.experts else "none",
@@ -83,13 +83,13 @@ class Components(HasOptions):
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "represent": {"anew": 0.25, "every": AGAIN},
-    "prior": {"every": AGAIN},
+    "represent": {"anew": 0.25, "every": REPORT_EVERY_ROUNDS},
+    "prior": {"every": REPORT_EVERY_ROUNDS},
     "server": {"momentum": 0.7, "lr": 2.0, "average": 0.8},
 }
 
 
-def shoal(s: Setting) -> Method:
-    components = s.make("components", Components)
-    adjusts = s.options.get("train", {}).get("adjust") != "off"
-    return compose(s, "shoal", components.pieces(adjusts), DEFAULTS)
+def shoal(setting: Setting) -> Method:
+    components = setting.make("components", Components)
+    adjusts_logits = setting.options.get("train", {}).get("adjust") != "off"
+    return compose(setting, "shoal", components.pieces(adjusts_logits), DEFAULTS)

@@ -22,5 +22,5 @@ from shoal.types import Method
 PIECES = {"represent": "labels", "cluster": "similar", "select": "one-of-each"}
 
 
-def simclust(s: Setting) -> Method:
-    return compose(s, "simclust", PIECES)
+def simclust(setting: Setting) -> Method:
+    return compose(setting, "simclust", PIECES)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from shoal.errors import UserError
 from shoal.experiment.job import Job, make_job
 from shoal.methods import build
-from shoal.methods.composition.setting import setting_of
+from shoal.methods.composition.setting import build_setting
 from shoal.models import Model, load_model
 from shoal.serve.inputs import Inputs
 from shoal.store.reader import read_run
@@ -66,7 +66,7 @@ class Blueprint:
 
     @cached_property
     def method(self) -> Method:
-        return build(self.job.method, setting_of(self.job, self.model, int(self.job.cohort)))
+        return build(self.job.method, build_setting(self.job, self.model, int(self.job.cohort)))
 
 
 def clients_of(path: Path) -> tuple[frozenset[ClientId], frozenset[ClientId]]:

@@ -47,7 +47,7 @@ def oracle(s: Setting) -> Method:
     method = shoal(s)
     probe = next(stage for stage in method.stages if isinstance(stage, ShiftProbe))
     kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers)]
-    told = Told(s.groups or {}, probe.first_round)
+    told = Told(s.planted_groups or {}, probe.first_round)
     stages = tuple(told if stage is probe else stage for stage in kept)
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:

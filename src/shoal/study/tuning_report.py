@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.methods.composition.tuning import PIECE, Tuning
+from shoal.methods.composition.tuning import PERSONALISE, Tuning
 from shoal.report.table import Sheet
 from shoal.study.measurements import Measured, Runs
 
@@ -26,12 +26,12 @@ def chosen(m: Measured) -> Chosen | None:
     passes, step = m.last("tune.epochs"), m.last("tune.lr")
     if passes is None or step is None:
         return None
-    said = {k: v for k, v in m.run.config.get("set", {}).get(PIECE, {}).items() if k in ("rates", "passes")}
+    said = {k: v for k, v in m.run.config.get("set", {}).get(PERSONALISE, {}).items() if k in ("rates", "passes")}
     grid = Tuning(**said)
-    few = grid.counts[:1] if grid.counts[0] else ()  # fewer than none there are not
+    few = grid.numbers_of_epochs[:1] if grid.numbers_of_epochs[0] else ()  # fewer than none there are not
     at = {
-        f"passes {passes:g}": passes in (*few, grid.counts[-1]),
-        f"step {step:g}": step in (grid.steps[0], grid.steps[-1]),
+        f"passes {passes:g}": passes in (*few, grid.numbers_of_epochs[-1]),
+        f"step {step:g}": step in (grid.learning_rates[0], grid.learning_rates[-1]),
     }
     return Chosen(int(passes), step, tuple(name for name, edge in at.items() if edge))
 

@@ -94,7 +94,7 @@ class TestClient:
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
 def test_a_run_with_some_who_never_trained(fleet):
     federation = tiny_federation(8)
-    method = build("pm-moe", Setting(MODEL, rounds=2, cohort=3, batch_size=8))
+    method = build("pm-moe", Setting(MODEL, rounds=2, cohort_size=3, batch_size=8))
     made = fleet(federation)
     result = engine.run(method, made, rounds=2, seed=0)
     trained = {c for c, private in made.private.items() if "head" in private}
@@ -106,7 +106,7 @@ def test_a_run_with_some_who_never_trained(fleet):
 
 def test_pfmoe_mixes_the_global_model_and_a_tuned_head(tiny):
     """Its base is that of the global model, its gate weighs two."""
-    method = build("pfmoe", Setting(MODEL, rounds=2, cohort=6, batch_size=8))
+    method = build("pfmoe", Setting(MODEL, rounds=2, cohort_size=6, batch_size=8))
     fleet = PlainFleet(tiny)
     result = engine.run(method, fleet, rounds=2, seed=0)
     base, last = MODEL.split_base_and_head(result.state.models["global"])
@@ -116,6 +116,6 @@ def test_pfmoe_mixes_the_global_model_and_a_tuned_head(tiny):
         assert tree.max_abs_difference(tuned, last) > 0
         assert private["gate"]["bias2"].shape == (2,)
     fedavg = engine.run(
-        build("fedavg", Setting(MODEL, rounds=2, cohort=6, batch_size=8)), PlainFleet(tiny), rounds=2, seed=0
+        build("fedavg", Setting(MODEL, rounds=2, cohort_size=6, batch_size=8)), PlainFleet(tiny), rounds=2, seed=0
     )
     assert tree.max_abs_difference(fedavg.state.models, result.state.models) == 0

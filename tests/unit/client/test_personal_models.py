@@ -87,14 +87,14 @@ def test_the_global_model_of_ditto_is_that_of_fedavg(tiny, model):
 
 def test_an_own_model_starts_as_the_first_one_received(tiny):
     found, fleet = ends(tiny, "ditto", cohort=6, options={"personal": {"epochs": 0}})
-    first = build("ditto", Setting(MLP, rounds=3, cohort=6)).init(0).models["global"]
+    first = build("ditto", Setting(MLP, rounds=3, cohort_size=6)).init(0).models["global"]
     assert tree.max_abs_difference(fleet.private["c2"]["model"], first) == 0
     assert tree.max_abs_difference(found.state.models["global"], first) > 1e-2
 
 
 def test_personal_options_are_those_of_training_but_for_the_schedule():
     options = {"train": {"epochs": 7, "clip": 2.0, "schedule": "cosine"}, "personal": {"lr": 0.02}}
-    program = build("ditto", Setting(MLP, rounds=3, cohort=1, options=options)).stages[-1].program
+    program = build("ditto", Setting(MLP, rounds=3, cohort_size=1, options=options)).stages[-1].program
     assert (program.personal.epochs, program.personal.clip, program.personal.mu) == (7, 2.0, 0.1)
     s = program.begin(Task({"global": MLP.init(0)}, {"lr": 0.01}), {})
     assert (float(s["shared"]["lr"]), float(s["personal"]["lr"])) == pytest.approx((0.01, 0.02))
@@ -220,7 +220,7 @@ def contains(message, model):
 def test_no_head_is_ever_sent(tiny, name):
     result, fleet = ends(tiny, name, fleet=Overheard)
     first = result.state.memory["train"]["head"]
-    base = build(name, Setting(MLP, rounds=3, cohort=4)).init(0).models["base"]
+    base = build(name, Setting(MLP, rounds=3, cohort_size=4)).init(0).models["base"]
     assert len(fleet.heads) > 12
     assert {program for program, _ in fleet.messages} == {"train", "evaluate"}
     assert contains(next(m for program, m in fleet.messages if program == "train"), base)  # tensors can be found
@@ -243,7 +243,7 @@ def test_the_ledger_shows_that_heads_stay(tiny, name):
 @pytest.mark.parametrize("name", HEADED)
 def test_who_never_trained_is_served_the_first_head(tiny, name):
     result, fleet = ends(tiny, name, cohort=1)
-    method = build(name, Setting(MLP, rounds=3, cohort=1))
+    method = build(name, Setting(MLP, rounds=3, cohort_size=1))
     assert 0 < len(fleet.private) < len(tiny)
     models, x = method.models_for(result.state, None), tiny.central.x
     first = MLP.split_base_and_head(method.init(0).models["base"] | method.init(0).memory["train"]["head"])[1]
@@ -260,7 +260,7 @@ def test_bases_are_weighted_by_rows_unless_told_otherwise(tiny):
 
     def base(clients, weighting):
         data = tiny_federation()
-        setting = Setting(MLP, rounds=1, cohort=2, options={"train": {"weighting": weighting}})
+        setting = Setting(MLP, rounds=1, cohort_size=2, options={"train": {"weighting": weighting}})
         fleet = PlainFleet({c: data[c] for c in clients})
         return engine.run(build("fedper", setting), fleet, rounds=1, seed=0).state.models["base"]
 
@@ -282,4 +282,4 @@ def test_bases_are_weighted_by_rows_unless_told_otherwise(tiny):
 )
 def test_bad_input(name, model, options, message):
     with pytest.raises(UserError, match=message):
-        build(name, Setting(model, rounds=3, cohort=1, options=options))
+        build(name, Setting(model, rounds=3, cohort_size=1, options=options))

@@ -129,7 +129,7 @@ class TestEstimate:
 
 def test_a_known_client_is_served_its_prior_and_an_unseen_one_is_not():
     model = load_model("mlp", (6,), 4)
-    method = build("shoal", Setting(model, rounds=2, cohort=3, batch_size=8))
+    method = build("shoal", Setting(model, rounds=2, cohort_size=3, batch_size=8))
     federation = tiny_federation(5)
     fleet = PlainFleet(federation)
     state = engine.run(method, fleet, rounds=2, seed=0).state
@@ -161,7 +161,7 @@ class TestUnseenClients:
                 seen.update(counts)
                 return engine.Report(), None
 
-        method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3))
+        method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort_size=3))
         engine.evaluate_unseen(
             replace(method, adaptation_program=Spy()), method.init(0), {"u": self.held()}, True, num_inputs=20
         )
@@ -170,7 +170,7 @@ class TestUnseenClients:
         assert inputs.y.tolist() == [0] * 20
 
     def test_whatever_the_labels_are_the_estimate_is_the_same(self):
-        method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3))
+        method = build("shoal", Setting(load_model("mlp", (6,), 4), rounds=2, cohort_size=3))
         state, (x, y) = method.init(0), self.held()
         ends = []
         for labels in (y, torch.zeros_like(y)):

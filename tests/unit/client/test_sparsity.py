@@ -20,7 +20,7 @@ from shoal.experiment.result import promised, protection
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods.composition.model_functions import one_model_for
-from shoal.methods.fedavg import averaging
+from shoal.methods.fedavg import one_model_method
 from shoal.models import load_model
 from shoal.models.model import Model
 from shoal.stages.query import QueryClients
@@ -166,7 +166,7 @@ class VagueLoss(LossProbe):
 
 
 def vague(s):
-    return averaging(s, "vague", QueryClients(VagueLoss(s.model), one_model_for), SelectRandom())
+    return one_model_method(s, "vague", QueryClients(VagueLoss(s.model), one_model_for), SelectRandom())
 
 
 @pytest.mark.parametrize(("method", "expected"), [(vague, 100.0), ("fedavg", None)])

@@ -15,7 +15,7 @@ from shoal.errors import UserError
 from shoal.experiment import assemble
 from shoal.experiment.job import make_job
 from shoal.experiment.run import check_same, resume_run, run, run_job
-from shoal.methods import METHODS, rehearsed
+from shoal.methods import METHODS, dry_build
 from shoal.store.reader import read_run
 from shoal.types import Examples
 
@@ -188,7 +188,7 @@ SEEN: list[Examples | None] = []
 
 def curious(setting):
     """A method that would have 12 rows."""
-    SEEN.append(setting.want_public(12))
+    SEEN.append(setting.request_public_samples(12))
     return METHODS["fedavg"](setting)
 
 
@@ -200,8 +200,8 @@ class TestJobs:
         return make_job({**BASE, "method": f"{__name__}:curious", **keys})
 
     def test_a_method_says_how_many(self):
-        assert rehearsed(f"{__name__}:curious", {}).public_wanted == 12
-        assert rehearsed("fedavg", {}).public_wanted == 0
+        assert dry_build(f"{__name__}:curious", {}).num_public_requested == 12
+        assert dry_build("fedavg", {}).num_public_requested == 0
         made = assemble.setup(self.job())
         assert len(SEEN[-1].y) == 12 == made.job.public
         assert SEEN[-1] is made.federation.public_samples

@@ -29,7 +29,7 @@ from shoal.types import CENTRALISED_CLIENT
 def test_every_method_answers_a_client_that_it_never_saw(method, rounds):
     """From the first models too, before anybody trained."""
     federation = tiny_federation(5)
-    setting = Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3, batch_size=8)
+    setting = Setting(load_model("mlp", (6,), 4), rounds=2, cohort_size=3, batch_size=8)
     built = build(method, setting)
     state = engine.run(built, PlainFleet(federation), rounds=rounds, seed=0).state if rounds else built.init(0)
     models = built.models_for(state, None)

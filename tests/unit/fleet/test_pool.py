@@ -25,7 +25,7 @@ from shoal.types import Phase, Plan, Report, Task
 
 
 def method(**kw):
-    return build("fedavg-ft", Setting(load_model("mlp", (6,), 4), rounds=2, cohort=4, batch_size=8, **kw))
+    return build("fedavg-ft", Setting(load_model("mlp", (6,), 4), rounds=2, cohort_size=4, batch_size=8, **kw))
 
 
 def run(fleet):

@@ -118,7 +118,7 @@ def test_the_newest_model_is_served_by_the_last_weights():
     predict = aggregated_predict(LocalAggregation(LINEAR))
     assert predict({"global": line(5.0)}, kept(1.0, 0.25), x).tolist() == [[4.0, -4.0]]
     assert predict({"global": line(5.0)}, {}, x).tolist() == [[10.0, -10.0]]
-    setting = Setting(LINEAR, rounds=3, cohort=1, options={"serve": {"model": "trained"}})
+    setting = Setting(LINEAR, rounds=3, cohort_size=1, options={"serve": {"model": "trained"}})
     assert build("fedala", setting).predict({"global": line(5.0)}, kept(1.0, 0.25), x).tolist() == [[2.0, -2.0]]
 
 
@@ -139,7 +139,7 @@ def test_who_is_back_is_asked_until_done():
 
 
 def run(data, name, **options):
-    setting = Setting(MLP, rounds=3, cohort=6, batch_size=1000, epochs=2, lr=0.1, options=options)
+    setting = Setting(MLP, rounds=3, cohort_size=6, batch_size=1000, epochs=2, lr=0.1, options=options)
     fleet = PlainFleet(data)
     return engine.run(build(name, setting), fleet, rounds=3, seed=0, central_samples=data.central), fleet
 
@@ -179,4 +179,4 @@ def test_first_passes_are_made_once_and_charged(tiny):
 )
 def test_bad_input(options, message):
     with pytest.raises(UserError, match=message):
-        build("fedala", Setting(MLP, rounds=3, cohort=1, options={"ala": options}))
+        build("fedala", Setting(MLP, rounds=3, cohort_size=1, options={"ala": options}))

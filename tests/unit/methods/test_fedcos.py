@@ -56,7 +56,7 @@ def test_without_a_direction_nothing_is_asked(extra):
 
 
 def ends(data, name, rounds=3, **options):
-    setting = Setting(MLP, rounds=rounds, cohort=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
+    setting = Setting(MLP, rounds=rounds, cohort_size=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
     method = build(name, setting)
     return engine.run(method, PlainFleet(data), rounds=rounds, seed=0, central_samples=data.central)
 
@@ -72,7 +72,7 @@ def test_the_direction_is_what_the_last_round_changed(tiny):
     two, three = ends(tiny, "fedcos", 2), ends(tiny, "fedcos", 3)
     change = {k: three.state.models["global"][k] - v for k, v in two.state.models["global"].items()}
     assert tree.max_abs_difference(three.state.memory["train"]["direction"], change) == 0
-    stage = build("fedcos", Setting(MLP, rounds=3, cohort=1)).stages[-1]
+    stage = build("fedcos", Setting(MLP, rounds=3, cohort_size=1)).stages[-1]
     silent = stage.fold(three.state, {}, 0)
     assert all(not x.any() for x in silent.memory["train"]["direction"].values())
 
@@ -84,7 +84,7 @@ def test_two_models_are_sent_from_the_second_round_on(tiny):
     assert more[0] == 0
     assert all(4 * 2522 * 4 < x < 4 * (2522 * 4 + 1000) for x in more[1:])
     assert [r.bytes_up for r in base.records] == [r.bytes_up for r in found.records]
-    method = build("fedcos", Setting(MLP, rounds=3, cohort=1))
+    method = build("fedcos", Setting(MLP, rounds=3, cohort_size=1))
     assert set(method.models_for(found.state, "c0")) == {"global"}  # it is needed for training only
 
 
@@ -103,4 +103,4 @@ def test_a_stronger_cosine_turns_updates_more():
 
 def test_bad_input():
     with pytest.raises(UserError, match=r"train\.cosine is -1; it must be 0 or more"):
-        build("fedcos", Setting(MLP, rounds=3, cohort=1, options={"train": {"cosine": -1}}))
+        build("fedcos", Setting(MLP, rounds=3, cohort_size=1, options={"train": {"cosine": -1}}))

@@ -66,14 +66,14 @@ def test_whole_numbers_are_the_new_ones():
 @pytest.mark.parametrize(("cohort", "planned"), [(1, 1), (3, 2), (6, 5)])
 def test_clients_are_told_how_often_they_are_expected(cohort, planned):
     """Of 6 clients in 5 rounds: 5/6 (but 1 at least), 15/6 and 30/6 times, rounded down."""
-    stage = build("fedphp", Setting(MLP, rounds=5, cohort=cohort)).stages[-1]
+    stage = build("fedphp", Setting(MLP, rounds=5, cohort_size=cohort)).stages[-1]
     ids = tuple("abcdef")
     state = ServerState(2, {"global": MLP.init(0)}, roster=ids, cohort=ids[:cohort])
     assert {t.config["planned"] for t in stage.plan(state, 0).tasks.values()} == {planned}
 
 
 def ends(data, name, **options):
-    setting = Setting(MLP, rounds=3, cohort=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
+    setting = Setting(MLP, rounds=3, cohort_size=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
     fleet = PlainFleet(data)
     return engine.run(build(name, setting), fleet, rounds=3, seed=0, central_samples=data.central), fleet
 
@@ -90,7 +90,7 @@ def test_without_imitation_the_global_model_is_that_of_fedavg(tiny):
 
 def test_the_private_model_is_served(tiny):
     result, fleet = ends(tiny, "fedphp")
-    method = build("fedphp", Setting(MLP, rounds=3, cohort=4))
+    method = build("fedphp", Setting(MLP, rounds=3, cohort_size=4))
     models, x = method.models_for(result.state, "c0"), tiny.central.x
     private = next(iter(fleet.private.values()))
     assert torch.equal(method.predict(models, private, x), MLP.predict(private["model"], x))
@@ -108,4 +108,4 @@ def test_the_private_model_is_served(tiny):
 )
 def test_bad_input(options, message):
     with pytest.raises(UserError, match=message):
-        build("fedphp", Setting(MLP, rounds=3, cohort=1, options={"train": options}))
+        build("fedphp", Setting(MLP, rounds=3, cohort_size=1, options={"train": options}))

@@ -5,7 +5,7 @@ import shoal
 from shoal import engine, tree
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
-from shoal.methods import METHODS, Setting, build, find, options, summary
+from shoal.methods import METHODS, Setting, build, default_options, method_factory, summary
 from shoal.models import load_model
 
 
@@ -74,7 +74,7 @@ def test_local_equals_training_alone_for_as_many_epochs(tiny):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_summary_and_options(name):
     assert len(summary(name)) > 30
-    assert "train" in options(name)
+    assert "train" in default_options(name)
 
 
 def test_every_option_changes_the_piece():
@@ -116,9 +116,9 @@ def test_one_pool_of_data_has_no_sensitive_part_and_nothing_to_weight(key, value
 
 def test_unknown_method():
     with pytest.raises(UserError, match="method 'fedavgg' is not known; did you mean fedavg"):
-        find("fedavgg")
+        method_factory("fedavgg")
     with pytest.raises(UserError, match="cannot be imported"):
-        find("nowhere.at:all")
+        method_factory("nowhere.at:all")
 
 
 def test_methods_that_compare_on_validation_rows_refuse_to_do_without():

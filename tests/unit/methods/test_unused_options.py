@@ -7,7 +7,7 @@ import re
 import pytest
 
 from shoal.errors import UnusedOption, UserError
-from shoal.methods import METHODS, Setting, available_options, build, options, rehearsed
+from shoal.methods import METHODS, Setting, available_options, build, default_options, dry_build
 from shoal.models import load_model
 
 
@@ -87,12 +87,12 @@ def test_what_another_piece_takes_too_has_an_effect():
 
 
 def test_clients_without_a_gate_need_the_temperature_without_calibration_too():
-    rehearsed("scmoe", {"gate": {"calibrate": False, "temperature": 2.0}})
+    dry_build("scmoe", {"gate": {"calibrate": False, "temperature": 2.0}})
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_defaults_are_never_refused(method):
-    build(method, setting(options(method)))
+    build(method, setting(default_options(method)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,7 +102,7 @@ def test_conditions_name_options_of_the_method(method):
         name
         for keys in known.values()
         for option in keys.values()
-        for name in re.findall(r"[a-z]+\.[a-z_]+", option.only_if)
+        for name in re.findall(r"[a-z]+\.[a-z_]+", option.condition)
     }
     assert named <= {f"{group}.{key}" for group, keys in known.items() for key in keys}
 
@@ -110,7 +110,7 @@ def test_conditions_name_options_of_the_method(method):
 def test_the_meaning_of_an_option_says_when_it_has_an_effect():
     known = available_options("fedavg")["train"]
     assert known["decay"].meaning.endswith("It has an effect only if train.schedule is not constant.")
-    assert known["weighting"].meaning == known["weighting"].declared.help
+    assert known["weighting"].meaning == known["weighting"].declaration.help
 
 
 def test_a_value_that_is_wrong_is_refused_as_such_whether_or_not_it_would_have_an_effect():

@@ -262,7 +262,7 @@ class TestBlend:
 
 
 def run(tiny, name, rounds=4, **options):
-    setting = Setting(load_model("mlp", (6,), 4), rounds=rounds, cohort=6, batch_size=8, options=options)
+    setting = Setting(load_model("mlp", (6,), 4), rounds=rounds, cohort_size=6, batch_size=8, options=options)
     return engine.run(build(name, setting), PlainFleet(tiny), rounds=rounds, seed=0, central_samples=tiny.central)
 
 

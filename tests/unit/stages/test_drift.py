@@ -18,7 +18,7 @@ def told():
     """What was seen at each turn of the story."""
     world, seen = SyntheticClients(), {}
     model = load_model("mlp", (8,), 4)
-    setting = Setting(model, rounds=60, cohort=6, epochs=1, batch_size=10, lr=0.1, eval_every=15, options=AGAIN)
+    setting = Setting(model, rounds=60, cohort_size=6, epochs=1, batch_size=10, lr=0.1, eval_every=15, options=AGAIN)
     method = build("shoal", setting)
     data = {f"c{i:02d}": world.make_client(f"c{i:02d}", SKEWS[i % 4]) for i in range(12)}
     life = MethodRun(method, ChangingFleet(data))

@@ -268,11 +268,11 @@ class TestMethodsUnderEdges:
         ours, bench = played("hierfavg", tiny_federation(8))
         theirs, _ = played("fedavg", tiny_federation(8), edges="5")
         assert tree.max_abs_difference(ours.state.models, theirs.state.models) == 0
-        assert (bench.method.name, bench.job.edges, bench.job.cloud_every) == ("hierfavg", "chance:5", 5)
+        assert (bench.method.name, bench.job.edges, bench.job.cloud_every_rounds) == ("hierfavg", "chance:5", 5)
         two, _ = played("hierfavg", tiny_federation(8), edges="2", cloud_every=1)
         assert len(edge_states(two.state)) == 2
         _, often = played("hierfavg", tiny_federation(8), cloud_every=2)
-        assert (often.job.edges, often.job.cloud_every) == ("chance:5", 2)
+        assert (often.job.edges, often.job.cloud_every_rounds) == ("chance:5", 2)
 
     @pytest.mark.parametrize("fleet", ["plain", "vector", "pool", "flower"])
     def test_every_edge_fine_tunes_for_as_many_passes_as_its_own_clients_chose(self, fleet):
@@ -409,7 +409,9 @@ class TestTheClock:
 
 class TestJobs:
     def test_edges_are_told(self, tmp_path):
-        job = Job(method="fedavg", clients=6, rows=300, rounds=2, cohort=3, epochs=1, edges="mixed:3", cloud_every=1)
+        job = Job(
+            method="fedavg", clients=6, rows=300, rounds=2, cohort=3, epochs=1, edges="mixed:3", cloud_every_rounds=1
+        )
         found = run_job(job, tmp_path / "run")
         assert [len(e["clients"]) for e in found["edges"]] == [2, 2, 2]
         assert found["bytes_long"] > 0

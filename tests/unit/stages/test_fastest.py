@@ -138,7 +138,7 @@ class TestStage:
 
 def run(clients, cohort=4, slow=(), **options):
     chips = {c: PROFILES["microcontroller" if c in slow else "pi"] for c in clients}
-    setting = Setting(load_model("mlp", (6,), 4), rounds=6, cohort=cohort, batch_size=8, options=options)
+    setting = Setting(load_model("mlp", (6,), 4), rounds=6, cohort_size=cohort, batch_size=8, options=options)
     ledger = Ledger(CostModel(profiles=chips))
     result = engine.run(build("haccs", setting), PlainFleet(clients), rounds=6, seed=0, ledger=ledger)
     return result, [set(p.clients) for p in result.ledger.entries if p.stage == "train"]

@@ -165,7 +165,7 @@ def test_experts_that_did_not_change_are_not_sent():
     federation = tiny_federation(100)
     short = {"gate": {"epochs": 1}, "private": {"epochs": 1}}
     model = load_model("mlp", (6,), 4)
-    method = build("scmoe", Setting(model, rounds=9, cohort=100, batch_size=64, epochs=1, options=short))
+    method = build("scmoe", Setting(model, rounds=9, cohort_size=100, batch_size=64, epochs=1, options=short))
     member = {
         c: torch.from_numpy(np.isin(np.arange(10), [i % 10, (i + 1) % 10])).float() for i, c in enumerate(federation)
     }

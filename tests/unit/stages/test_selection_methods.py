@@ -258,7 +258,7 @@ class TestLargestLoss:
     def test_too_few_candidates(self):
         options = {"select": {"candidates": 1}}
         with pytest.raises(UserError, match=r"select\.candidates is 1; .*at least the cohort, 2"):
-            build("powerd", Setting(load_model("mlp", (4,), 2), rounds=1, cohort=2, options=options))
+            build("powerd", Setting(load_model("mlp", (4,), 2), rounds=1, cohort_size=2, options=options))
 
 
 class TestSurvey:

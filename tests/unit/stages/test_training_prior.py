@@ -93,7 +93,7 @@ class TestTaught:
 
 def test_each_model_is_corrected_by_what_it_was_taught():
     model = load_model("linear", (2,), 2)
-    method = build("shoal", Setting(model, rounds=2, cohort=3))
+    method = build("shoal", Setting(model, rounds=2, cohort_size=3))
     zero = {k: torch.zeros_like(x) for k, x in model.init(0).items()}
     lean = {"global": torch.tensor([0.5, 0.5]), "expert-000": torch.tensor([0.9, 0.1])}
     models = {"global": zero, "expert-000": zero, PRIOR: lean}
@@ -116,5 +116,5 @@ def test_members_are_served_what_each_model_was_taught():
 
 def test_a_prior_needs_what_was_taught_whatever_else_is_left_out():
     bare = Components(selection="random", experts=False)
-    assert bare.pieces(adjusts=False)["represent"] == "labels"
-    assert replace(bare, prior_correction=False).pieces(adjusts=False)["represent"] == "none"
+    assert bare.pieces(adjusts_logits=False)["represent"] == "labels"
+    assert replace(bare, prior_correction=False).pieces(adjusts_logits=False)["represent"] == "none"

@@ -15,7 +15,7 @@ from shoal.client.tuning import TryTuning, index_of_most_hits
 from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
-from shoal.methods import Setting, build, rehearsed
+from shoal.methods import Setting, build, dry_build
 from shoal.models import load_model
 from shoal.stages.tuning import ChooseTuning
 from shoal.types import Examples, Plan, Report, ServerState, Task
@@ -75,7 +75,7 @@ def test_the_candidate_that_validation_rows_like_is_what_clients_are_served():
     """Test rows are not looked at: with other ones the choice is the same."""
     federation = tiny_federation(5)
     options = {"personalise": {"tune": True, "rates": "0.0001,0.2", "passes": "1,5"}}
-    setting = Setting(MODEL, rounds=2, cohort=3, eval_every=2, batch_size=8, options=options)
+    setting = Setting(MODEL, rounds=2, cohort_size=3, eval_every=2, batch_size=8, options=options)
     method = build("fedavg-ft", setting)
     chosen = []
     for data in (federation, {c: {**federation[c], "test": _empty(federation[c]["test"])} for c in federation}):
@@ -96,7 +96,7 @@ def _empty(rows: Examples) -> Examples:
 def test_fine_tuning_the_head_leaves_all_else_bit_for_bit(tune):
     federation = tiny_federation(4)
     options = {"personalise": {"part": "head", **({"tune": True, "passes": "1,2"} if tune else {})}}
-    method = build("fedavg-ft", Setting(MODEL, rounds=1, cohort=3, batch_size=8, options=options))
+    method = build("fedavg-ft", Setting(MODEL, rounds=1, cohort_size=3, batch_size=8, options=options))
     fleet = PlainFleet(federation)
     state = engine.run(method, fleet, rounds=1, seed=0).state
     for client in federation:
@@ -125,4 +125,4 @@ def test_a_tuned_run_and_one_with_the_same_numbers_given_serve_the_same_global_m
 )
 def test_what_does_not_fit_together_is_refused(options, sentence):
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
-        rehearsed("fedavg-ft", {"personalise": options})
+        dry_build("fedavg-ft", {"personalise": options})

@@ -3,11 +3,11 @@
 from shoal.methods.composition.aggregation import average_models
 from shoal.methods.composition.builder import ClientColumn, MethodBuilder
 from shoal.methods.composition.client_training import set_training
-from shoal.methods.composition.clusters import form_clusters, form_groups
+from shoal.methods.composition.clusters import form_clusters, form_selection_clusters
 from shoal.methods.composition.label_prior import label_distributions
 from shoal.methods.composition.piece import Piece, register
 from shoal.methods.composition.selection import (
-    SELECTION_GROUPS,
+    SELECTION_CLUSTERS,
     TRAINING_ACCURACIES,
     UPDATE_LOSSES,
     UPDATE_NORMS,
@@ -16,7 +16,7 @@ from shoal.methods.composition.selection import (
 from shoal.types import option
 
 __all__ = [
-    "SELECTION_GROUPS",
+    "SELECTION_CLUSTERS",
     "TRAINING_ACCURACIES",
     "UPDATE_LOSSES",
     "UPDATE_NORMS",
@@ -25,7 +25,7 @@ __all__ = [
     "Piece",
     "average_models",
     "form_clusters",
-    "form_groups",
+    "form_selection_clusters",
     "label_distributions",
     "option",
     "register",

@@ -15,8 +15,8 @@ from shoal.methods.composition.capability import (
     TRAINING_METRICS,
     UPDATE_SUMMARIES,
 )
-from shoal.methods.composition.coefficients import coefficients
-from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.coefficients import get_coefficients
+from shoal.methods.composition.label_prior import ensure_label_stage
 from shoal.stages.balanced import REPRESENT_STAGE
 from shoal.stages.contribution import AggregateByContribution, Coefficients
 from shoal.stages.global_and_experts import AggregateGlobalAndExperts
@@ -29,7 +29,7 @@ class HeadAggregation(HasOptions):
     """How last layers are aggregated where logits are adjusted."""
 
     group: ClassVar[str] = "train"
-    head: bool = option(
+    classwise_head: bool = option(
         True,
         "Average the last layer class by class, each client weighted by its number of samples of the class. "
         "It applies where logits are adjusted.",
@@ -39,39 +39,52 @@ class HeadAggregation(HasOptions):
 def average_models(method: MethodBuilder, mean: MeanFunction | None = None) -> None:
     """Every model becomes the weighted mean of what its members trained, or what `mean` makes of their models and
     weights. A piece that calls this provides `INDIVIDUAL_UPDATES` and `UPDATE_SUMMARIES`."""
-    adjusted = isinstance(method.training, AdjustedTraining)
-    given = common(method) | ({"mean": mean} if mean else {})
+    is_adjusted = isinstance(method.training, AdjustedTraining)
+    stage_fields = training_stage_fields(method) | ({"mean": mean} if mean else {})
     if method.uses(TRAINING_METRICS):
-        learned = method.coefficients or Coefficients(method.setting.model, steps=0)
-        method.aggregation = _by_contribution(method, given, "size", learned)
-    elif method.provides(EXPERTS_BESIDE_GLOBAL) or (method.provides(ONE_MODEL) and adjusted):
-        head = _classwise_head(method) if adjusted and mean is None else ()
-        source = label_stage(method) if head else REPRESENT_STAGE
-        method.aggregation = method.setting.make("train", AggregateGlobalAndExperts, **given, head=head, source=source)
+        learned_coefficients = method.coefficients or Coefficients(method.setting.model, steps=0)
+        method.aggregation = _contribution_stage(method, stage_fields, "size", learned_coefficients)
+    elif method.provides(EXPERTS_BESIDE_GLOBAL) or (method.provides(ONE_MODEL) and is_adjusted):
+        head = _classwise_head(method) if is_adjusted and mean is None else ()
+        source = ensure_label_stage(method) if head else REPRESENT_STAGE
+        method.aggregation = method.setting.make(
+            "train", AggregateGlobalAndExperts, **stage_fields, head=head, source=source
+        )
     else:
-        if adjusted:
+        if is_adjusted:
             method.notes += ("last layers are averaged as a whole: class by class only where all share one model",)
-        method.aggregation = method.setting.make("train", TrainAndAggregate, **given)
+        method.aggregation = method.setting.make("train", TrainAndAggregate, **stage_fields)
 
 
 def average_by_contribution(method: MethodBuilder, by: Literal["contribution", "cosine"]) -> None:
     """Clients are weighted by their contribution."""
-    method.aggregation = _by_contribution(method, common(method), by, coefficients(method), fixed=("weighting",))
+    method.aggregation = _contribution_stage(
+        method, training_stage_fields(method), by, get_coefficients(method), fixed_keys=("weighting",)
+    )
 
 
-def _by_contribution(
-    method: MethodBuilder, given: Mapping[str, Any], by: str, learned: Coefficients, fixed: tuple[str, ...] = ()
+def _contribution_stage(
+    method: MethodBuilder,
+    stage_fields: Mapping[str, Any],
+    by: str,
+    learned_coefficients: Coefficients,
+    fixed_keys: tuple[str, ...] = (),
 ) -> TrainAndAggregate:
     """Contributions are recorded, also where clients are weighted by their size."""
-    given = {**given, "coefficients": learned, "by": by, "reuse": method.uses(PERSONAL_TRAINING)}
-    return method.setting.make("train", AggregateByContribution, fixed, **given)
+    stage_fields = {
+        **stage_fields,
+        "coefficients": learned_coefficients,
+        "by": by,
+        "reuse": method.uses(PERSONAL_TRAINING),
+    }
+    return method.setting.make("train", AggregateByContribution, fixed_keys, **stage_fields)
 
 
-def common(method: MethodBuilder) -> dict[str, Any]:
+def training_stage_fields(method: MethodBuilder) -> dict[str, Any]:
     """What every training stage is made of."""
-    setting, training = method.setting, method.required(method.training, "training")
+    setting, training = method.setting, method.ensure_set(method.training, "training")
     return {
-        "program": method.required(method.program, "client program"),
+        "program": method.ensure_set(method.program, "client program"),
         "models_for": method.models_to_train,
         "rate": setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds),
         "trainable": setting.model.trainable,
@@ -80,4 +93,4 @@ def common(method: MethodBuilder) -> dict[str, Any]:
 
 
 def _classwise_head(method: MethodBuilder) -> tuple[str, ...]:
-    return method.setting.model.head if method.setting.make("train", HeadAggregation).head else ()
+    return method.setting.model.head if method.setting.make("train", HeadAggregation).classwise_head else ()

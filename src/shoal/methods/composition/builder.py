@@ -15,7 +15,7 @@ from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
 from shoal.methods.composition.capability import Capability
-from shoal.methods.composition.fit import provides, unprovided
+from shoal.methods.composition.fit import missing_capability, provides
 from shoal.methods.composition.model_functions import (
     one_model_for,
     one_model_init,
@@ -43,7 +43,7 @@ from shoal.types import (
     StepSummary,
 )
 
-AFTER_TRAINING = ("train", "aggregate", "serve", "personalise")
+STEPS_AFTER_TRAINING = ("train", "aggregate", "serve", "personalise")
 """The order of stages after training. Personalisation comes last: it starts from the model that a client is served."""
 
 Value = TypeVar("Value")
@@ -56,16 +56,18 @@ class ClientColumn:
 
     column: str
     stage: str = "represent"
-    parts: int = 1  # of equal length, of which the first one describes the client's own model
+    num_parts: int = 1  # of equal length, of which the first one describes the client's own model
     bounds: tuple[float, float] = UNBOUNDED  # of its entries
     follows_data: bool = False  # whether clients report it again, as their data are then
 
     def __call__(self, state: ServerState) -> dict[ClientId, NDArray[np.float64]]:
-        known = ClientTable.load(state, self.stage)
-        if self.column not in known.columns:
+        table = ClientTable.load(state, self.stage)
+        if self.column not in table.columns:
             return {}
-        rows = known[self.column].double().numpy()
-        return dict(zip(known.clients, rows if self.parts == 1 else np.split(rows, self.parts, axis=1)[0], strict=True))
+        rows = table[self.column].double().numpy()
+        return dict(
+            zip(table.clients, rows if self.num_parts == 1 else np.split(rows, self.num_parts, axis=1)[0], strict=True)
+        )
 
 
 @dataclass
@@ -78,7 +80,9 @@ class MethodBuilder:
     init: Callable[[int], ServerState] | None = None  # one global model, where no piece says otherwise
     models_to_train: ModelsFor = one_model_for
     models_to_serve: ModelsFor | None = None  # those that are trained, where no piece says otherwise
-    serve_outsiders: Callable[[ModelsFor], ModelsFor] | None = None  # what a client of no cluster is served instead
+    serve_unassigned_clients: Callable[[ModelsFor], ModelsFor] | None = (
+        None  # what a client of no cluster is served instead
+    )
     training: LocalTraining | None = None  # train: how one model is trained
     program: ClientProgram | None = None  # train: what a client of the cohort runs
     validation_split: str | None = None  # train: the samples by which a client compares its experts
@@ -86,7 +90,9 @@ class MethodBuilder:
     sparsity: MeasureSparsity | None = None  # represent
     first_sparsity_round: int = 0  # represent: the extraction model is trained before
     aggregation: TrainAndAggregate | None = None  # aggregate: the training stage
-    updates: list[ServerUpdate] = field(default_factory=list)  # what the server does with a round of training, in order
+    server_updates: list[ServerUpdate] = field(
+        default_factory=list
+    )  # what the server does with a round of training, in order
     observers: list[ServerUpdate] = field(default_factory=list)  # those that only keep something for serving
     personalisation: list[Callable[[ModelsFor], tuple[Stage, ...]]] = field(default_factory=list)
     gate: Gate | None = None  # personalise
@@ -105,23 +111,23 @@ class MethodBuilder:
 
     def uses(self, capability: Capability) -> bool:
         """Whether a piece of the method needs the capability, or uses it where it is there."""
-        return any(capability in (*p.needs, *p.uses) for chosen in self.pieces.values() for p in chosen)
+        return any(capability in (*p.requires, *p.uses) for chosen in self.pieces.values() for p in chosen)
 
-    def require(self, piece: Piece, capability: Capability, why: str = "") -> None:
+    def require(self, piece: Piece, capability: Capability, reason: str = "") -> None:
         """Refuses a method in which no piece provides the capability."""
         if not self.provides(capability):
-            raise UserError(unprovided(self.pieces, type(piece), capability, why).sentence)
+            raise UserError(missing_capability(self.pieces, type(piece), capability, reason).sentence)
 
     def refuse(self, piece: Piece, reason: str) -> NoReturn:
         raise UserError(f"{piece.step} is {piece.name!r}, but {reason}")
 
-    def required(self, value: Value | None, what: str) -> Value:
+    def ensure_set(self, value: Value | None, field_name: str) -> Value:
         """A field that an earlier piece must have set."""
         if value is None:
-            raise ValueError(f"no piece of {self.composition()} has set the method's {what}")
+            raise ValueError(f"no piece of {self.composition()} has set the method's {field_name}")
         return value
 
-    def give_clusters_models(self) -> None:
+    def use_cluster_models(self) -> None:
         """Every cluster has a model of its own, and a client trains and is served that of its cluster."""
         self.models_to_train = expert_for
         self.predict = received_model_predict(self.setting.model)
@@ -129,30 +135,34 @@ class MethodBuilder:
     @property
     def vectors(self) -> ClientColumn:
         """The vectors that clients are compared by, for a piece that needs `VECTORS_BEFORE_TRAINING`."""
-        return self.required(self.representation, "representation")
+        return self.ensure_set(self.representation, "representation")
 
     @property
-    def served(self) -> ModelsFor:
+    def serving_models_for(self) -> ModelsFor:
         return self.models_to_serve or self.models_to_train
 
     def composition(self) -> str:
         return ",".join(f"{step}={'+'.join(p.name for p in chosen)}" for step, chosen in self.pieces.items())
 
     def build(self, name: str) -> Method:
-        aggregation = self.required(self.aggregation, "aggregation")
-        training = replace(aggregation, server_updates=tuple(self.updates), observers=tuple(self.observers))
+        aggregation = self.ensure_set(self.aggregation, "aggregation")
+        training = replace(aggregation, server_updates=tuple(self.server_updates), observers=tuple(self.observers))
         for personalise in self.personalisation:
-            self.stages["personalise"] += personalise(self.served)
-        served = self.serve_outsiders(self.served) if self.serve_outsiders else self.served
+            self.stages["personalise"] += personalise(self.serving_models_for)
+        models_for = (
+            self.serve_unassigned_clients(self.serving_models_for)
+            if self.serve_unassigned_clients
+            else self.serving_models_for
+        )
         self._check_programs([training, *(stage for added in self.stages.values() for stage in added)])
-        before = [stage for step in STEPS[:3] for stage in self.stages[step]]
-        after = [stage for step in AFTER_TRAINING for stage in self.stages[step]]
+        stages_before_training = [stage for step in STEPS[:3] for stage in self.stages[step]]
+        stages_after_training = [stage for step in STEPS_AFTER_TRAINING for stage in self.stages[step]]
         model = self.setting.model
         return Method(
             name=name,
             init=self.init or one_model_init(model),
-            stages=(*before, training, *after),
-            models_for=served,
+            stages=(*stages_before_training, training, *stages_after_training),
+            models_for=models_for,
             predict=self.predict or one_model_predict(model),
             num_classes=model.num_classes,
             uses_cohort_size=self.uses_cohort_size,
@@ -160,27 +170,29 @@ class MethodBuilder:
             models_for_inputs=self.models_for_inputs,
             adaptation_program=self.adaptation_program,
             cluster_assigner=self.cluster_assigner,
-            steps=tuple(self._parts(training.name)),
+            steps=tuple(self._step_summaries(training.name)),
             notes=self.notes,
         )
 
     def _check_programs(self, stages: Sequence[Stage]) -> None:
         """Clients know programs by their names. Guarantees of several programs with noise cannot be added up."""
-        known: dict[str, ClientProgram] = {}
+        program_by_name: dict[str, ClientProgram] = {}
         for program in (p for stage in stages for p in stage.programs):
-            if known.setdefault(program.name, program) != program:
+            if program_by_name.setdefault(program.name, program) != program:
                 raise ValueError(f"two programs of the method are called {program.name!r}")
-        noisy = [k for k, p in known.items() if isinstance(p, HasPrivacyGuarantee) and p.privacy_guarantee([1], 1)]
-        if len(noisy) > 1:
+        noisy_programs = [
+            k for k, p in program_by_name.items() if isinstance(p, HasPrivacyGuarantee) and p.privacy_guarantee([1], 1)
+        ]
+        if len(noisy_programs) > 1:
             raise UserError(
-                f"clients add noise to what they send in {' and in '.join(noisy)}, and the privacy guarantee of both "
+                f"clients add noise to what they send in {' and in '.join(noisy_programs)}, and the privacy guarantee of both "
                 "together is not known: set the noise of all but one of them to 0"
             )
 
-    def _parts(self, training: str) -> Iterator[StepSummary]:
+    def _step_summaries(self, training_stage_name: str) -> Iterator[StepSummary]:
         """Of several pieces at one step the first one has the stages."""
         for step in STEPS:
             added = tuple(stage.name for stage in self.stages[step])
             first, *others = (piece.name for piece in self.pieces[step])
-            yield StepSummary(step, first, (training, *added) if step == "train" else added)
+            yield StepSummary(step, first, (training_stage_name, *added) if step == "train" else added)
             yield from (StepSummary(step, name, ()) for name in others)

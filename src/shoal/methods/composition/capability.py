@@ -30,7 +30,7 @@ CLUSTER_MODELS = Capability("disjoint clusters with a model each")
 OVERLAPPING_CLUSTERS = Capability("overlapping clusters with a model each")
 EXPERTS_BESIDE_GLOBAL = Capability("experts beside a global model")
 EXPERTS = Capability("several experts to weigh")
-GROUPS_TO_SELECT_FROM = Capability("groups of clients to select from")
+CLUSTERS_TO_SELECT_FROM = Capability("groups of clients to select from")
 
 # Training and aggregation
 PERSONAL_TRAINING = Capability("training that starts from the client's personal model")

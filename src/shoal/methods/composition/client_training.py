@@ -19,21 +19,21 @@ class ExpertChoice(HasOptions):
     """How a client of several clusters chooses the expert that it trains."""
 
     group: ClassVar[str] = "train"
-    judge: Literal["val", "train"] = option(
+    validation_split: Literal["val", "train"] = option(
         "val",
         "Samples on which a client compares the accuracy of its experts: its validation or training samples.",
         value_without_validation="train",
     )
 
 
-def set_training(method: MethodBuilder, training: type[LocalTraining], **defaults: Any) -> None:
+def set_training(method: MethodBuilder, training_class: type[LocalTraining], **defaults: Any) -> None:
     """The cohort trains with `training`: one model, the global model and an expert, or the best of several experts."""
-    measured = MeasuredTraining if method.uses(TRAINING_METRICS) else training
-    program = method.setting.training("train", measured, **defaults)
+    program_class = MeasuredTraining if method.uses(TRAINING_METRICS) else training_class
+    program = method.setting.make_training("train", program_class, **defaults)
     method.training = method.program = program
     if method.provides(EXPERTS_BESIDE_GLOBAL):
         method.program = TrainAllModels(program)
     if method.provides(OVERLAPPING_CLUSTERS):
-        split = method.setting.make("train", ExpertChoice).judge
+        split = method.setting.make("train", ExpertChoice).validation_split
         method.validation_split = split if program.sensitivity == "all" else f"{split}/{program.sensitivity}"
         method.program = ChooseAndTrain(program, "hits", method.validation_split)

@@ -19,43 +19,43 @@ from shoal.stages.experts import ClusterModels, VectorClusters, expert_for, name
 from shoal.stages.first_round_clusters import FIRST_MODEL_SLOT, FormFirstRoundClusters, cluster_or_first_model
 from shoal.types import ServerState
 
-Rule = Callable[[Floats, int], ArrayLike | Clustering]
+ClusterFunction = Callable[[Floats, int], ArrayLike | Clustering]
 """(the vector of each client, a seed below 2**32) -> the cluster of each client. A client with the label -1, which is
 noise in scikit-learn, joins the nearest cluster."""
 
 
-def form_clusters(method: MethodBuilder, rule: Rule) -> None:
+def form_clusters(method: MethodBuilder, rule: ClusterFunction) -> None:
     """Clients that `rule` puts into one cluster share a model. A piece that calls this needs `CLIENT_VECTORS`, and
     provides `CLUSTER_MODELS`, `EXPERTS` and `ONE_MODEL_PER_CLIENT`."""
     (piece,) = method.pieces["cluster"]
 
     def clustering(rows: Floats, seed: int) -> Clustering:
         found = rule(rows, seed % 2**32)
-        return found if isinstance(found, Clustering) else _without_noise(piece.name, rows, np.asarray(found))
+        return found if isinstance(found, Clustering) else _assign_noise_clients(piece.name, rows, np.asarray(found))
 
-    method.give_clusters_models()
+    method.use_cluster_models()
     if method.provides(FIRST_ROUND_MODELS):
         _cluster_first_models(method, clustering)
     else:
         vectors = method.vectors
         experts = ClusterModels(
-            VectorClusters(clustering, vectors.parts), vectors.column, vectors.stage, vectors.bounds
+            VectorClusters(clustering, vectors.num_parts), vectors.column, vectors.stage, vectors.bounds
         )
         method.stages["cluster"].append(experts)
         method.cluster_assigner = experts
 
 
-def form_groups(
+def form_selection_clusters(
     method: MethodBuilder,
     rule: Callable[[Floats, int, int], ArrayLike],
     step: str = "cluster",
-    name: str = CLUSTER_STAGE,
+    stage_name: str = CLUSTER_STAGE,
 ) -> None:
     """Groups of clients to select from, which have no models. `rule` is given the label distribution of each client, a
     seed and the cohort size. A piece of the cluster step that calls this provides `GROUPS_TO_SELECT_FROM` and what
     `cluster=none` provides."""
     labels = label_distributions(method)
-    method.stages[step].append(FormClusters(rule, column=labels.column, source=labels.stage, name=name))
+    method.stages[step].append(FormClusters(rule, column=labels.column, source=labels.stage, name=stage_name))
 
 
 def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], Clustering]) -> None:
@@ -68,19 +68,19 @@ def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], C
         )
 
     method.init, method.models_to_train, method.models_to_serve = init, cluster_or_first_model(model), expert_for
-    method.updates.append(FormFirstRoundClusters(rule, model))
+    method.server_updates.append(FormFirstRoundClusters(rule, model))
 
 
-def _without_noise(name: str, rows: Floats, labels: np.ndarray) -> Clustering:
+def _assign_noise_clients(piece_name: str, rows: Floats, labels: np.ndarray) -> Clustering:
     if labels.shape != (len(rows),) or labels.dtype.kind not in "biu":
         raise UserError(
-            f"cluster={name} returned {labels.dtype} labels of shape {labels.shape} for {len(rows)} clients; it must "
+            f"cluster={piece_name} returned {labels.dtype} labels of shape {labels.shape} for {len(rows)} clients; it must "
             "return one whole number for each client"
         )
-    noise = labels < 0
-    labels = np.where(noise, 0, labels)
-    if noise.any() and not noise.all():
+    is_noise = labels < 0
+    labels = np.where(is_noise, 0, labels)
+    if is_noise.any() and not is_noise.all():
         from shoal.clusterers.neighbours import nearest_clusters
 
-        labels[noise] = nearest_clusters(rows[~noise], labels[~noise], rows[noise])
-    return Clustering(number_by_first_appearance(labels)[0], int(noise.sum()))
+        labels[is_noise] = nearest_clusters(rows[~is_noise], labels[~is_noise], rows[is_noise])
+    return Clustering(number_by_first_appearance(labels)[0], int(is_noise.sum()))

@@ -12,7 +12,7 @@ from shoal.stages.prediction_similarity import SHARE_STAGE
 from shoal.stages.query import QueryClients
 from shoal.types import HasOptions, option
 
-PUBLIC_SAMPLES = 50
+NUM_PUBLIC_SAMPLES = 50
 
 
 @dataclass(frozen=True)
@@ -20,39 +20,43 @@ class SharedSamples(HasOptions):
     """Where the samples come from."""
 
     group: ClassVar[str] = "share"
-    rows_of: Literal["public", "clients", "nobody"] = option(
+    source: Literal["public", "clients", "nobody"] = option(
         "public",
         "Samples on which the coefficients of contributions are learned: public samples that no client holds, labelled "
         "samples that clients give away, or none. Without samples all coefficients are equal.",
     )
 
 
-def coefficients(method: MethodBuilder) -> Coefficients:
+def get_coefficients(method: MethodBuilder) -> Coefficients:
     """The same for selecting and for weighting: the first piece that asks decides where samples come from."""
     if method.coefficients is None:
-        method.coefficients = _learned(method)
+        method.coefficients = _build_coefficients(method)
     return method.coefficients
 
 
-def _learned(method: MethodBuilder) -> Coefficients:
+def _build_coefficients(method: MethodBuilder) -> Coefficients:
     setting, model = method.setting, method.setting.model
-    source = setting.make(SHARE_STAGE, SharedSamples).rows_of
-    learn = Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
+    source = setting.make(SHARE_STAGE, SharedSamples).source
+    coefficients = (
+        Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
+    )
     split = method.training.split if method.training else "train"
-    give = setting.make(SHARE_STAGE, SendSamples, shape=model.input_shape, labelled=True, rows=4, split=split)
-    if source != "clients" or not learn.steps:
-        setting.without_effect(SHARE_STAGE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
-    if source != "nobody" and not learn.steps:
-        setting.without_effect(SHARE_STAGE, "rows_of", unless="learn.steps is above 0")
-    if source == "clients" and learn.steps:
-        method.stages["represent"].append(QueryClients(give, includes_late_clients=False, name=SHARE_STAGE))
+    share_samples = setting.make(SHARE_STAGE, SendSamples, shape=model.input_shape, labelled=True, rows=4, split=split)
+    if source != "clients" or not coefficients.steps:
+        setting.mark_without_effect(SHARE_STAGE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
+    if source != "nobody" and not coefficients.steps:
+        setting.mark_without_effect(SHARE_STAGE, "rows_of", unless="learn.steps is above 0")
+    if source == "clients" and coefficients.steps:
+        method.stages["represent"].append(QueryClients(share_samples, includes_late_clients=False, name=SHARE_STAGE))
         method.notes += (
-            f"up to {give.num_samples} labelled rows of each of the first clients go to the server, to learn coefficients on",
+            f"up to {share_samples.num_samples} labelled rows of each of the first clients go to the server, to learn coefficients on",
         )
-        return learn
-    public = setting.want_public(PUBLIC_SAMPLES) if source == "public" and learn.steps else None
-    if public is None or not len(public.y):
+        return coefficients
+    public_samples = (
+        setting.request_public_samples(NUM_PUBLIC_SAMPLES) if source == "public" and coefficients.steps else None
+    )
+    if public_samples is None or not len(public_samples.y):
         method.notes += ("coefficients are equal: no rows were used to learn them",)
-        return replace(learn, steps=0)
-    method.notes += (f"coefficients are learned on {len(public.y)} public rows",)
-    return replace(learn, public_samples=public)
+        return replace(coefficients, steps=0)
+    method.notes += (f"coefficients are learned on {len(public_samples.y)} public rows",)
+    return replace(coefficients, public_samples=public_samples)

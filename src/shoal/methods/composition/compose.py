@@ -8,16 +8,16 @@ from typing import Any
 
 from shoal.errors import UserError, did_you_mean
 from shoal.methods.composition.builder import MethodBuilder
-from shoal.methods.composition.fit import chosen_classes, refuse_misfits
-from shoal.methods.composition.piece import STEPS, default_names
+from shoal.methods.composition.fit import find_piece_classes, refuse_misfits
+from shoal.methods.composition.piece import STEPS, default_piece_names
 from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
-ORDER = ("represent", "cluster", "train", "personalise", "select", "aggregate", "serve")
+ADDING_ORDER = ("represent", "cluster", "train", "personalise", "select", "aggregate", "serve")
 """In which pieces are added: what a client trains must be known before the server selects and aggregates."""
 
 
-def parse(text: str) -> dict[str, str]:
+def parse_composition(text: str) -> dict[str, str]:
     """ "cluster=aidc,serve=average+prior" -> {"cluster": "aidc", "serve": "average+prior"}"""
     steps: dict[str, str] = {}
     for part in text.split(","):
@@ -30,15 +30,15 @@ def parse(text: str) -> dict[str, str]:
     return steps
 
 
-def written(steps: Mapping[str, Any]) -> str:
+def canonical_name(steps: Mapping[str, Any]) -> str:
     """As `parse` reads it, in the order of steps, without those that are as usual."""
     if not steps:
         raise UserError(f"method is an empty table; it must name a piece for one step at least: {', '.join(STEPS)}")
-    defaults = default_names()
+    defaults = default_piece_names()
     for step, name in steps.items():
         if step not in STEPS:
-            known = did_you_mean(step, STEPS) or f" (steps: {', '.join(STEPS)})"
-            raise UserError(f"step {step!r} of a method is not known{known}")
+            suggestion = did_you_mean(step, STEPS) or f" (steps: {', '.join(STEPS)})"
+            raise UserError(f"step {step!r} of a method is not known{suggestion}")
         if not isinstance(name, str | list | type) or not name:
             raise UserError(
                 f"{step} is {name!r}; it must be the name of a piece, such as {defaults[step]!r}; its options go under "
@@ -46,12 +46,14 @@ def written(steps: Mapping[str, Any]) -> str:
             )
         if isinstance(name, list) and len(name) > 1 and step != "serve":
             raise UserError(f"{step} is {name!r}; it must be one piece: only serve may have several")
-    names = {k: "+".join(_written_name(k, x) for x in (v if isinstance(v, list) else [v])) for k, v in steps.items()}
+    names = {
+        k: "+".join(_canonical_piece_name(k, x) for x in (v if isinstance(v, list) else [v])) for k, v in steps.items()
+    }
     different = [f"{step}={names[step]}" for step in STEPS if names.get(step, defaults[step]) != defaults[step]]
     return ",".join(different) or f"train={defaults['train']}"
 
 
-def _written_name(step: str, piece: Any) -> str:
+def _canonical_piece_name(step: str, piece: Any) -> str:
     """A class is written as `package.module:Class`."""
     if not isinstance(piece, type):
         return str(piece)
@@ -66,7 +68,7 @@ def compose(
     """The method of these pieces; `defaults` are options as the method has them and a user may change them."""
     setting.defaults = defaults or {}
     builder = start_builder(setting, steps)
-    for step in ORDER:
+    for step in ADDING_ORDER:
         for piece in builder.pieces[step]:
             setting.make(piece.group or step, piece).add_to(builder)
     return builder.build(name)
@@ -74,27 +76,29 @@ def compose(
 
 def start_builder(setting: Setting, steps: Mapping[str, str]) -> MethodBuilder:
     """A builder that knows the pieces of every step, which fit each other."""
-    written(steps)  # refuses steps that there are not
-    steps = default_names() | dict(steps)
-    refuse_several(steps)
-    chosen = chosen_classes(steps)
-    refuse_misfits(chosen)
-    return MethodBuilder(setting, chosen)
+    canonical_name(steps)  # refuses steps that there are not
+    steps = default_piece_names() | dict(steps)
+    refuse_several_pieces(steps)
+    pieces_by_step = find_piece_classes(steps)
+    refuse_misfits(pieces_by_step)
+    return MethodBuilder(setting, pieces_by_step)
 
 
-def refuse_several(steps: Mapping[str, str]) -> None:
+def refuse_several_pieces(steps: Mapping[str, str]) -> None:
     for step, text in steps.items():
         names = text.split("+")
         if len(names) > 1 and step != "serve":
             raise UserError(f"{step} is {text!r}; it must be one piece: only serve may have several")
-        if len(set(names)) < len(names) or (default_names()[step] in names and len(names) > 1):
-            raise UserError(f"{step} is {text!r}; each piece must be there once, and {default_names()[step]} alone")
+        if len(set(names)) < len(names) or (default_piece_names()[step] in names and len(names) > 1):
+            raise UserError(
+                f"{step} is {text!r}; each piece must be there once, and {default_piece_names()[step]} alone"
+            )
 
 
-def of_pieces(text: str) -> Callable[[Setting], Method]:
+def factory_from_pieces(text: str) -> Callable[[Setting], Method]:
     """What builds the method that `text` names."""
-    steps = parse(text)
-    name = written(steps)
+    steps = parse_composition(text)
+    name = canonical_name(steps)
 
     def make(setting: Setting) -> Method:
         return compose(setting, name, steps)

@@ -24,27 +24,30 @@ from shoal.stages.select import SelectCentralised
 from shoal.stages.train import TrainLocally
 from shoal.types import ClientId, Method, Params, ServerState, Stage
 
-ALONE = (SelectCentralised, TrainLocally)  # stages of methods in which there is nothing for an edge to average
-TRAIN = "train"
+STAGES_WITHOUT_SHARED_MODEL = (
+    SelectCentralised,
+    TrainLocally,
+)  # stages of methods in which there is nothing for an edge to average
+TRAIN_STAGE = "train"
 
 
-def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
+def with_edges(method: Method, setting: Setting, topology: Topology) -> Method:
     """The method, played by every edge for its clients. The cloud comes right after the training, so
     that what a method does then, such as to personalise, starts from the cloud's models."""
-    if any(isinstance(stage, ALONE) for stage in method.stages):
+    if any(isinstance(stage, STAGES_WITHOUT_SHARED_MODEL) for stage in method.stages):
         raise UserError(
             f"edges are of no use to method {method.name}: its clients share no model that edges could average"
         )
     stages: list[Stage] = [AssignEdges(topology)]
     if topology.requires_labels:
         stages.insert(
-            0, QueryClients(LabelHistogram(s.model.num_classes, name=EDGE_LABEL_STAGE), name=EDGE_LABEL_STAGE)
+            0, QueryClients(LabelHistogram(setting.model.num_classes, name=EDGE_LABEL_STAGE), name=EDGE_LABEL_STAGE)
         )
     for stage in method.stages:
         stages.append(RunAtEdges(stage))
-        if stage.name == TRAIN:
-            stages.append(AverageEdgeModels(topology.cloud_every_rounds, s.rounds))
-    told = (
+        if stage.name == TRAIN_STAGE:
+            stages.append(AverageEdgeModels(topology.cloud_every_rounds, setting.rounds))
+    edge_notes = (
         ("clients tell the server their label distributions, by which edges are formed",)
         if topology.requires_labels
         else ()
@@ -52,29 +55,33 @@ def over_edges(method: Method, s: Setting, topology: Topology) -> Method:
     return replace(
         method,
         stages=tuple(stages),
-        models_for=_models_for(method),
+        models_for=_edge_models_for(method),
         models_for_inputs=None,  # the cloud knows no edge's groups
         cluster_assigner=None,
-        notes=(*method.notes, *told),
+        notes=(*method.notes, *edge_notes),
     )
 
 
-def _models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapping[str, Params]]:
+def _edge_models_for(method: Method) -> Callable[[ServerState, ClientId | None], Mapping[str, Params]]:
     """A client is served by its edge; who has none, by the cloud, as the cloud was when edges last met there."""
-    seen: list[tuple[ServerState, dict[ClientId, int], list[ServerState]]] = []  # of the last state: all ask in a row
+    last_edge_states: list[
+        tuple[ServerState, dict[ClientId, int], list[ServerState]]
+    ] = []  # of the last state: all ask in a row
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-        if not seen or seen[0][0] is not state:
-            known = ClientTable.load(state, EDGES)
-            of = dict(zip(known.clients, known["edge"].tolist(), strict=True)) if len(known) else {}
-            seen[:] = [(state, of, edge_states(state))]
-        _, of, edges = seen[0]
-        if not edges:
+        if not last_edge_states or last_edge_states[0][0] is not state:
+            edge_table = ClientTable.load(state, EDGES)
+            edge_of_client = (
+                dict(zip(edge_table.clients, edge_table["edge"].tolist(), strict=True)) if len(edge_table) else {}
+            )
+            last_edge_states[:] = [(state, edge_of_client, edge_states(state))]
+        _, edge_of_client, edge_states = last_edge_states[0]
+        if not edge_states:
             return method.models_for(state, client)
-        if client is not None and client in of:
-            return method.models_for(edges[of[client]], client)
+        if client is not None and client in edge_of_client:
+            return method.models_for(edge_states[edge_of_client[client]], client)
         cloud = state.memory[CLOUD]
-        edge, models = edges[int(cloud["reference"])], cloud["models"]
+        edge, models = edge_states[int(cloud["reference"])], cloud["models"]
         # Edges may have formed other clusters since they met, which the models of the cloud do not belong to.
         membership = {c: weights for c, weights in edge.membership.items() if len(weights) == len(models)}
         return method.models_for(replace(edge, models=models, membership=membership), None)

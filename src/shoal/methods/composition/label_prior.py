@@ -14,8 +14,8 @@ from shoal.stages.balanced import REPRESENT_STAGE
 from shoal.stages.query import QueryClients
 from shoal.types import HasOptions, option
 
-PRIOR = "prior"
-LABELS = "labels"  # the stage in which label distributions are reported where the representation is another one
+PRIOR_STAGE = "prior"
+LABEL_STAGE = "labels"  # the stage in which label distributions are reported where the representation is another one
 
 
 @dataclass(frozen=True)
@@ -23,46 +23,50 @@ class PriorSmoothing(HasOptions):
     """How a client's class prior is smoothed."""
 
     group: ClassVar[str] = "serve"
-    alpha: float = option(
+    pseudocount: float = option(
         0.1, "Pseudocount of the class prior: samples of every class that are added to a client's label counts.", gt=0
     )
 
 
-def alpha(method: MethodBuilder) -> float:
-    return method.setting.make("serve", PriorSmoothing).alpha
+def prior_pseudocount(method: MethodBuilder) -> float:
+    return method.setting.make("serve", PriorSmoothing).pseudocount
 
 
 def count_labels(method: MethodBuilder) -> None:
     """Every client counts its labels for itself. Nothing of the counts leaves the client."""
-    if not any(stage.name == PRIOR for stage in method.stages["represent"]):
+    if not any(stage.name == PRIOR_STAGE for stage in method.stages["represent"]):
         counting = CountLabels(method.setting.model.num_classes, method.setting.model.device)
-        method.stages["represent"].append(method.setting.make(PRIOR, QueryClients, program=counting, name=PRIOR))
+        method.stages["represent"].append(
+            method.setting.make(PRIOR_STAGE, QueryClients, program=counting, group=PRIOR_STAGE)
+        )
 
 
 def has_label_stage(method: MethodBuilder) -> bool:
     """Whether clients report label distributions in some stage that was added so far."""
-    return method.provides(LABEL_DISTRIBUTIONS) or any(stage.name == LABELS for stage in method.stages["represent"])
+    return method.provides(LABEL_DISTRIBUTIONS) or any(
+        stage.name == LABEL_STAGE for stage in method.stages["represent"]
+    )
 
 
-def label_stage(method: MethodBuilder) -> str:
+def ensure_label_stage(method: MethodBuilder) -> str:
     """The stage in which clients report their label distributions. It is added if there is none yet."""
     if method.provides(LABEL_DISTRIBUTIONS):
         return REPRESENT_STAGE
     if not has_label_stage(method):
         split = method.training.split if method.training else "train"
-        method.stages["represent"].append(label_query(method.setting, LABELS, split))
-    return LABELS
+        method.stages["represent"].append(label_query(method.setting, LABEL_STAGE, split))
+    return LABEL_STAGE
 
 
 def label_distributions(method: MethodBuilder) -> ClientColumn:
     """The label distributions of clients, which they report once, whether or not another piece asks for them too."""
-    return ClientColumn("labels", label_stage(method))
+    return ClientColumn("labels", ensure_label_stage(method))
 
 
-def label_query(setting: Setting, name: str, split: str = "train") -> QueryClients:
+def label_query(setting: Setting, stage_name: str, split: str = "train") -> QueryClients:
     """A stage in which clients report their label distributions."""
-    program = setting.make(name, LabelHistogram, classes=setting.model.num_classes, split=split, name=name)
-    query = setting.make(name, QueryClients, program=program, name=name)
+    program = setting.make(stage_name, LabelHistogram, classes=setting.model.num_classes, split=split, group=stage_name)
+    query = setting.make(stage_name, QueryClients, program=program, group=stage_name)
     if not query.every_rounds:  # a client releases its label distribution once
-        setting.without_effect(name, "anew", unless=f"{name}.gamma and {name}.every are above 0")
+        setting.mark_without_effect(stage_name, "anew", unless=f"{stage_name}.gamma and {stage_name}.every are above 0")
     return query

@@ -20,7 +20,7 @@ def one_model_init(model: Model) -> Callable[[int], ServerState]:
     return init
 
 
-def numbered_init(model: Model) -> Callable[[int], ServerState]:
+def one_expert_init(model: Model) -> Callable[[int], ServerState]:
     """One model, by the name that models of groups have."""
 
     def init(seed: int) -> ServerState:
@@ -40,9 +40,9 @@ def one_model_predict(model: Model) -> Predict:
     return predict
 
 
-def own_model_predict(model: Model, otherwise: Predict | None = None) -> Predict:
+def personal_model_predict(model: Model, fallback: Predict | None = None) -> Predict:
     """The client's own model where it has one, else (a client that never trained) the global one, or `otherwise`."""
-    others = otherwise or one_model_predict(model)
+    others = fallback or one_model_predict(model)
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return model.predict(private["model"], x) if "model" in private else others(models, private, x)
@@ -59,7 +59,7 @@ def received_model_predict(model: Model) -> Predict:
     return predict
 
 
-def mean_predict(model: Model) -> Predict:
+def mean_model_predict(model: Model) -> Predict:
     """The mean of a client's experts as one model."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:

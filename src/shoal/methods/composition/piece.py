@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from shoal.methods.composition.builder import MethodBuilder
 
 STEPS = ("represent", "cluster", "select", "train", "aggregate", "personalise", "serve")
-ENTRY_POINTS = "shoal.pieces"
-CAPABILITIES = ("needs", "provides", "uses", "must_be_used")  # what a piece says in capabilities
+ENTRY_POINT_GROUP = "shoal.pieces"
+CAPABILITY_FIELDS = ("needs", "provides", "uses", "must_be_used")  # what a piece says in capabilities
 
-_registered: dict[str, dict[str, type[Piece]]] = {step: {} for step in STEPS}
+_registry: dict[str, dict[str, type[Piece]]] = {step: {} for step in STEPS}
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Piece(HasOptions):
     step: ClassVar[str] = ""  # which one: `register` and an entry point set it, any other class says it itself
     name: ClassVar[str] = ""  # by which users name it: set by `register` or an entry point, else package.module:Class
     group: ClassVar[str] = ""  # the first part of its options' names; the step, where a piece says nothing else
-    default: ClassVar[bool] = False  # whether it stands at its step where a method names no piece
+    is_default: ClassVar[bool] = False  # whether it stands at its step where a method names no piece
     source: ClassVar[str] = ""  # author and year, and where in the paper
 
-    needs: ClassVar[tuple[Capability, ...]] = ()  # other pieces must provide these
+    requires: ClassVar[tuple[Capability, ...]] = ()  # other pieces must provide these
     provides: ClassVar[tuple[Capability, ...]] = ()
     uses: ClassVar[tuple[Capability, ...]] = ()  # where they are provided
     must_be_used: ClassVar[tuple[Capability, ...]] = ()  # of these another piece must need or use one
-    because: ClassVar[str] = ""  # why it needs what it needs, as a sentence
+    requires_reason: ClassVar[str] = ""  # why it needs what it needs, as a sentence
 
     client_sends: ClassVar[str] = "nothing"
     client_keeps: ClassVar[str] = "nothing"
@@ -54,7 +54,7 @@ class Piece(HasOptions):
         """What is known of the piece without building a method."""
         texts = ("source", "client_sends", "client_keeps", "server_learns", "remark")
         facts: dict[str, Any] = {"summary": summary(cls)} | {key: getattr(cls, key) for key in texts}
-        return facts | {key: [capability.name for capability in getattr(cls, key)] for key in CAPABILITIES}
+        return facts | {key: [capability.name for capability in getattr(cls, key)] for key in CAPABILITY_FIELDS}
 
 
 PieceClass = TypeVar("PieceClass", bound=type[Piece])
@@ -69,17 +69,21 @@ def register(step: str, name: str) -> Callable[[PieceClass], PieceClass]:
     """Makes a piece available by name: `@register("cluster", "mine")` above its class."""
 
     def add(piece: PieceClass) -> PieceClass:
-        other = _registered.get(step, {}).get(name)
-        if other is not None and _path(other) != _path(piece):  # the same path: a cell of a notebook that ran again
-            raise UserError(f"piece {step}={name} is both {_path(other)} and {_path(piece)}; rename one of them")
-        _as_piece(piece, step, name)
-        _registered[step][name] = piece
+        other = _registry.get(step, {}).get(name)
+        if other is not None and _import_path(other) != _import_path(
+            piece
+        ):  # the same path: a cell of a notebook that ran again
+            raise UserError(
+                f"piece {step}={name} is both {_import_path(other)} and {_import_path(piece)}; rename one of them"
+            )
+        _set_step_and_name(piece, step, name)
+        _registry[step][name] = piece
         return piece
 
     return add
 
 
-def _as_piece(piece: type[Piece], step: str, name: str) -> None:
+def _set_step_and_name(piece: type[Piece], step: str, name: str) -> None:
     """Gives a class its step and its name, if it is made as a piece must be. A name and a default are not inherited."""
     if step not in STEPS:
         raise UserError(f"piece {name!r} is for the step {step!r}; it must be one of {', '.join(STEPS)}")
@@ -88,7 +92,7 @@ def _as_piece(piece: type[Piece], step: str, name: str) -> None:
     for problem in _mistakes(piece):
         raise UserError(f"piece {step}={name}: {problem}")
     piece.step, piece.name, piece.group = step, name, piece.group or step
-    piece.default = vars(piece).get("default", False)
+    piece.is_default = vars(piece).get("default", False)
 
 
 def _mistakes(piece: type[Piece]) -> Iterator[str]:
@@ -101,13 +105,13 @@ def _mistakes(piece: type[Piece]) -> Iterator[str]:
             yield f"option {f.name!r} has a reserved name; choose another one"
         if f.default is MISSING and f.default_factory is MISSING:
             yield f"field {f.name!r} has no default; give it one, such as option(2, 'What it is for.')"
-    for key in CAPABILITIES:
+    for key in CAPABILITY_FIELDS:
         value = getattr(piece, key)
         if not isinstance(value, tuple) or not all(isinstance(part, Capability) for part in value):
             yield f"{key} is {value!r}; it must be a tuple of capabilities, such as (CLUSTER_MODELS,)"
 
 
-def _path(piece: type[Piece]) -> str:
+def _import_path(piece: type[Piece]) -> str:
     return f"{piece.__module__}:{piece.__qualname__}"
 
 
@@ -117,10 +121,10 @@ def _load_pieces() -> None:
     package = import_module("shoal.methods.pieces")
     for module in walk_packages(package.__path__, f"{package.__name__}."):
         import_module(module.name)
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
         step, _, name = entry.name.partition(".")
         try:
-            register(step, name)(_checked(entry.name, import_callable("class", entry.value)))
+            register(step, name)(_require_piece_class(entry.name, import_callable("class", entry.value)))
         except UserError as error:
             owner = entry.dist.name if entry.dist else "unknown"
             raise UserError(f"entry point {entry.name!r} of the installed package {owner!r}: {error}") from None
@@ -130,8 +134,8 @@ def pieces() -> Mapping[str, Mapping[str, type[Piece]]]:
     """Every known piece: step -> name -> class; the default of a step comes first, the others in the order of names."""
     _load_pieces()
     return {
-        step: dict(sorted(found.items(), key=lambda item: (not item[1].default, item[0])))
-        for step, found in _registered.items()
+        step: dict(sorted(found.items(), key=lambda item: (not item[1].is_default, item[0])))
+        for step, found in _registry.items()
     }
 
 
@@ -139,22 +143,22 @@ def piece_class(step: str, name: str) -> type[Piece]:
     """A piece by its name, or one of the user's own by `package.module:class`."""
     if ":" not in name:
         return look_up(step, name, pieces()[step], own_format="package.module:class")
-    found = _checked(name, import_callable(step, name))
+    found = _require_piece_class(name, import_callable(step, name))
     if not found.step:
         raise UserError(f"piece {name!r} does not say for which step it is; write step = {step!r} in its class")
     if found not in pieces()[found.step].values():
-        _as_piece(found, found.step, name)
+        _set_step_and_name(found, found.step, name)
     if found.step != step:
         raise UserError(f"{step} is {name!r}, but that piece is for the step {found.step!r}")
     return found
 
 
-def _checked(name: str, found: Any) -> type[Piece]:
-    if not (isinstance(found, type) and issubclass(found, Piece)):
-        raise UserError(f"piece {name!r} is {found!r}; it must be a subclass of shoal.methods.composition.Piece")
-    return found
+def _require_piece_class(name: str, value: Any) -> type[Piece]:
+    if not (isinstance(value, type) and issubclass(value, Piece)):
+        raise UserError(f"piece {name!r} is {value!r}; it must be a subclass of shoal.methods.composition.Piece")
+    return value
 
 
-def default_names() -> dict[str, str]:
+def default_piece_names() -> dict[str, str]:
     """The piece of every step that a method has where it names none."""
-    return {step: next(name for name, piece in found.items() if piece.default) for step, found in pieces().items()}
+    return {step: next(name for name, piece in found.items() if piece.is_default) for step, found in pieces().items()}

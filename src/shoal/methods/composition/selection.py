@@ -10,7 +10,7 @@ from shoal.stages.cluster import CLUSTER_STAGE
 from shoal.stages.select import SelectByFunction
 from shoal.types import ClientId, ServerState
 
-SELECTION_GROUPS = ClientColumn("group", stage=CLUSTER_STAGE)  # for a piece that needs GROUPS_TO_SELECT_FROM
+SELECTION_CLUSTERS = ClientColumn("group", stage=CLUSTER_STAGE)  # for a piece that needs GROUPS_TO_SELECT_FROM
 UPDATE_LOSSES = ClientColumn("loss", stage="train")  # UPDATE_SUMMARIES or TRAINING_METRICS
 UPDATE_NORMS = ClientColumn("norm", stage="train")  # UPDATE_SUMMARIES
 TRAINING_ACCURACIES = ClientColumn("accuracy", stage="train")  # TRAINING_METRICS

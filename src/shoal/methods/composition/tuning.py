@@ -14,62 +14,67 @@ from shoal.stages.personalise import Personalise
 from shoal.stages.tuning import ChooseTuning, PersonaliseTuned
 from shoal.types import HasOptions, ModelsFor, OnlyIf, Stage, option
 
-PIECE = "personalise"
-TUNED = OnlyIf("personalise.tune is true", lambda tuning: tuning.tune)
+PERSONALISE = "personalise"
+IF_SEARCHED = OnlyIf("personalise.tune is true", lambda tuning: tuning.tune)
 
 
 @dataclass(frozen=True)
 class Tuning(HasOptions):
     """What is fine-tuned, and what to choose from."""
 
-    group: ClassVar[str] = PIECE
+    group: ClassVar[str] = PERSONALISE
     part: Literal["all", "head"] = option("all", "Fine-tune all layers, or only the last layer (head).")
-    tune: bool = option(
+    search: bool = option(
         False, "Let the fleet choose learning rate and epochs of fine-tuning by their accuracy on validation samples."
     )
-    rates: str = option(
-        "0.01,0.03,0.1,0.3", "Learning rates to choose from, separated by commas, in ascending order.", only_if=TUNED
+    lr_grid: str = option(
+        "0.01,0.03,0.1,0.3",
+        "Learning rates to choose from, separated by commas, in ascending order.",
+        only_if=IF_SEARCHED,
     )
-    passes: str = option(
-        "1,2,5,10", "Numbers of epochs to choose from, separated by commas, in ascending order.", only_if=TUNED
+    epochs_grid: str = option(
+        "1,2,5,10", "Numbers of epochs to choose from, separated by commas, in ascending order.", only_if=IF_SEARCHED
     )
 
     @property
-    def steps(self) -> tuple[float, ...]:
-        return tuple(_numbers("rates", self.rates, 1e-6))
+    def learning_rates(self) -> tuple[float, ...]:
+        return tuple(_parse_grid("rates", self.lr_grid, 1e-6))
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        found = _numbers("passes", self.passes, 0)
+    def numbers_of_epochs(self) -> tuple[int, ...]:
+        found = _parse_grid("passes", self.epochs_grid, 0)
         if any(x != int(x) for x in found):
-            raise UserError(f"option {PIECE}.passes is {self.passes!r}; it must be whole numbers")
+            raise UserError(f"option {PERSONALISE}.passes is {self.epochs_grid!r}; it must be whole numbers")
         return tuple(map(int, found))
 
 
-def stages(s: Setting, models_for: ModelsFor) -> tuple[Stage, ...]:
+def fine_tuning_stages(setting: Setting, models_for: ModelsFor) -> tuple[Stage, ...]:
     """What every client does whenever the fleet is evaluated, from the model that it is served then."""
-    tuning = s.make(PIECE, Tuning)
-    kept = {"send": False, "keep": True, "part": tuning.part, "name": PIECE}
-    training = s.training(PIECE, LocalTraining, epochs=5, **kept)
-    if not tuning.tune:
+    tuning = setting.make(PERSONALISE, Tuning)
+    program_fields = {"send": False, "keep": True, "part": tuning.part, "name": PERSONALISE}
+    training = setting.make_training(PERSONALISE, LocalTraining, epochs=5, **program_fields)
+    if not tuning.search:
         if not training.epochs:
-            s.without_effect(PIECE, "part", unless="personalise.epochs is above 0")
-        return (Personalise(training, models_for, rounds=s.rounds, every_rounds=s.eval_every),)
-    s.without_effect(PIECE, "lr", "epochs", unless="personalise.tune is false")
+            setting.mark_without_effect(PERSONALISE, "part", unless="personalise.epochs is above 0")
+        return (Personalise(training, models_for, rounds=setting.rounds, every_rounds=setting.eval_every),)
+    setting.mark_without_effect(PERSONALISE, "lr", "epochs", unless="personalise.tune is false")
     tune = ChooseTuning(
-        TryTuning(training, tuning.steps, tuning.counts), models_for, rounds=s.rounds, every_rounds=s.eval_every
+        TryTuning(training, tuning.learning_rates, tuning.numbers_of_epochs),
+        models_for,
+        rounds=setting.rounds,
+        every_rounds=setting.eval_every,
     )
     return tune, PersonaliseTuned(tune, training)
 
 
-def _numbers(key: str, text: str, least: float) -> list[float]:
+def _parse_grid(key: str, text: str, minimum: float) -> list[float]:
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or found != sorted(set(found)) or not least <= found[0] or not isfinite(found[-1]):
+    if not found or found != sorted(set(found)) or not minimum <= found[0] or not isfinite(found[-1]):
         raise UserError(
-            f"option {PIECE}.{key} is {text!r}; it must be numbers with commas between, from {least:g} on, each larger "
+            f"option {PERSONALISE}.{key} is {text!r}; it must be numbers with commas between, from {minimum:g} on, each larger "
             "than the one before"
         )
     return found

@@ -16,8 +16,8 @@ from shoal.experiment.assemble import arrange, make_fleet
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.recipe import RECIPES, load_recipe
 from shoal.methods import METHODS, Setting, build
-from shoal.methods.composition.compose import parse, written
-from shoal.methods.composition.piece import default_names, pieces
+from shoal.methods.composition.compose import canonical_name, parse_composition
+from shoal.methods.composition.piece import default_piece_names, pieces
 from shoal.methods.pieces.cluster.dbscan import DensityClusters
 from shoal.models import load_model
 from shoal.stages.experts import VectorClusters
@@ -66,7 +66,7 @@ def test_a_table_and_a_string_are_the_same(tmp_path):
     job = load_recipe(file, {}).single
     assert job.method == "select=repclust,train=proximal,serve=average+prior"
     assert make_job({"method": tomllib.loads(file.read_text())["method"]}) == job
-    assert written(parse(job.method)) == job.method
+    assert canonical_name(parse_composition(job.method)) == job.method
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_noise_on_labels_is_not_bypassed():
     """What a mask is made of are the distributions that were told with noise."""
     model = load_model("mlp", (6,), 4)
     options = {"labels": {"gamma": 1.0}, "serve": {"mask": "told"}}
-    setting = Setting(model, rounds=3, cohort=3, options=options)
+    setting = Setting(model, rounds=3, cohort_size=3, options=options)
     method = build("represent=sparsity,cluster=dbscan,select=repclust,serve=confidence", setting)
     tells = [p for stage in method.stages for p in stage.programs if isinstance(p, LabelHistogram)]
     assert [p.noise_scale for p in tells] == [1.0]
@@ -116,13 +116,13 @@ def test_what_noise_on_two_things_protects_is_not_made_up():
     options = {"represent": {"noise": 0.1}, "labels": {"gamma": 1.0}}
     method = "represent=sparsity,cluster=dbscan,select=repclust"
     for given in ({"represent": options["represent"]}, {"labels": options["labels"]}):
-        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3, options=given))
+        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3, options=given))
     with pytest.raises(UserError, match="noise to what they send in represent and in labels"):
-        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort=3, options=options))
+        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3, options=options))
 
 
 def test_what_is_as_usual_need_not_be_said():
-    assert written(default_names()) == "train=sgd"
+    assert canonical_name(default_piece_names()) == "train=sgd"
     assert packed(*play(Job(method="train=sgd"))) == packed(*play(Job(method="fedavg")))
 
 
@@ -136,7 +136,7 @@ def test_pieces_of_every_paper_in_one_method(fleet):
 
 def built(method):
     model = load_model("mlp", (6,), 3)
-    return build(method, Setting(model, rounds=3, cohort=3))
+    return build(method, Setting(model, rounds=3, cohort_size=3))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
 
 def test_density_needs_what_the_first_round_left():
     model = load_model("mlp", (6,), 3)
-    setting = Setting(model, rounds=3, cohort=3, options={"serve": {"rule": "density"}})
+    setting = Setting(model, rounds=3, cohort_size=3, options={"serve": {"rule": "density"}})
     with pytest.raises(UserError, match="represent=last-layer"):
         build("represent=labels,cluster=dbscan,serve=confidence", setting)
 

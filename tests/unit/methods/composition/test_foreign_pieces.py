@@ -21,9 +21,9 @@ import shoal
 from shoal import tree
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
-from shoal.methods import Setting, build, options
+from shoal.methods import Setting, build, default_options
 from shoal.methods.composition import (
-    SELECTION_GROUPS,
+    SELECTION_CLUSTERS,
     TRAINING_ACCURACIES,
     UPDATE_LOSSES,
     UPDATE_NORMS,
@@ -35,9 +35,9 @@ from shoal.methods.composition import (
 )
 from shoal.methods.composition import piece as registry
 from shoal.methods.composition.capability import CLUSTER_MODELS
-from shoal.methods.composition.compose import compose, start_builder, written
+from shoal.methods.composition.compose import canonical_name, compose, start_builder
 from shoal.methods.composition.fit import misfits, refuse_misfits
-from shoal.methods.composition.piece import STEPS, default_names, piece_class, pieces
+from shoal.methods.composition.piece import STEPS, default_piece_names, piece_class, pieces
 from shoal.methods.pieces.aggregate.mean import Mean
 from shoal.models import load_model
 from shoal.stages.cluster import Clustering
@@ -78,7 +78,7 @@ def test_a_foreign_piece_builds_a_method_with_every_piece_that_fits(step):
     partners = set()
     for steps, chosen in compositions(step):
         if next(misfits(chosen), None) is None:
-            method = compose(Setting(NETWORK, rounds=20, cohort=2), "own", steps)
+            method = compose(Setting(NETWORK, rounds=20, cohort_size=2), "own", steps)
             assert (step, path(FOREIGN[step])) in {(part.step, part.piece) for part in method.steps}
             partners |= {(s, name) for s, name in steps.items() if s != step}
     refused = {(s, name) for s in STEPS if s != step for name in pieces()[s]} - partners
@@ -110,12 +110,12 @@ MISFITS = {  # pieces that are in no method with the foreign piece of the step, 
 
 @pytest.mark.parametrize("step", FOREIGN)
 def test_a_refusal_is_one_sentence_with_the_capability_and_the_remedy(step):
-    every = [c for found in pieces().values() for p in found.values() for c in (*p.needs, *p.must_be_used)]
+    every = [c for found in pieces().values() for p in found.values() for c in (*p.requires, *p.must_be_used)]
     names = {capability.name for capability in (*every, *(c for p in FOREIGN.values() for c in p.needs))}
     refused = 0
     for other in (s for s in STEPS if s != step):
         for name in pieces()[other]:
-            steps = default_names() | {step: path(FOREIGN[step]), other: name}
+            steps = default_piece_names() | {step: path(FOREIGN[step]), other: name}
             chosen = {s: (piece_class(s, n),) for s, n in steps.items()}
             misfit = next(misfits(chosen), None)
             if misfit is None:
@@ -148,7 +148,7 @@ def test_methods_with_foreign_pieces_train(method):
     federation = tiny_federation(5)
     keys = {"rounds": 2, "cohort": 3, "epochs": 2, "fleet": "plain", "seed": 4}
     result = shoal.run(method, federation, **keys, set=quick_options(method))
-    first = build(method, Setting(load_model("mlp", (6,), 4), rounds=2, cohort=3)).init(4).models
+    first = build(method, Setting(load_model("mlp", (6,), 4), rounds=2, cohort_size=3)).init(4).models
     moved = [tree.max_abs_difference(next(iter(first.values())), model) for model in result.state.models.values()]
     assert all(0 < distance < 10 for distance in moved)
     if "cluster=foreign" in method:
@@ -166,9 +166,9 @@ def test_an_installed_package_offers_its_pieces_by_name(tmp_path, monkeypatch, f
     install(tmp_path, PYPROJECT + "".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     assert [pieces()[step]["alien"].__module__ for step in FOREIGN] == ["foreign_package"] * 3
-    assert options("represent=labels,cluster=alien")["cluster"] == {"quantile": 0.5}
+    assert default_options("represent=labels,cluster=alien")["cluster"] == {"quantile": 0.5}
     with pytest.raises(UserError, match=r"select=turns needs disjoint .*; use cluster=aidc, cluster=alien or"):
-        build("select=turns", Setting(NETWORK, rounds=2, cohort=2))
+        build("select=turns", Setting(NETWORK, rounds=2, cohort_size=2))
     method = {"represent": "labels", "cluster": "alien", "select": "turns", "aggregate": "alien"}
     result = shoal.run(method, tiny_federation(4), rounds=2, fleet="plain")
     assert sorted({name for names in result.groups.values() for name in names}) == ["expert-000", "expert-001"]
@@ -212,14 +212,14 @@ def no_default():
 def reserved():
     @dataclass(frozen=True)
     class Mistake(Piece):
-        needs: int = option(2, "A number.")
+        requires: int = option(2, "A number.")
 
     return Mistake
 
 
 def no_tuple():
     class Mistake(Piece):
-        needs = CLUSTER_MODELS
+        requires = CLUSTER_MODELS
 
     return Mistake
 
@@ -248,10 +248,10 @@ def module(tmp_path, monkeypatch, text):
 def test_a_subclass_has_a_name_of_its_own_and_is_no_default(tmp_path, monkeypatch):
     module(tmp_path, monkeypatch, "class Mine(Mean):\n    provides = ()\n")
     found = piece_class("aggregate", "authors:Mine")
-    assert (found.name, found.step, found.default) == ("authors:Mine", "aggregate", False)
-    assert (Mean.name, Mean.default) == ("mean", True)
+    assert (found.name, found.step, found.is_default) == ("authors:Mine", "aggregate", False)
+    assert (Mean.name, Mean.is_default) == ("mean", True)
     with pytest.raises(UserError, match="which aggregate=authors:Mine does not provide"):
-        build("represent=updates,cluster=mctc,aggregate=authors:Mine", Setting(NETWORK, rounds=2, cohort=2))
+        build("represent=updates,cluster=mctc,aggregate=authors:Mine", Setting(NETWORK, rounds=2, cohort_size=2))
 
 
 @pytest.mark.parametrize(
@@ -266,20 +266,20 @@ def test_a_subclass_has_a_name_of_its_own_and_is_no_default(tmp_path, monkeypatc
 def test_a_class_that_cannot_stand_at_the_step_is_refused(tmp_path, monkeypatch, text, reason):
     module(tmp_path, monkeypatch, text)
     with pytest.raises(UserError, match=reason):
-        build("aggregate=authors:X", Setting(NETWORK, rounds=2, cohort=2))
+        build("aggregate=authors:X", Setting(NETWORK, rounds=2, cohort_size=2))
 
 
 def test_classes_stand_in_a_mapping():
     steps = {"cluster": Halves, "serve": ["average", "prior"]}
-    assert written(steps) == "cluster=foreign_pieces:Halves,serve=average+prior"
+    assert canonical_name(steps) == "cluster=foreign_pieces:Halves,serve=average+prior"
     with pytest.raises(UserError, match=r"cluster is the class no_tuple.<locals>.Mistake; it must be at the top level"):
-        written({"cluster": no_tuple()})
+        canonical_name({"cluster": no_tuple()})
 
 
 def clusters_of(labels, rows):
     """The clusters that `form_clusters` makes of what a rule returned for these vectors."""
     steps = {"represent": "labels", "cluster": path(Halves)}
-    builder = start_builder(Setting(NETWORK, rounds=2, cohort=2), steps)
+    builder = start_builder(Setting(NETWORK, rounds=2, cohort_size=2), steps)
     builder.representation = ClientColumn("labels")
     form_clusters(builder, lambda vectors, seed: labels)
     return builder.stages["cluster"][0].rule(np.array(rows, dtype=float)[:, None], seed=0).tolist()
@@ -302,7 +302,7 @@ def test_of_a_vector_in_parts_only_the_first_part_is_seen():
     assert seen == [[[0.0], [1.0]]]
     assert clusters.join(rows, np.array([0, 1]), np.array([[0.1, 6.0]])).tolist() == [0]
     table = ClientTable(("a", "b"), {"x": torch.from_numpy(rows)})
-    vectors = ClientColumn("x", parts=2)(ServerState(0, {}, memory={"represent": table.to_tree()}))
+    vectors = ClientColumn("x", num_parts=2)(ServerState(0, {}, memory={"represent": table.to_tree()}))
     assert {c: x.tolist() for c, x in vectors.items()} == {"a": [0.0], "b": [1.0]}
     assert ClientColumn("y")(ServerState(0, {})) == {}
 
@@ -310,7 +310,7 @@ def test_of_a_vector_in_parts_only_the_first_part_is_seen():
 @pytest.mark.parametrize(
     ("method", "column", "values"),
     [
-        ("represent=labels,cluster=similar,select=one-of-each", SELECTION_GROUPS, {0.0, 1.0}),
+        ("represent=labels,cluster=similar,select=one-of-each", SELECTION_CLUSTERS, {0.0, 1.0}),
         (f"select={path(LargestUpdates)}", UPDATE_LOSSES, None),
         ("aggregate=contribution", TRAINING_ACCURACIES, None),
     ],
@@ -345,14 +345,18 @@ def described(method, known):
 def test_no_piece_depends_on_the_name_of_another(monkeypatch):
     """Every piece is renamed, and makes the same method with the same others."""
     smallest = [smallest_composition(step, name) for step, found in pieces().items() for name in found]
-    settings = [Setting(NETWORK, rounds=20, cohort=2) for _ in smallest]
-    before = [described(compose(s, "own", steps), s.known) for s, steps in zip(settings, smallest, strict=True)]
+    settings = [Setting(NETWORK, rounds=20, cohort_size=2) for _ in smallest]
+    before = [
+        described(compose(s, "own", steps), s.available_options) for s, steps in zip(settings, smallest, strict=True)
+    ]
     others = {step: {f"other-{name}": piece for name, piece in found.items()} for step, found in pieces().items()}
-    monkeypatch.setattr(registry, "_registered", others)
+    monkeypatch.setattr(registry, "_registry", others)
     for found in pieces().values():
         for name, piece in found.items():
             monkeypatch.setattr(piece, "name", name)
     renamed = [{step: f"other-{name}" for step, name in steps.items()} for steps in smallest]
-    settings = [Setting(NETWORK, rounds=20, cohort=2) for _ in smallest]
-    after = [described(compose(s, "own", steps), s.known) for s, steps in zip(settings, renamed, strict=True)]
+    settings = [Setting(NETWORK, rounds=20, cohort_size=2) for _ in smallest]
+    after = [
+        described(compose(s, "own", steps), s.available_options) for s, steps in zip(settings, renamed, strict=True)
+    ]
     assert after == before

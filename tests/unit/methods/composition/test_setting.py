@@ -14,7 +14,7 @@ import shoal.methods
 import shoal.stages
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.methods import METHODS, available_options, options, rehearsed
+from shoal.methods import METHODS, available_options, default_options, dry_build
 from shoal.methods.composition.setting import Setting
 from shoal.models import load_model
 from shoal.types import HasOptions, Option, option
@@ -120,7 +120,7 @@ class Chosen(HasOptions):
 
 
 def setting(**given):
-    return Setting(load_model("mlp", (1,), 2), rounds=1, cohort=1, options=given)
+    return Setting(load_model("mlp", (1,), 2), rounds=1, cohort_size=1, options=given)
 
 
 def test_only_fields_declared_as_options_are_options():
@@ -156,7 +156,7 @@ def test_ranges_in_words(bounds, words):
 
 def test_a_literal_value_that_is_not_known_is_refused_with_the_ones_that_are():
     with pytest.raises(UserError, match=r"option train\.schedule is 'cosin': input should be 'constant', 'cosine'"):
-        rehearsed("fedavg", {"train": {"schedule": "cosin"}})
+        dry_build("fedavg", {"train": {"schedule": "cosin"}})
 
 
 def test_groups_of_direct_errors_are_those_of_the_command_line():
@@ -166,5 +166,5 @@ def test_groups_of_direct_errors_are_those_of_the_command_line():
 
 def test_options_are_the_defaults():
     described = available_options("fedprox")
-    assert options("fedprox") == {g: {k: o.default for k, o in keys.items()} for g, keys in described.items()}
-    assert options("fedprox")["train"]["mu"] == 0.1
+    assert default_options("fedprox") == {g: {k: o.default for k, o in keys.items()} for g, keys in described.items()}
+    assert default_options("fedprox")["train"]["mu"] == 0.1

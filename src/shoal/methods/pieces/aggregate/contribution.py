@@ -13,8 +13,8 @@ class ContributionWeighted(Piece):
     """The mean of the trained models, weighted by the contribution function F2."""
 
     source = "APCSMA, Eq. 12-13"
-    needs = (ONE_MODEL_PER_CLIENT, TRAINING_METRICS)
-    because = "an update is compared with the one model that training started from"
+    requires = (ONE_MODEL_PER_CLIENT, TRAINING_METRICS)
+    requires_reason = "an update is compared with the one model that training started from"
     provides = (INDIVIDUAL_UPDATES,)
     client_sends = "accuracy and loss on its own samples after training"
     server_learns = (

@@ -13,8 +13,8 @@ class CosineWeighted(Piece):
     """The mean weighted by F2 and by the cosine between each client's model and the global model."""
 
     source = "APCSMA, Eq. 14-15, Alg. 2"
-    needs = (ONE_MODEL_PER_CLIENT, TRAINING_METRICS)
-    because = "an update is compared with the one model that training started from"
+    requires = (ONE_MODEL_PER_CLIENT, TRAINING_METRICS)
+    requires_reason = "an update is compared with the one model that training started from"
     provides = (INDIVIDUAL_UPDATES,)
     client_sends = "accuracy and loss on its own samples after training"
     server_learns = (

@@ -12,7 +12,7 @@ from shoal.methods.composition.piece import Piece, register
 class Mean(Piece):
     """The mean of the trained models, weighted by samples or uniform."""
 
-    default = True
+    is_default = True
     source = "McMahan et al. 2017"
     provides = (INDIVIDUAL_UPDATES, UPDATE_SUMMARIES)
     server_learns = "the model that each client trained, and its number of samples"

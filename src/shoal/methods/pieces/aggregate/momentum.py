@@ -19,8 +19,8 @@ class ServerMomentum(Piece):
 
     source = "Hsu et al. 2019"
     group = "server"
-    needs = (PERSISTENT_MODELS,)
-    because = "a velocity belongs to a model that stays the same one between rounds"
+    requires = (PERSISTENT_MODELS,)
+    requires_reason = "a velocity belongs to a model that stays the same one between rounds"
     provides = (INDIVIDUAL_UPDATES, UPDATE_SUMMARIES)
     server_learns = "the model that each client trained, and its number of samples"
 
@@ -29,4 +29,4 @@ class ServerMomentum(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         average_models(method)
-        method.updates.append(ApplyMomentum(self.momentum, self.lr))
+        method.server_updates.append(ApplyMomentum(self.momentum, self.lr))

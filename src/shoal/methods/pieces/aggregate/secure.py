@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shoal.client.secure_aggregation import KEYS, SendPublicKey, TrainAndMaskUpdate
-from shoal.methods.composition.aggregation import common
+from shoal.methods.composition.aggregation import training_stage_fields
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import ONE_MODEL_PER_CLIENT
 from shoal.methods.composition.piece import Piece, register
@@ -21,19 +21,23 @@ class SecureSum(Piece):
 
     source = "Bonawitz et al. 2017, pairwise masks, without shares of keys"
     group = "secure"
-    needs = (ONE_MODEL_PER_CLIENT,)
-    because = "the server has no update of an individual client"
+    requires = (ONE_MODEL_PER_CLIENT,)
+    requires_reason = "the server has no update of an individual client"
     client_sends = "a public key, once; then what it trained, under masks that cancel in the sum"
     client_keeps = "a private key, and the public keys of the other clients in its sum"
     server_learns = "of individual clients only whether they have samples, and the sum of their updates"
 
-    least: int = option(3, "Smallest number of clients with samples in a sum. With fewer, no client trains.", ge=2)
+    min_clients: int = option(
+        3, "Smallest number of clients with samples in a sum. With fewer, no client trains.", ge=2
+    )
 
     def add_to(self, method: MethodBuilder) -> None:
         if method.setting.edges is not None:
             method.refuse(self, "edges would have to be trusted with single updates: leave --edges out")
-        aggregation = method.setting.make("train", AggregateSecurely, ("least",), **common(method), least=self.least)
-        training = method.required(method.training, "training")
+        aggregation = method.setting.make(
+            "train", AggregateSecurely, ("least",), **training_stage_fields(method), least=self.min_clients
+        )
+        training = method.ensure_set(method.training, "training")
         method.aggregation = replace(
             aggregation, program=TrainAndMaskUpdate(training, is_weighted_by_samples=aggregation.weighting == "size")
         )

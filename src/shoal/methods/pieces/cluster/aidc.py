@@ -23,8 +23,8 @@ class AdaptiveClusters(Piece):
     """Clusters of clients with similar activation sparsity, as many as there are (AIDC)."""
 
     source = "Tang et al. 2025 (FedEPC), Eq. 3-8, Alg. 2"
-    needs = (SPARSITY_VECTORS,)
-    because = "the two halves tell a difference between clients from a random one"
+    requires = (SPARSITY_VECTORS,)
+    requires_reason = "the two halves tell a difference between clients from a random one"
     provides = (CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT)
     server_learns = "which clients are similar"
 
@@ -33,13 +33,13 @@ class AdaptiveClusters(Piece):
         vectors = method.vectors
         if not vectors.follows_data:
             unless = "represent.every is above 0 and represent.noise is 0"
-            method.setting.without_effect("cluster", "drift", unless=unless)
+            method.setting.mark_without_effect("cluster", "drift", unless=unless)
         experts = ClusterModels(rule, vectors.column, representation_bounds=vectors.bounds)
-        method.give_clusters_models()
+        method.use_cluster_models()
         method.stages["cluster"].append(experts)
         method.cluster_assigner = experts
         method.models_for_inputs = _assign_by_received_model(
-            rule, experts, method.required(method.sparsity, "sparsity")
+            rule, experts, method.ensure_set(method.sparsity, "sparsity")
         )
 
 

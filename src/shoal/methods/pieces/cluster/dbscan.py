@@ -24,17 +24,17 @@ class DensityClusters(Piece):
     """Clusters of clients whose vectors are near each other (DBSCAN)."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 2, lines 9-15"
-    needs = (CLIENT_VECTORS,)
+    requires = (CLIENT_VECTORS,)
     provides = (CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT)
     uses = (FIRST_ROUND_MODELS,)
     server_learns = "which clients are similar"
 
-    reach: float = option(
+    radius: float = option(
         0.5,
         "Two clients are neighbours if their distance is at most this multiple of the 90 % quantile of all distances.",
         gt=0,
     )
-    smallest: int = option(
+    min_size: int = option(
         2, "A dense cluster starts from a client with at least this many neighbours, the client itself included.", ge=1
     )
 
@@ -44,5 +44,5 @@ class DensityClusters(Piece):
     def cluster(self, rows: Floats, seed: int) -> Clustering:
         from shoal.clusterers import NeighbourClusters
 
-        found = NeighbourClusters(self.reach, min_samples=self.smallest).fit(rows)
+        found = NeighbourClusters(self.radius, min_samples=self.min_size).fit(rows)
         return Clustering(found.labels_, int(found.noise_.sum()))

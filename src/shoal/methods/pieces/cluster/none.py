@@ -8,5 +8,5 @@ from shoal.methods.composition.piece import Piece, register
 class NoClusters(Piece):
     """All clients share one model."""
 
-    default = True
+    is_default = True
     provides = (ONE_MODEL, GLOBAL_MODEL, PERSISTENT_MODELS, ONE_MODEL_PER_CLIENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.methods.composition import tuning
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import ONE_MODEL_PER_CLIENT, PERSONAL_MODEL
-from shoal.methods.composition.model_functions import own_model_predict
+from shoal.methods.composition.model_functions import personal_model_predict
 from shoal.methods.composition.piece import Piece, register
 
 
@@ -14,11 +14,11 @@ class FineTune(Piece):
     """Every client trains the model that it is served a little further, and keeps the result."""
 
     source = "common baseline"
-    needs = (ONE_MODEL_PER_CLIENT,)
-    because = "fine-tuning starts from one model"
+    requires = (ONE_MODEL_PER_CLIENT,)
+    requires_reason = "fine-tuning starts from one model"
     provides = (PERSONAL_MODEL,)
     client_keeps = "the model that it trained further"
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.personalisation.append(lambda served: tuning.stages(method.setting, served))
-        method.predict = own_model_predict(method.setting.model, method.predict)
+        method.personalisation.append(lambda served: tuning.fine_tuning_stages(method.setting, served))
+        method.predict = personal_model_predict(method.setting.model, method.predict)

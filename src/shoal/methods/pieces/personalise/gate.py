@@ -19,7 +19,7 @@ from shoal.methods.composition.capability import (
     PERSONAL_MODEL,
     SERVED_MODEL_PREDICTIONS,
 )
-from shoal.methods.composition.label_prior import alpha
+from shoal.methods.composition.label_prior import prior_pseudocount
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.global_and_experts import PersonaliseMembers
 from shoal.stages.overlapping import experts_for
@@ -28,7 +28,7 @@ from shoal.types import HasOptions, option
 
 
 @dataclass(frozen=True)
-class PrivateModel(HasOptions):
+class PersonalModel(HasOptions):
     """When a client's own model is trained."""
 
     group: ClassVar[str] = "private"
@@ -44,43 +44,47 @@ class ExpertGate(Piece):
     """A small network on every client weighs its experts and a private model for each input."""
 
     source = "Li et al. 2026 (SCMoE-PFL), Alg. 2"
-    needs = (EXPERTS,)
-    because = "a gate weighs experts"
+    requires = (EXPERTS,)
+    requires_reason = "a gate weighs experts"
     uses = (EXPERTS_BESIDE_GLOBAL, CLASS_PRIOR)
     provides = (SERVED_MODEL_PREDICTIONS, PERSONAL_MODEL)
     client_keeps = "a private model (not beside a global model), and a gate over it and its experts"
 
     def add_to(self, method: MethodBuilder) -> None:
         if method.provides(EXPERTS_BESIDE_GLOBAL):
-            self._over_global_and_experts(method)
+            self._gate_over_global_and_experts(method)
         else:
-            self._over_private_and_experts(method)
+            self._gate_over_personal_and_experts(method)
 
-    def _over_private_and_experts(self, method: MethodBuilder) -> None:
+    def _gate_over_personal_and_experts(self, method: MethodBuilder) -> None:
         setting, overlapping = method.setting, method.provides(OVERLAPPING_CLUSTERS)
-        start = setting.make("private", PrivateModel).start
+        start = setting.make("private", PersonalModel).start
         if start == "cold" and not overlapping:
             method.refuse(self, "private.start is 'cold', which needs overlapping clusters: it must be 'warm'")
         epochs = 5 if start == "warm" else setting.epochs
-        private = setting.training("private", LocalTraining, epochs=epochs, start="own", name="private")
+        personal_training = setting.make_training("private", LocalTraining, epochs=epochs, start="own", group="private")
         if start == "cold":
-            method.program = TrainSharedAndPersonal(method.required(method.program, "client program"), private)
+            method.program = TrainSharedAndPersonal(
+                method.ensure_set(method.program, "client program"), personal_training
+            )
         gate = setting.make("gate", Gate, serves_without_gate=True)
         split = method.validation_split
-        choice = ChooseModel(setting.model, "hits", method.required(split, "validation split")) if overlapping else None
+        choice = (
+            ChooseModel(setting.model, "hits", method.ensure_set(split, "validation split")) if overlapping else None
+        )
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
-        program = TrainGate(fit, private, choice, start)
+        program = TrainGate(fit, personal_training, choice, start)
         method.stages["personalise"].append(
             Personalise(program, experts_for, setting.rounds, setting.eval_every, cache_models=True)
         )
         method.models_to_serve, method.predict = experts_for, gated_predict(setting.model, gate)
 
-    def _over_global_and_experts(self, method: MethodBuilder) -> None:
+    def _gate_over_global_and_experts(self, method: MethodBuilder) -> None:
         """There is no private model. What is weighed are the models as they are served."""
-        setting, prior = method.setting, method.provides(CLASS_PRIOR)
+        setting, uses_prior = method.setting, method.provides(CLASS_PRIOR)
         gate = setting.make("gate", Gate, top=0, shortlist=0, calibrate=False)
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)
-        program = TrainExpertGate(fit, alpha(method) if prior else 1.0, prior)
+        program = TrainExpertGate(fit, prior_pseudocount(method) if uses_prior else 1.0, uses_prior)
         method.personalisation.append(
             lambda served: (PersonaliseMembers(program, served, setting.rounds, setting.eval_every),)
         )

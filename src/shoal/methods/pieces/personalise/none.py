@@ -8,5 +8,5 @@ from shoal.methods.composition.piece import Piece, register
 class NoPersonalisation(Piece):
     """Clients predict with the models that they are served."""
 
-    default = True
+    is_default = True
     provides = (SERVED_MODEL_PREDICTIONS,)

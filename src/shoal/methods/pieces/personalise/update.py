@@ -13,7 +13,7 @@ from shoal.methods.composition.capability import (
     PERSONAL_TRAINING,
     TRAINING_METRICS,
 )
-from shoal.methods.composition.model_functions import own_model_predict
+from shoal.methods.composition.model_functions import personal_model_predict
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.contribution import Kappa, UpdatePersonalModels
 
@@ -23,15 +23,15 @@ class ConditionalUpdates(Piece):
     """Every client keeps a model of its own and mixes the global model into it where that one is worse."""
 
     source = "APCSMA, Eq. 16, Alg. 3"
-    needs = (ONE_MODEL, TRAINING_METRICS, INDIVIDUAL_UPDATES)
+    requires = (ONE_MODEL, TRAINING_METRICS, INDIVIDUAL_UPDATES)
     uses = (PERSONAL_TRAINING,)
     provides = (PERSONAL_MODEL,)
     client_keeps = "a model of its own, mixed with the received one where that is worse on its validation samples"
 
     def add_to(self, method: MethodBuilder) -> None:
-        setting, training = method.setting, method.required(method.training, "training")
+        setting, training = method.setting, method.ensure_set(method.training, "training")
         method.training = method.program = replace(training, start="own", keeps_model=True)
         program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.sensitivity)
         kappa = setting.make("update", Kappa, rounds=setting.rounds)
         method.stages["personalise"].append(UpdatePersonalModels(program, method.models_to_train, kappa))
-        method.predict = own_model_predict(setting.model, method.predict)
+        method.predict = personal_model_predict(setting.model, method.predict)

@@ -9,7 +9,7 @@ class LastLayers(Piece):
     """Clients are compared by the last layers of the models that they train in the first round."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 2, line 9"
-    needs = (INDIVIDUAL_UPDATES,)
+    requires = (INDIVIDUAL_UPDATES,)
     provides = (FIRST_ROUND_MODELS, CLIENT_VECTORS)
     must_be_used = (FIRST_ROUND_MODELS, CLIENT_VECTORS)
     client_sends = "nothing but the model that it trained"

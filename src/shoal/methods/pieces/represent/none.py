@@ -7,4 +7,4 @@ from shoal.methods.composition.piece import Piece, register
 class NoRepresentation(Piece):
     """Clients are not described."""
 
-    default = True
+    is_default = True

@@ -27,7 +27,7 @@ class ActivationSparsity(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         setting, model = method.setting, method.setting.model
-        adaptation = setting.training("represent", LocalTraining, epochs=1, name="represent")
+        adaptation = setting.make_training("represent", LocalTraining, epochs=1, group="represent")
         extractor = setting.make("represent", KeepExtractor, model=model)
         vectors = setting.make("represent", MeasureSparsity, adaptation=adaptation)
         query = setting.make(
@@ -42,5 +42,5 @@ class ActivationSparsity(Piece):
         method.stages["represent"] += [*warmup, extractor, query]
         method.init = init
         follows = query.every_rounds > 0 and not vectors.noise_std  # noisy vectors are released once
-        method.representation = ClientColumn("sparsity", parts=4, bounds=(0.0, 1.0), follows_data=follows)
+        method.representation = ClientColumn("sparsity", num_parts=4, bounds=(0.0, 1.0), follows_data=follows)
         method.sparsity, method.first_sparsity_round = vectors, extractor.warmup

@@ -9,7 +9,7 @@ class UpdateDirections(Piece):
     """Clients are compared by the directions of their updates, which training sends anyway."""
 
     source = "Li et al. 2026 (SCMoE-PFL), Eq. 1-2"
-    needs = (INDIVIDUAL_UPDATES,)
+    requires = (INDIVIDUAL_UPDATES,)
     provides = (UPDATE_DIRECTIONS,)
     must_be_used = (UPDATE_DIRECTIONS,)
     client_sends = "nothing but the model that it trained"

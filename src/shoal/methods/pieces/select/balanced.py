@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
-from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.label_prior import ensure_label_stage
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.balanced import SelectBalanced
 
@@ -19,4 +19,4 @@ class BalancedCohort(Piece):
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["select"].append(method.setting.make("select", SelectBalanced, source=label_stage(method)))
+        method.stages["select"].append(method.setting.make("select", SelectBalanced, source=ensure_label_stage(method)))

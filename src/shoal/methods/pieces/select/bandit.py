@@ -21,8 +21,8 @@ class TimeBudgetBandit(Piece):
     """A set of clients in every cluster that fits a time budget, chosen by a Gaussian-process bandit (CICS)."""
 
     source = "Tang et al. 2025 (FedEPC), Eq. 9-12, Alg. 3"
-    needs = (CLUSTER_MODELS, VECTORS_BEFORE_TRAINING, UPDATE_SUMMARIES, INDIVIDUAL_UPDATES)
-    because = "a set is chosen in every cluster before training, by what the last round's training changed"
+    requires = (CLUSTER_MODELS, VECTORS_BEFORE_TRAINING, UPDATE_SUMMARIES, INDIVIDUAL_UPDATES)
+    requires_reason = "a set is chosen in every cluster before training, by what the last round's training changed"
     client_sends = "its loss on the model of its cluster"
     client_keeps = "the model of its cluster"
     server_learns = "losses, durations, and how far each client's model moved"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.methods.composition.builder import MethodBuilder
-from shoal.methods.composition.capability import GROUPS_TO_SELECT_FROM
+from shoal.methods.composition.capability import CLUSTERS_TO_SELECT_FROM
 from shoal.methods.composition.piece import Piece, register
 from shoal.selectors.groups import one_of_each
 from shoal.stages.select import SelectFromClusters
@@ -14,7 +14,7 @@ class OneOfEach(Piece):
     """Clients from as many groups as possible."""
 
     source = "Pereira et al. (SimClust), Sec. III-A"
-    needs = (GROUPS_TO_SELECT_FROM,)
+    requires = (CLUSTERS_TO_SELECT_FROM,)
 
     def add_to(self, method: MethodBuilder) -> None:
         method.stages["select"].append(SelectFromClusters(one_of_each))

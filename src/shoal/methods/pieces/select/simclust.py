@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from shoal.methods.composition.builder import MethodBuilder
 from shoal.methods.composition.capability import LABEL_DISTRIBUTIONS
-from shoal.methods.composition.clusters import form_groups
+from shoal.methods.composition.clusters import form_selection_clusters
 from shoal.methods.composition.piece import Piece, register
 from shoal.selectors.groups import one_of_each
 from shoal.stages.cluster import SimilarLabels
 from shoal.stages.select import SelectFromClusters
 
-GROUPS = "groups"  # the stage that forms groups to select from, where the cluster step forms others
+CLUSTERS_STAGE = "groups"  # the stage that forms groups to select from, where the cluster step forms others
 
 
 @register("select", "simclust")
@@ -23,5 +23,7 @@ class SimClustSelection(Piece):
     server_learns = "the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:
-        form_groups(method, method.setting.make(GROUPS, SimilarLabels), step="select", name=GROUPS)
-        method.stages["select"].append(SelectFromClusters(one_of_each, cluster_slot=GROUPS))
+        form_selection_clusters(
+            method, method.setting.make(CLUSTERS_STAGE, SimilarLabels), step="select", stage_name=CLUSTERS_STAGE
+        )
+        method.stages["select"].append(SelectFromClusters(one_of_each, cluster_slot=CLUSTERS_STAGE))

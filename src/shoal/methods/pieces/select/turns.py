@@ -13,8 +13,8 @@ class RoundRobin(Piece):
     """A share of every cluster, or one client of it, in turn."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 2, lines 18-21, and Sec. 4"
-    needs = (CLUSTER_MODELS,)
-    because = "the members of clusters take turns"
+    requires = (CLUSTER_MODELS,)
+    requires_reason = "the members of clusters take turns"
     remark = "select.take and select.share say how many clients of each cluster take part, not the cohort size."
 
     def add_to(self, method: MethodBuilder) -> None:

@@ -19,17 +19,17 @@ class ExponentialAverage(Piece):
 
     source = "shoal"
     group = "server"
-    needs = (PERSISTENT_MODELS,)
-    because = "an average over rounds is of a model that stays the same one"
+    requires = (PERSISTENT_MODELS,)
+    requires_reason = "an average over rounds is of a model that stays the same one"
     client_keeps = "the EMA model"
 
-    average: float = option(
+    ema_decay: float = option(
         0.8, "Decay of the moving average of the models that are served. With 0 the newest models are.", ge=0, lt=1
     )
 
     def add_to(self, method: MethodBuilder) -> None:
-        method.stages["serve"].insert(0, UpdateEmaModels(self.average))
-        served = method.served
+        method.stages["serve"].insert(0, UpdateEmaModels(self.ema_decay))
+        served = method.serving_models_for
 
         def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
             return served(replace(state, models=ema_models(state)), client)

@@ -16,7 +16,7 @@ from shoal.methods.composition.capability import (
     LABEL_DISTRIBUTIONS,
     PERSONAL_MODEL,
 )
-from shoal.methods.composition.label_prior import label_stage
+from shoal.methods.composition.label_prior import ensure_label_stage
 from shoal.methods.composition.model_functions import one_model_init
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.feature_moments import LABEL_STAGE, CollectFeatureMoments, confident_models
@@ -29,8 +29,8 @@ class MostConfident(Piece):
     """A client of no cluster is served all cluster models, and the most confident one predicts."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 3"
-    needs = (CLUSTER_MODELS,)
-    because = "without clusters there is one model only"
+    requires = (CLUSTER_MODELS,)
+    requires_reason = "without clusters there is one model only"
     uses = (FIRST_ROUND_MODELS, LABEL_DISTRIBUTIONS)
     client_sends = "nothing; with serve.rule=density, sums of features and of their products over its samples"
     client_keeps = "on an unseen client, the models of all clusters"
@@ -39,26 +39,30 @@ class MostConfident(Piece):
     def add_to(self, method: MethodBuilder) -> None:
         setting = method.setting
         rule = setting.make("serve", Confidence)
-        dense = rule.rule == "density"
-        if dense or rule.mask == "read":
-            field = "rule is 'density'" if dense else "mask is 'read'"
+        uses_density = rule.rule == "density"
+        if uses_density or rule.mask == "read":
+            field = "rule is 'density'" if uses_density else "mask is 'read'"
             method.require(self, FIRST_ROUND_MODELS, f"serve.{field}")
-        if dense:
-            split = method.required(method.training, "training").split
+        if uses_density:
+            split = method.ensure_set(method.training, "training").split
             method.stages["serve"].append(
                 CollectFeatureMoments(ComputeFeatureMoments(setting.model, rule.max_features, split))
             )
             method.observers.append(KeepFirstMean())
-            method.init = _describable(method, rule)
-        labels = label_stage(method) if rule.mask == "told" else LABEL_STAGE
-        ensemble = ensemble_predict(setting.model, rule)
-        personal = method.predict if method.provides(PERSONAL_MODEL) else None
-        method.serve_outsiders = lambda served: confident_models(setting.model, rule, labels)
+            method.init = _init_that_checks_features(method, rule)
+        labels = ensure_label_stage(method) if rule.mask == "told" else LABEL_STAGE
+        ensemble_predictor = ensemble_predict(setting.model, rule)
+        personal_predict = method.predict if method.provides(PERSONAL_MODEL) else None
+        method.serve_unassigned_clients = lambda served: confident_models(setting.model, rule, labels)
         method.predict_routed = ensemble_route(setting.model, rule)
-        method.predict = ensemble if personal is None else _personal_or(personal, ensemble)
+        method.predict = (
+            ensemble_predictor
+            if personal_predict is None
+            else _personal_or_shared_predict(personal_predict, ensemble_predictor)
+        )
 
 
-def _describable(method: MethodBuilder, rule: Confidence) -> Callable[[int], ServerState]:
+def _init_that_checks_features(method: MethodBuilder, rule: Confidence) -> Callable[[int], ServerState]:
     """A network whose features cannot describe samples is refused before any client is asked."""
     model, first = method.setting.model, method.init or one_model_init(method.setting.model)
 
@@ -71,10 +75,10 @@ def _describable(method: MethodBuilder, rule: Confidence) -> Callable[[int], Ser
     return init
 
 
-def _personal_or(personal: Predict, others: Predict) -> Predict:
+def _personal_or_shared_predict(personal: Predict, shared: Predict) -> Predict:
     """A client that keeps a personal model predicts with it."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
-        return (personal if "model" in private else others)(models, private, x)
+        return (personal if "model" in private else shared)(models, private, x)
 
     return predict

@@ -7,4 +7,4 @@ from shoal.methods.composition.piece import Piece, register
 class Plain(Piece):
     """Clients predict with the models as they were trained or personalised."""
 
-    default = True
+    is_default = True

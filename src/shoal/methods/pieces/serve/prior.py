@@ -15,7 +15,7 @@ from shoal.methods.composition.capability import (
     LABEL_DISTRIBUTIONS,
     SERVED_MODEL_PREDICTIONS,
 )
-from shoal.methods.composition.label_prior import alpha, count_labels, has_label_stage, label_stage
+from shoal.methods.composition.label_prior import count_labels, ensure_label_stage, has_label_stage, prior_pseudocount
 from shoal.methods.composition.piece import Piece, register
 from shoal.stages.training_prior import TrackTrainingPrior, training_priors
 from shoal.types import ClientId, Params, ServerState
@@ -26,8 +26,8 @@ class ClassPrior(Piece):
     """Logits are corrected by the client's class prior; an unseen client estimates its prior from its inputs (EM)."""
 
     source = "Saerens et al. 2002"
-    needs = (GLOBAL_MODEL, SERVED_MODEL_PREDICTIONS)
-    because = "what is corrected are predictions of the global model"
+    requires = (GLOBAL_MODEL, SERVED_MODEL_PREDICTIONS)
+    requires_reason = "what is corrected are predictions of the global model"
     uses = (LABEL_DISTRIBUTIONS,)
     provides = (CLASS_PRIOR,)
     client_keeps = (
@@ -38,8 +38,10 @@ class ClassPrior(Piece):
         count_labels(method)
         if has_label_stage(method):
             adjusted = method.training if isinstance(method.training, AdjustedTraining) else None
-            method.updates.append(TrackTrainingPrior(adjusted.uniform_mix if adjusted else 1.0, label_stage(method)))
-        model, served = method.setting.model, method.served
+            method.server_updates.append(
+                TrackTrainingPrior(adjusted.uniform_mix if adjusted else 1.0, ensure_label_stage(method))
+            )
+        model, served = method.setting.model, method.serving_models_for
 
         def models_to_serve(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
             models, priors = served(state, client), training_priors(state)
@@ -48,5 +50,5 @@ class ClassPrior(Piece):
             )
 
         method.models_to_serve = models_to_serve
-        method.predict = corrected_predict(model, method.gate or Gate(), alpha(method))
+        method.predict = corrected_predict(model, method.gate or Gate(), prior_pseudocount(method))
         method.adaptation_program = method.setting.make("estimate", EstimatePrior, model=model)

@@ -28,7 +28,7 @@ class LogitAdjusted(Piece):
     client_sends = "the model that it trained"
     client_keeps = "the model that it is sent, and its label counts"
 
-    adjust: Literal["auto", "on", "off"] = option(
+    logit_adjustment: Literal["auto", "on", "off"] = option(
         "auto",
         "Whether logits are adjusted by the class prior. With auto they are, if clients train for several epochs or "
         "the model has convolutions: then clients drift apart within a round.",
@@ -36,16 +36,16 @@ class LogitAdjusted(Piece):
 
     def add_to(self, method: MethodBuilder) -> None:
         setting = method.setting
-        if self._adjusts(setting.model, setting.training("train", AdjustedTraining).epochs):
+        if self._adjusts_logits(setting.model, setting.make_training("train", AdjustedTraining).epochs):
             count_labels(method)
             set_training(method, AdjustedTraining)
         else:
             unless = "logits are adjusted, as with train.adjust=on"
-            setting.without_effect("train", "lam", "head", unless=unless)
-            setting.without_effect("prior", "every", unless=unless)  # where no other piece counts labels
+            setting.mark_without_effect("train", "lam", "head", unless=unless)
+            setting.mark_without_effect("prior", "every", unless=unless)  # where no other piece counts labels
             set_training(method, LocalTraining)
 
-    def _adjusts(self, model: Model, epochs: int) -> bool:
-        if self.adjust == "auto":
+    def _adjusts_logits(self, model: Model, epochs: int) -> bool:
+        if self.logit_adjustment == "auto":
             return epochs > 1 or model.uses(torch.nn.modules.conv._ConvNd)
-        return self.adjust == "on"
+        return self.logit_adjustment == "on"

@@ -13,7 +13,7 @@ from shoal.methods.composition.piece import Piece, register
 class Sgd(Piece):
     """Some epochs of SGD on the client's training samples."""
 
-    default = True
+    is_default = True
     source = "McMahan et al. 2017"
     provides = (TRAINING_METRICS,)
     client_sends = "the model that it trained"
