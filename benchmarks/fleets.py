@@ -19,9 +19,9 @@ import torch
 from harness import FAILED, OK, Outcome
 
 from shoal.data import Federation
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job
-from shoal.types import Examples, Fleet, Plan
+from shoal.types import Fleet, Plan, Samples
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Measurement:
 def federation(work: Work) -> Federation:
     g = torch.Generator().manual_seed(0)
 
-    def draw(n: int) -> Examples:
-        return Examples(torch.randn(n, *work.shape, generator=g), torch.randint(0, 10, (n,), generator=g))
+    def draw(n: int) -> Samples:
+        return Samples(torch.randn(n, *work.shape, generator=g), torch.randint(0, 10, (n,), generator=g))
 
     data = {f"c{i}": {"train": draw(work.num_samples), "val": draw(10), "test": draw(10)} for i in range(work.clients)}
     return Federation.from_clients(data, draw(10), tuple("0123456789"))
@@ -80,12 +80,12 @@ def measure(model: str, work: Work, rounds: int) -> list[dict[str, Any]]:
     """Returns a row for each fleet."""
     fed = federation(work)
     job = Job(model=model, epochs=work.epochs, batch_size=64, cohort=1.0, clients=work.clients)
-    bench = arrange(job, "fedavg", fed)
+    bench = assemble(job, "fedavg", fed)
     state = bench.method.init(0)
     train = bench.method.stages[1]
     measured = {name: Measurement() for name in work.fleets}
     for name, m in measured.items():
-        asked = arrange(job.model_copy(update={"fleet": name}), "fedavg", fed)
+        asked = assemble(job.model_copy(update={"fleet": name}), "fedavg", fed)
         m.fleet = m.attempt(make_fleet, asked)
         if name == "flower":
             m.outcome = harness.missing(["flwr"], "pip install -e '.[flower]'") or m.outcome

@@ -36,7 +36,7 @@ from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.rng import derive_seed
 from shoal.stages.cluster import SparsityClusters
-from shoal.types import ClientData, ClientId, Examples, Params, Plan, Task
+from shoal.types import ClientData, ClientId, Params, Plan, Samples, Task
 
 CLASSES, NUM_PLANTED_GROUPS = 10, 5
 ADAPTED, RECEIVED = 0, 1
@@ -103,7 +103,7 @@ class QueriedClients:
 class Server:
     """The model it sent, and what that gives on public rows."""
 
-    def __init__(self, program: MeasureSparsity, sent_model: Params, public_samples: Examples) -> None:
+    def __init__(self, program: MeasureSparsity, sent_model: Params, public_samples: Samples) -> None:
         self.program, self.sent_model, self.public_samples = program, sent_model, public_samples
         zeros, y = self.zero_activations(public_samples.x), public_samples.y.numpy()
         self.class_means: Floats = np.stack([zeros[y == k].mean(axis=0) for k in range(CLASSES)])
@@ -142,17 +142,15 @@ class MembershipAttack:
         return float(roc_auc_score(truth, np.concatenate([self.train_deviations, self.test_deviations]) @ way))
 
 
-def choose_public_samples(test: Examples, count: int, seed: int) -> Examples:
+def choose_public_samples(test: Samples, count: int, seed: int) -> Samples:
     """Of rows that no client holds, as many of each class."""
     rng = np.random.default_rng(derive_seed(seed, "public"))
     y = test.y.numpy()
     rows = np.concatenate([rng.choice(np.flatnonzero(y == k), count, replace=False) for k in range(CLASSES)])
-    return Examples(test.x[rows], test.y[rows])
+    return Samples(test.x[rows], test.y[rows])
 
 
-def shadow_clients(
-    public: Examples, count: int, skew: float, sizes: list[int], seed: int
-) -> dict[ClientId, ClientData]:
+def shadow_clients(public: Samples, count: int, skew: float, sizes: list[int], seed: int) -> dict[ClientId, ClientData]:
     rng = np.random.default_rng(derive_seed(seed, "shadows", skew))
     of_class = [np.flatnonzero(public.y.numpy() == k) for k in range(CLASSES)]
     clients: dict[ClientId, ClientData] = {}
@@ -160,7 +158,7 @@ def shadow_clients(
         counts = rng.multinomial(rng.choice(sizes), rng.dirichlet(np.full(CLASSES, skew)))
         rows = np.concatenate([rng.choice(rows, n) for rows, n in zip(of_class, counts, strict=True)])
         rng.shuffle(rows)
-        clients[f"shadow{i}"] = {"train": Examples(public.x[rows], public.y[rows])}
+        clients[f"shadow{i}"] = {"train": Samples(public.x[rows], public.y[rows])}
     return clients
 
 

@@ -81,7 +81,7 @@ def federation(clients: int, num_train_samples: int, num_test_samples: int = 1, 
     import torch
 
     from shoal import Federation
-    from shoal.types import Examples
+    from shoal.types import Samples
 
     g = torch.Generator().manual_seed(0)
     sizes = {"train": num_train_samples, "val": 0, "test": num_test_samples}
@@ -89,7 +89,7 @@ def federation(clients: int, num_train_samples: int, num_test_samples: int = 1, 
     bounds = {split: starts[i] + np.arange(clients + 1) * n for i, (split, n) in enumerate(sizes.items())}
 
     def draw(n: int) -> Examples:
-        return Examples(torch.randn(n, *SHAPE, generator=g), torch.randint(0, 10, (n,), generator=g))
+        return Samples(torch.randn(n, *SHAPE, generator=g), torch.randint(0, 10, (n,), generator=g))
 
     names = tuple(f"c{i:06d}" for i in range(clients))
     return Federation(draw(int(starts[-1])), bounds, names, central=draw(central), classes=tuple("0123456789"))
@@ -105,7 +105,7 @@ def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[floa
         memory of all processes, in bytes.
     """
     from shoal.cost.timer import Timer
-    from shoal.experiment.assemble import arrange
+    from shoal.experiment.assemble import assemble
     from shoal.experiment.job import Job
     from shoal.experiment.run import new_run, run_experiment
 
@@ -116,7 +116,7 @@ def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[floa
         if record.round == NUM_WARMUP_ROUNDS:
             cold.update(timer.seconds)
 
-    bench = arrange(Job(method=method, model="mlp", **keys), method, fed)
+    bench = assemble(Job(method=method, model="mlp", **keys), method, fed)
     with tempfile.TemporaryDirectory() as folder, new_run(bench, Path(folder) / "run") as store, Memory() as memory:
         run_experiment(bench, store, timer=timer, on_round=on_round)
     spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}

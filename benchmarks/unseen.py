@@ -27,13 +27,13 @@ from harness import FAILED, OK, Outcome
 
 from shoal import UserError
 from shoal.engine import without_labels
-from shoal.experiment.assemble import setup
+from shoal.experiment.assemble import assemble_job
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.run import run_job
 from shoal.serve.remote import Remote
 from shoal.store.run_directory import RunStore
-from shoal.study.unseen import unseen_figures
-from shoal.types import ClientId, Examples
+from shoal.study.unseen import evaluate_unseen_ways
+from shoal.types import ClientId, Samples
 
 REQUEST_SAMPLES = 256  # of one request
 
@@ -57,7 +57,7 @@ def running_service(run: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def accuracy(url: str, samples: Examples, prior_inputs: Examples | None, classes: list[str]) -> float:
+def accuracy(url: str, samples: Samples, prior_inputs: Samples | None, classes: list[str]) -> float:
     with Remote(url) as remote:
         if prior_inputs is not None:
             remote.learn(prior_inputs.x.numpy(), prepared=True)
@@ -67,7 +67,7 @@ def accuracy(url: str, samples: Examples, prior_inputs: Examples | None, classes
 
 
 def accuracy_through_service(
-    run: Path, unseen: Mapping[ClientId, Examples], inputs: Sequence[int], seed: int
+    run: Path, unseen: Mapping[ClientId, Samples], inputs: Sequence[int], seed: int
 ) -> dict[str, dict[ClientId, float]]:
     """Returns the accuracy of each client, by how many inputs the service was given before."""
     classes = json.loads((run / "inputs.json").read_text())["classes"]
@@ -85,10 +85,10 @@ def accuracy_through_service(
 def measure(run: Path, inputs: Sequence[int]) -> dict[str, Any]:
     """Returns the row of a run."""
     with RunStore.open(run) as store:
-        bench = setup(make_job(store.config))
+        bench = assemble_job(make_job(store.config))
         if not bench.federation.unseen:
             raise UserError(f"{run} has no unseen clients: name a run that was started with --unseen")
-        without_service = unseen_figures(bench, store.load_final_state(), inputs)
+        without_service = evaluate_unseen_ways(bench, store.load_final_state(), inputs)
     with_service = accuracy_through_service(run, bench.federation.unseen, inputs, bench.job.seed)
     largest = max(
         abs(without_service[how]["clients"][c] - a)

@@ -96,13 +96,13 @@ def prepare(work: Work, folder: Path, rounds: int) -> None:
 
 def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the first weights and the orders of samples that shoal's seeds give."""
-    from shoal.experiment.assemble import arrange
+    from shoal.experiment.assemble import assemble
     from shoal.experiment.job import Job
     from shoal.fleet.batches import batch_indices, phase_seed
     from shoal.rng import derive_seed
 
     work = load_work(folder)
-    bench = arrange(Job(**job_keys(work)), "fedavg", load_federation(folder))
+    bench = assemble(Job(**job_keys(work)), "fedavg", load_federation(folder))
     state = replace(bench.method.init(SEED), cohort=tuple(bench.federation))
     stage = next(s for s in bench.method.stages if s.name == "train")
     orders = []
@@ -123,11 +123,11 @@ def job_keys(work: Work) -> dict[str, Any]:
 def load_federation(folder: Path) -> Any:
     """Returns the samples as a federation of shoal."""
     from shoal import Federation
-    from shoal.types import Examples
+    from shoal.types import Samples
 
     x, y = load_samples(folder)
-    clients = {f"c{i}": {"train": Examples(x[i], y[i])} for i in range(len(x))}
-    return Federation.from_clients(clients, Examples(x[0][:1], y[0][:1]), tuple(map(str, range(CLASSES))))
+    clients = {f"c{i}": {"train": Samples(x[i], y[i])} for i in range(len(x))}
+    return Federation.from_clients(clients, Samples(x[0][:1], y[0][:1]), tuple(map(str, range(CLASSES))))
 
 
 def load_work(folder: Path) -> Work:

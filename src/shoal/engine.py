@@ -24,12 +24,12 @@ from shoal.rng import derive_seed, generator
 from shoal.types import (
     UNLABELLED_SPLIT,
     ClientId,
-    Examples,
     Fleet,
     Method,
     Params,
     Plan,
     Report,
+    Samples,
     ServerState,
     Task,
     Tree,
@@ -46,9 +46,11 @@ class Evaluation:
 
     clients: Mapping[ClientId, Score]
     central: Score | None
-    answered_by: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)  # rows by model, if one is chosen
+    samples_by_model: Mapping[ClientId, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # rows by model, if one is chosen
 
-    def figures(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         fleet_summary = metrics.summarise_clients(list(self.clients.values()))
         mean_loss = fleet_summary.loss if fleet_summary else None
         return {
@@ -61,11 +63,11 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Record:
+class RoundRecord:
     """What is known of one finished round. The same seed gives the same record: no clock in it."""
 
     round: int  # counts from 1
-    cohort: int
+    cohort_size: int
     metrics: Mapping[str, float]  # "stage.metric" -> mean over all examples, or what the stage counted itself
     bytes_down: int
     bytes_up: int
@@ -74,18 +76,18 @@ class Record:
     joules: Mapping[str, float] = field(default_factory=dict)  # of all clients: pre, train, comm
     sim_time_s: float = 0.0  # how long the round would take on the clients' devices and links
     late_clients: tuple[ClientId, ...] = ()  # one for each report that came after the deadline
-    left: tuple[ClientId, ...] = ()  # whose batteries this round emptied
-    bytes_long: int | None = None  # between edges and the cloud, both ways, where there are edges
+    depleted_clients: tuple[ClientId, ...] = ()  # whose batteries this round emptied
+    bytes_edge_cloud: int | None = None  # between edges and the cloud, both ways, where there are edges
 
     @property
-    def late(self) -> int:
+    def num_late_reports(self) -> int:
         return len(self.late_clients)
 
-    def line(self) -> dict[str, Any]:
-        figures = self.evaluation.figures() if self.evaluation else {"accuracy": None, "loss": None}
+    def to_json(self) -> dict[str, Any]:
+        figures = self.evaluation.summary() if self.evaluation else {"accuracy": None, "loss": None}
         return {
             "round": self.round,
-            "cohort": self.cohort,
+            "cohort": self.cohort_size,
             "train_loss": self.metrics.get("train.loss"),
             "metrics": dict(self.metrics),
             "bytes_down": self.bytes_down,
@@ -93,10 +95,10 @@ class Record:
             "flops": self.flops,
             "joules": dict(self.joules),
             "sim_time_s": self.sim_time_s,
-            "late": self.late,
+            "late": self.num_late_reports,
             "late_clients": list(self.late_clients),
-            "left": list(self.left),
-            **({} if self.bytes_long is None else {"bytes_long": self.bytes_long}),
+            "left": list(self.depleted_clients),
+            **({} if self.bytes_edge_cloud is None else {"bytes_long": self.bytes_edge_cloud}),
             **figures,
         }
 
@@ -112,7 +114,7 @@ class RoundTiming:
 class Store(Protocol):
     """Where a run is kept. `append` comes before `checkpoint`: a line too many is easily dropped."""
 
-    def append(self, record: Record, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None: ...
+    def append(self, record: RoundRecord, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None: ...
 
     def checkpoint(self, state: ServerState) -> None: ...
 
@@ -120,21 +122,21 @@ class Store(Protocol):
 @dataclass(frozen=True)
 class Result:
     state: ServerState
-    records: Sequence[Record]
+    rounds: Sequence[RoundRecord]
     ledger: Ledger
     wall_s: float
     server_s: float
-    stopped: str | None = None  # why, if before the last round
+    stop_reason: str | None = None  # why, if before the last round
 
     @property
     def evaluation(self) -> Evaluation:
-        last = self.records[-1].evaluation
+        last = self.rounds[-1].evaluation
         assert last is not None, "the last round is always evaluated"
         return last
 
     @property
     def accuracy(self) -> dict[str, float]:
-        figures: dict[str, float] = self.evaluation.figures()["accuracy"]
+        figures: dict[str, float] = self.evaluation.summary()["accuracy"]
         return figures
 
     @property
@@ -146,7 +148,7 @@ class Result:
         return dict(sorted(clients_by_edge.items()))
 
     @property
-    def groups(self) -> dict[ClientId, list[str]]:
+    def clusters(self) -> dict[ClientId, list[str]]:
         """The models of the groups that each client is in by more than half, or else most; empty without groups."""
         names = sorted(self.state.models)
         found = {}
@@ -159,7 +161,7 @@ class Result:
 class CentralTestEvaluator:
     """Who never trains and has nothing private: it holds the central test set."""
 
-    def __init__(self, samples: Examples) -> None:
+    def __init__(self, samples: Samples) -> None:
         self.fleet = PlainFleet({"unseen": {"test": samples}})
         self.fleet.recorder = Recorder(record_after_calls=NEVER)  # a few large batches: nothing to gain
 
@@ -195,7 +197,7 @@ def evaluate(
 def evaluate_unseen(
     method: Method,
     state: ServerState,
-    unseen: Mapping[ClientId, Examples],
+    unseen: Mapping[ClientId, Samples],
     infer_from_inputs: bool = False,
     num_inputs: int | None = None,
     seed: int = 0,
@@ -247,12 +249,12 @@ def _samples_by_model(method: Method, models: Mapping[str, Params], private: Tre
     return dict(sorted(counts.items()))
 
 
-def without_labels(samples: Examples, client: ClientId, num_inputs: int | None, seed: int) -> Examples:
+def without_labels(samples: Samples, client: ClientId, num_inputs: int | None, seed: int) -> Samples:
     """So many of a client's rows, or all: what stands in the place of labels says nothing."""
     drawn = generator(derive_seed(seed, "inputs", client))
     order = torch.randperm(len(samples.y), generator=drawn)[:num_inputs].to(samples.y.device)
     x = samples.x[order.sort().values]
-    return Examples(x, torch.zeros(len(x), dtype=samples.y.dtype, device=samples.y.device))
+    return Samples(x, torch.zeros(len(x), dtype=samples.y.dtype, device=samples.y.device))
 
 
 def _score(report: Report) -> Score:
@@ -268,13 +270,13 @@ def run(
     *,
     rounds: int,
     seed: int,
-    central_samples: Examples | None = None,
+    central_samples: Samples | None = None,
     eval_every: int = 1,
     state: ServerState | None = None,
-    earlier_rounds: Sequence[Record] = (),
+    earlier_rounds: Sequence[RoundRecord] = (),
     ledger: Ledger | None = None,
     store: Store | None = None,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
     timer: Timer | None = None,
 ) -> Result:
     """Rounds from `state.round` up to `rounds`; `records` and `ledger` are those of the rounds before."""
@@ -291,7 +293,7 @@ def run(
         stop_reason = _stop_reason(ledger, fleet)
         if stop_reason or state.round == rounds or state.round % eval_every == 0:
             record = replace(record, evaluation=evaluate(method, fleet, state, central_evaluator, timer))
-        if not record.cohort and (not history or history[-1].cohort):  # told once for as long as it lasts
+        if not record.cohort_size and (not history or history[-1].cohort_size):  # told once for as long as it lasts
             log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", record.round)
         history.append(record)
         server_s += round_server_s
@@ -327,7 +329,7 @@ def _charged_clients(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
 
 def run_round(
     method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
-) -> tuple[ServerState, Record, float]:
+) -> tuple[ServerState, RoundRecord, float]:
     """The next state, what is known of the round, and the processor seconds that the server worked for it."""
     round_number, server_s = state.round + 1, 0.0
     late_clients: list[ClientId] = []
@@ -358,10 +360,10 @@ def run_round(
         _refuse_divergence(state, stage.name)
     record = replace(
         _round_costs(round_number, ledger),
-        cohort=len(state.cohort),
+        cohort_size=len(state.cohort),
         metrics=round_metrics | dict(state.round_metrics),
         late_clients=tuple(late_clients),
-        left=_depleted_clients(ledger, state.roster),
+        depleted_clients=_depleted_clients(ledger, state.roster),
     )
     state = replace(state, round=round_number, roster=(), devices={}, cohort_size=0, cohort=(), round_metrics={})
     return state, record, round(server_s, 6)
@@ -372,23 +374,23 @@ def _depleted_clients(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[Clien
     return () if limit is None else tuple(c for c in roster if ledger.spent_joules.get(c, 0.0) >= limit)
 
 
-def _round_costs(round_number: int, ledger: Ledger) -> Record:
+def _round_costs(round_number: int, ledger: Ledger) -> RoundRecord:
     pages = ledger.of_round(round_number)
     client_entries, cloud_entries = (
         [p for p in pages if p.link != EDGE_CLOUD],
         [p for p in pages if p.link == EDGE_CLOUD],
     )
     edges = any(p.edge for p in client_entries)
-    return Record(
+    return RoundRecord(
         round_number,
-        cohort=0,
+        cohort_size=0,
         metrics={},
         bytes_down=sum(int(p.bytes_down.sum()) for p in client_entries),
         bytes_up=sum(int(p.bytes_up.sum()) for p in client_entries),
         flops=sum(int(p.flops.sum()) for p in pages),
         joules=total_joules_by_part(pages),
         sim_time_s=ledger.round_duration_s.get(round_number, 0.0),
-        bytes_long=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in cloud_entries)
+        bytes_edge_cloud=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in cloud_entries)
         if edges or cloud_entries
         else None,
     )

@@ -42,7 +42,7 @@ class Score:
     accuracy: float
     loss: float
     f1: float
-    n: int
+    num_samples: int
 
 
 @dataclass(frozen=True)

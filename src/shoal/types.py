@@ -92,12 +92,12 @@ UNLABELLED_SPLIT = "unlabelled"  # the split of a client that has inputs and no 
 CENTRALISED_CLIENT: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster
 
 
-class Examples(NamedTuple):
+class Samples(NamedTuple):
     x: Tensor
     y: Tensor
 
 
-ClientData = Mapping[str, Examples]  # split ("train", "val", "test", or a part such as "train/low") -> examples
+ClientData = Mapping[str, Samples]  # split ("train", "val", "test", or a part such as "train/low") -> examples
 
 
 class Batch(NamedTuple):

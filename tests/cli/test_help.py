@@ -59,8 +59,8 @@ def test_a_flag_shows_what_is_declared(name):
     declared, option = SETTINGS[name], options("run")[name]
     assert option.help.startswith(declared.help_text)
     assert option.rich_help_panel == declared.panel
-    assert declared.unset or option.default == declared.default
-    assert option.show_default == (declared.unset or True)
+    assert declared.unset_meaning or option.default == declared.default
+    assert option.show_default == (declared.unset_meaning or True)
 
 
 def said(*words):

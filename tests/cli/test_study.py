@@ -219,6 +219,6 @@ def test_the_example_of_the_documentation_is_a_study(tmp_path):
     path = tmp_path / "example.toml"
     path.write_text(page.split("```toml\n")[1].split("```")[0])
     entries = load_study(path).entries("quick")
-    assert [(e.variant, e.seed, e.job.rounds, e.target) for e in entries[:3]] == [
+    assert [(e.variant, e.seed, e.job.rounds, e.target_accuracy) for e in entries[:3]] == [
         *(("FedAvg", 1, 10, 0.5), ("EMA", 1, 10, 0.5), ("FedAvg", 2, 10, 0.5)),
     ]

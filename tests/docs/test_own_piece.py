@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal import engine, tree
 from shoal.cli import app
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.recipe import load_recipe
 from shoal.methods.composition import capability
 from shoal.types import ServerState
@@ -65,12 +65,12 @@ def test_every_command_is_read():
 
 
 def test_the_mixed_method_finds_the_planted_groups_and_every_client_has_a_gate():
-    job = load_recipe(Path("mixed.toml"), {}).single
+    job = load_recipe(Path("mixed.toml"), {}).single_job
     fleet = shoal.partition(shoal.load("digits"), job.partition, clients=job.clients, seed=0)
     private = {}
-    bench = arrange(job.model_copy(update={"fleet": "vector"}), job.method, fleet)
+    bench = assemble(job.model_copy(update={"fleet": "vector"}), job.method, fleet)
     result = engine.run(bench.method, make_fleet(bench, private), rounds=1, seed=0)
-    assert {(fleet.planted_groups[c], *experts) for c, experts in result.groups.items()} == {
+    assert {(fleet.planted_groups[c], *experts) for c, experts in result.clusters.items()} == {
         (0, "expert-000"),
         (1, "expert-001"),
     }

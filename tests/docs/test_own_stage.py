@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal import engine, load, partition, tree
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job
 
 PAGE = Path(__file__).parents[2] / "docs/own-stage.md"
@@ -43,7 +43,7 @@ def test_it_runs_and_chooses_flatter_cohorts(balanced, capsys):
 def test_it_agrees_on_every_fleet(balanced):
     federation = partition(load("digits", max_train_samples=400), "dirichlet:0.3", clients=6, seed=0)
     benches = [
-        arrange(Job(rounds=2, cohort=3, fleet=name), balanced, federation)
+        assemble(Job(rounds=2, cohort=3, fleet=name), balanced, federation)
         for name in ("plain", "vector", "pool", "flower")
     ]
     ends = [engine.run(bench.method, make_fleet(bench), rounds=2, seed=0) for bench in benches]

@@ -10,7 +10,7 @@ import torch
 from shoal import engine
 from shoal.fleet.vector import VectorFleet
 from shoal.rng import derive_seed, generator
-from shoal.types import ClientData, ClientId, Examples, Method
+from shoal.types import ClientData, ClientId, Method, Samples
 
 
 @dataclass
@@ -25,10 +25,10 @@ class SyntheticClients:
         centres = torch.randn(self.classes, 8, generator=torch.Generator().manual_seed(self.seed)) * 1.5
         g = generator(derive_seed(self.seed, name))
 
-        def draw(rows: int) -> Examples:
+        def draw(rows: int) -> Samples:
             y = torch.multinomial(torch.tensor(label_distribution), rows, replacement=True, generator=g)
             x = torch.randn(rows, 8, generator=g) + centres[y]
-            return Examples(-x if is_inverted else x, y)
+            return Samples(-x if is_inverted else x, y)
 
         return {"train": draw(self.num_train_samples), "val": draw(10), "test": draw(100)}
 
@@ -58,7 +58,7 @@ class MethodRun:
     def run_until(self, last_round: int) -> None:
         result = engine.run(self.method, self.fleet, rounds=last_round, seed=0, state=self.state, eval_every=last_round)
         self.state = result.state
-        self.round_metrics += [record.metrics for record in result.records]
+        self.round_metrics += [record.metrics for record in result.rounds]
 
     def accuracy(self, client: ClientId) -> float:
         """Of what it is served now."""

@@ -8,7 +8,7 @@ import torch
 
 from shoal.data import Federation
 from shoal.data.federation import SPLITS
-from shoal.types import ClientId, Examples
+from shoal.types import ClientId, Samples
 
 
 def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: int = 4, seed: int = 0) -> Federation:
@@ -16,9 +16,9 @@ def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: in
     g = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(classes, *shape, generator=g)
 
-    def draw(num_samples: int, present_classes: torch.Tensor) -> Examples:
+    def draw(num_samples: int, present_classes: torch.Tensor) -> Samples:
         y = present_classes[torch.randint(0, len(present_classes), (num_samples,), generator=g)]
-        return Examples(torch.randn(num_samples, *shape, generator=g) + centres[y], y)
+        return Samples(torch.randn(num_samples, *shape, generator=g) + centres[y], y)
 
     data = {}
     for i in range(clients):
@@ -31,7 +31,7 @@ def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: in
 def invert_clients(federation: Federation, clients: Collection[ClientId]) -> Federation:
     """The same, with the features of these clients negated."""
     data = {
-        c: {s: Examples(-x, y) if c in clients else Examples(x, y) for s in SPLITS for x, y in [federation[c][s]]}
+        c: {s: Samples(-x, y) if c in clients else Samples(x, y) for s in SPLITS for x, y in [federation[c][s]]}
         for c in federation
     }
     return Federation.from_clients(data, federation.central, federation.classes)

@@ -30,14 +30,14 @@ from shoal import engine, tree
 from shoal.cost.ledger import Ledger
 from shoal.data import Federation
 from shoal.errors import UserError
-from shoal.experiment.assemble import Bench, arrange
+from shoal.experiment.assemble import Experiment, assemble
 from shoal.experiment.job import Job
-from shoal.experiment.result import promised
+from shoal.experiment.result import privacy_guarantees
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS, AvailableOption, available_options
 from shoal.methods.composition.piece import pieces
 from shoal.models import load_model
-from shoal.types import UNLABELLED_SPLIT, Examples, ServerState
+from shoal.types import UNLABELLED_SPLIT, Samples, ServerState
 
 Options = Mapping[str, Mapping[str, Any]]
 CLASSES, SHAPE = 4, (6,)
@@ -172,7 +172,7 @@ def federation(clients: int, shifted: bool = False) -> Federation:
     data = {c: {s: tiny[c][s] for s in ("train", "val", "test")} for c in tiny}
     if shifted:
         for c in list(data)[::2]:
-            data[c] = {split: Examples(-x, (y + 1) % CLASSES) for split, (x, y) in data[c].items()}
+            data[c] = {split: Samples(-x, (y + 1) % CLASSES) for split, (x, y) in data[c].items()}
     central = tiny.central
     public = (central.x[:20] + 0.1, central.y[:20])
     return Federation.from_clients(data, central, tiny.classes, public_samples=public).hold_out((f"c{clients}",))
@@ -185,7 +185,7 @@ class CaseFleet(PlainFleet):
         super().__init__(federation(case.clients), {})
         self.case = case
 
-    def after_round(self, record: engine.Record) -> None:
+    def after_round(self, record: engine.RoundRecord) -> None:
         if self.case.changes_data:
             self.data = federation(self.case.clients, shifted=record.round % 2 == 1)
 
@@ -199,7 +199,7 @@ def run(method: str, case: Case, options: Options) -> dict[str, str]:
         set=merge_options(case.options, options),
         **{**DEFAULT_JOB, **case.job},
     )
-    bench, fleet = arrange(job, method, federation(case.clients)), CaseFleet(case)
+    bench, fleet = assemble(job, method, federation(case.clients)), CaseFleet(case)
     result = engine.run(
         bench.method,
         fleet,
@@ -216,15 +216,15 @@ def run(method: str, case: Case, options: Options) -> dict[str, str]:
         "membership": tree_digest(state.membership),
         "memory": tree_digest(without_keys(state.memory)),
         "private": tree_digest(without_keys(fleet.private)),
-        "records": text_digest([record.line() for record in result.records]),
+        "records": text_digest([record.to_json() for record in result.rounds]),
         "costs": text_digest([page.to_json() for page in result.ledger.entries]),
-        "privacy": text_digest(promised(bench)),
+        "privacy": text_digest(privacy_guarantees(bench)),
     }
     with torch.no_grad():
         return left | {"served": tree_digest(served(bench, fleet, state))}
 
 
-def served(bench: Bench, fleet: CaseFleet, state: ServerState) -> dict[str, torch.Tensor]:
+def served(bench: Experiment, fleet: CaseFleet, state: ServerState) -> dict[str, torch.Tensor]:
     """The logits that every client predicts its test samples with, and a client that never trained, in every way."""
     method = bench.method
     ((unseen, (x, _)),) = bench.federation.unseen.items()
@@ -237,7 +237,7 @@ def served(bench: Bench, fleet: CaseFleet, state: ServerState) -> dict[str, torc
     if method.models_for_inputs is not None:
         found["assigned"] = method.predict(method.models_for_inputs(state, x), {}, x)
     if method.adaptation_program is not None:
-        alone = PlainFleet({unseen: {UNLABELLED_SPLIT: Examples(x, torch.zeros(len(x), dtype=torch.int64))}})
+        alone = PlainFleet({unseen: {UNLABELLED_SPLIT: Samples(x, torch.zeros(len(x), dtype=torch.int64))}})
         alone.execute_one(method.adaptation_program, unseen, engine.Task(models))
         found["adapted"] = method.predict(models, alone.private[unseen], x)
     return found

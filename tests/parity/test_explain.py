@@ -13,8 +13,8 @@ from quick import quick_options
 from shoal import engine
 from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
-from shoal.experiment.assemble import arrange
-from shoal.experiment.explain import explained
+from shoal.experiment.assemble import assemble
+from shoal.experiment.explain import explain_method
 from shoal.experiment.job import Job
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS
@@ -78,7 +78,7 @@ def bench_of(case):
     federation = invert_clients(tiny_federation(6), case.inverted)
     keys = {"rounds": ROUNDS, "cohort": 3, "epochs": 1, "batch_size": 16, "eval_every": 4, "seed": 3}
     job = Job(method=case.method, model="mlp", fleet="plain", set=case.options, **keys, **case.job)
-    return arrange(job, case.method, federation)
+    return assemble(job, case.method, federation)
 
 
 def played(bench):
@@ -91,7 +91,7 @@ def played(bench):
             asked.setdefault(p.stage, {}).update(
                 zip(p.clients, zip(p.bytes_down.tolist(), p.bytes_up.tolist(), strict=True), strict=True)
             )
-        found.append(Round(set(fleet.roster()), (before, set(state.membership)), record.cohort, asked))
+        found.append(Round(set(fleet.roster()), (before, set(state.membership)), record.cohort_size, asked))
     return found
 
 
@@ -160,7 +160,7 @@ def check_sent(costs, stage, schedule, vary, rounds):
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_asks_and_sends_what_explain_says(name):
     bench = bench_of(CASES[name])
-    stages, rounds = stages_of(explained(bench)), played(bench)
+    stages, rounds = stages_of(explain_method(bench)), played(bench)
     assert {stage for now in rounds for stage in now.asked} <= stages.keys()
     for stage, facts in stages.items():
         for place in range(ROUNDS):
@@ -170,7 +170,7 @@ def test_a_run_asks_and_sends_what_explain_says(name):
 
 def test_the_probe_of_shoal_is_seen_although_it_is_far_away():
     case = Case("shoal", quick_options("shoal"))
-    stages, (*_, now) = stages_of(explained(bench_of(case))), played(bench_of(case))[:21]
+    stages, (*_, now) = stages_of(explain_method(bench_of(case))), played(bench_of(case))[:21]
     for name in ("represent", "prior", "probe"):
         assert set(now.asked[name]) == now.roster, "round 21"
         costs = stages[name]["costs"]
@@ -181,5 +181,5 @@ def test_the_probe_of_shoal_is_seen_although_it_is_far_away():
 
 def test_a_client_that_keeps_the_model_is_sent_it_only_the_first_time():
     case = Case("shoal", quick_options("shoal") | {"probe": {"at": 4, "every": 4}})
-    costs = stages_of(explained(bench_of(case)))["probe"]["costs"]
+    costs = stages_of(explain_method(bench_of(case)))["probe"]["costs"]
     assert costs["in round 5"]["bytes_down"] > 20 * costs["in a round such as 9"]["bytes_down"] > 0

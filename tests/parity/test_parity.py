@@ -10,7 +10,7 @@ from quick import quick_options
 from recorded import digits_job, file_contents
 
 from shoal import engine, model_cache, tree
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job
 from shoal.experiment.run import resume_run, run_job
 from shoal.methods import METHODS
@@ -29,7 +29,7 @@ def job_for(method, model, **kw):
 
 def play(method, model, fleet, federation):
     pieces = 2 if fleet == "pool" else None  # a vector fleet stacks all clients, as it does by itself
-    bench = arrange(job_for(method, model, fleet=fleet, workers=2, pieces=pieces), method, federation)
+    bench = assemble(job_for(method, model, fleet=fleet, workers=2, pieces=pieces), method, federation)
     private = {}
     running = make_fleet(bench, private)
     result = engine.run(bench.method, running, rounds=3, seed=4, central_samples=federation.central, eval_every=2)
@@ -74,7 +74,7 @@ def test_fleets_agree(method, fleet, model, reference):
     assert tree.max_abs_difference(expected.state.membership, found.state.membership) < WITHIN
     assert tree.max_abs_difference(private, found_private) < WITHIN
     assert expected.ledger == found.ledger
-    for a, b in zip(expected.records, found.records, strict=True):
+    for a, b in zip(expected.rounds, found.rounds, strict=True):
         assert numbers(b.line()) == pytest.approx(numbers(a.line()), abs=WITHIN)
         if a.evaluation:
             assert a.evaluation.clients.keys() == b.evaluation.clients.keys()

@@ -14,9 +14,9 @@ from shoal.codec import pack
 from shoal.cost.ledger import Ledger
 from shoal.errors import UserError
 from shoal.experiment import evaluate
-from shoal.experiment.assemble import arrange, at_work, make_fleet
+from shoal.experiment.assemble import assemble, fleet_session, make_fleet
 from shoal.experiment.job import Job, make_job
-from shoal.experiment.run import check_same, recorded_job, resume_run, run_job
+from shoal.experiment.run import check_same_job, job_from_config, resume_run, run_job
 
 METHODS = ("fedavg", "scmoe", "ditto", "shoal")
 CONFIG = "config.json"
@@ -25,18 +25,18 @@ CONFIG = "config.json"
 def everything(method, federation, **keys):
     """Weights, private state, metrics and ledger of a run, as bytes and lines."""
     settings = {"rounds": 3, "cohort": 6, "epochs": 2, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "seed": 4}
-    bench = arrange(Job(method=method, model="mlp", set=quick_options(method), **settings | keys), method, federation)
+    bench = assemble(Job(method=method, model="mlp", set=quick_options(method), **settings | keys), method, federation)
     private, ledger = {}, Ledger(bench.costs)
     fleet = make_fleet(bench, private)
-    with at_work(bench, fleet):
+    with fleet_session(bench, fleet):
         result = engine.run(
             bench.method, fleet, rounds=3, seed=4, central_samples=federation.central, eval_every=1, ledger=ledger
         )
     return {
         "weights": pack({"models": result.state.models, "memory": result.state.memory}),
         "private": pack(private),
-        "metrics": [record.line() for record in result.records],
-        "clients": [record.evaluation.clients for record in result.records],
+        "metrics": [record.to_json() for record in result.rounds],
+        "clients": [record.evaluation.clients for record in result.rounds],
         "ledger": [page.to_json() for page in ledger.entries],
     }
 
@@ -101,7 +101,7 @@ def test_the_workers_of_config_json_can_be_replaced_on_resume(tmp_path):
     resume_run(tmp_path / "stopped", workers=3)
     assert config(tmp_path / "stopped")["workers"] == 2
     assert file_contents(tmp_path / "stopped") == file_contents(tmp_path / "straight")
-    found = [evaluate.of_clients(tmp_path / name)["clients"] for name in ("straight", "stopped")]
+    found = [evaluate.evaluate_clients(tmp_path / name)["clients"] for name in ("straight", "stopped")]
     assert found[0] == found[1]
 
 
@@ -116,28 +116,28 @@ def test_fresh_runs_with_given_pieces_agree_on_one_core_and_on_three(tmp_path, m
 def test_workers_do_not_decide_the_fleet(monkeypatch):
     cores(monkeypatch, 4)
     for workers in (None, 1, 9):
-        job = arrange(Job(workers=workers, clients=9, cohort=3), "fedavg", tiny_federation(9)).job
+        job = assemble(Job(workers=workers, clients=9, cohort=3), "fedavg", tiny_federation(9)).job
         assert (job.fleet, job.pieces, job.workers) == ("pool", 4, workers)
 
 
 def test_fleets_that_do_not_cut_by_themselves_record_no_pieces():
     for fleet in ("plain", "vector"):
-        assert arrange(Job(fleet=fleet, clients=9, cohort=3), "fedavg", tiny_federation(9)).job.pieces is None
+        assert assemble(Job(fleet=fleet, clients=9, cohort=3), "fedavg", tiny_federation(9)).job.pieces is None
 
 
 def test_a_recipe_goes_on_with_the_pieces_of_the_run(tmp_path):
     run_job(digits_job("local", fleet="pool", workers=2, pieces=3), tmp_path / "run")
-    check_same(tmp_path / "run", digits_job("local"))
-    check_same(tmp_path / "run", digits_job("local", pieces=3, workers=5))
+    check_same_job(tmp_path / "run", digits_job("local"))
+    check_same_job(tmp_path / "run", digits_job("local", pieces=3, workers=5))
     with pytest.raises(UserError, match="was run with pieces 3, not 2; choose another --out"):
-        check_same(tmp_path / "run", digits_job("local", pieces=2))
+        check_same_job(tmp_path / "run", digits_job("local", pieces=2))
 
 
 def test_a_pool_of_an_older_run_had_a_piece_for_each_worker():
     older = {"fleet": "pool", "workers": 3}
-    assert recorded_job(older).pieces == 3
-    assert recorded_job(older | {"pieces": 2}).pieces == 2
-    assert recorded_job({"fleet": "vector", "workers": 3}).pieces is None
+    assert job_from_config(older).pieces == 3
+    assert job_from_config(older | {"pieces": 2}).pieces == 2
+    assert job_from_config({"fleet": "vector", "workers": 3}).pieces is None
 
 
 @pytest.mark.parametrize("pieces", [0, -2, 1.5, "many"])

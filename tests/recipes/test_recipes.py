@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shoal
-from shoal.experiment.assemble import check_names
+from shoal.experiment.assemble import validate_job
 from shoal.experiment.recipe import RECIPES, load_recipe
 from shoal.methods import METHODS
 from shoal.study.plan import load_study, packaged_studies
@@ -66,7 +66,7 @@ CURVES = {
 def test_curves_are_pinned(method):
     fleet = shoal.partition(shoal.load("digits"), "dirichlet:0.3", clients=10, seed=0)
     result = shoal.run(method, fleet, rounds=6, cohort=5, epochs=2, lr=0.1, seed=0, eval_every=2)
-    curve = [r.evaluation.figures()["accuracy"] for r in result.records if r.evaluation]
+    curve = [r.evaluation.summary()["accuracy"] for r in result.rounds if r.evaluation]
     found = [round(x, 3) for point in curve for x in (point["mean"], point["central"])]
     assert found == pytest.approx(CURVES[method], abs=0.012), found
 
@@ -76,9 +76,9 @@ def test_every_study_loads_and_what_its_claims_need_is_run(name):
     study = load_study(STUDIES[name])
     for name in study.budgets:
         for entry in {e.variant: e for e in study.entries(name)}.values():
-            check_names(entry.job)
+            validate_job(entry.job)
     played = {(e.cell, e.variant) for e in study.entries("full")}
     for claim in study.claims:
         for test in claim.tests:
-            for variant in {test.of, test.than} - {None}:
+            for variant in {test.variant, test.baseline} - {None}:
                 assert {(cell, variant) for cell in test.cells} <= played

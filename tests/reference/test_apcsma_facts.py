@@ -15,7 +15,7 @@ from shoal.models import load_model
 from shoal.selectors.contribution import lognorm, metrics
 from shoal.stages.contribution import Coefficients
 from shoal.stages.vectors import unflatten_params
-from shoal.types import Examples, Report
+from shoal.types import Report, Samples
 
 pytestmark = pytest.mark.data
 
@@ -80,8 +80,8 @@ def test_public_rows_and_rows_of_clients_give_the_same_coefficients(fashion, war
     like, model = result.state.models["global"], method.stages[0].coefficients.model
     x, y = fashion.public
     own = [fashion[c]["train"] for c in fashion]
-    of_clients = Examples(torch.cat([e.x[:4] for e in own]), torch.cat([e.y[:4] for e in own]))
-    sets = [Examples(x[:50], y[:50]), Examples(x, y), of_clients]
+    of_clients = Samples(torch.cat([e.x[:4] for e in own]), torch.cat([e.y[:4] for e in own]))
+    sets = [Samples(x[:50], y[:50]), Samples(x, y), of_clients]
     found = [Coefficients(model, rows).learn(table, known["model"], like, result.state) for rows in sets]
     for other in found[1:]:
         assert found[0] == pytest.approx(other, abs=0.05)

@@ -18,7 +18,7 @@ from shoal.data import Dataset
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import Examples
+from shoal.types import Samples
 
 CLASSES, CLIENTS = 10, 100
 
@@ -33,8 +33,8 @@ def test_parameters():
 def dealt():
     """49,000 rows, 4,900 of each class, as (1,5)-Dir gives them to 100 clients. A row's input is its number."""
     numbers = torch.arange(49_000)
-    rows = Examples(numbers[:, None].float(), numbers % CLASSES)
-    dataset = Dataset("numbers", rows, Examples(rows.x[:10], rows.y[:10]), tuple(map(str, range(CLASSES))))
+    rows = Samples(numbers[:, None].float(), numbers % CLASSES)
+    dataset = Dataset("numbers", rows, Samples(rows.x[:10], rows.y[:10]), tuple(map(str, range(CLASSES))))
     return shoal.partition(dataset, "groups:5,1.0", clients=CLIENTS, seed=0, val_fraction=0.0, test_fraction=0.1)
 
 

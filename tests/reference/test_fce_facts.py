@@ -11,7 +11,7 @@ import shoal
 from shoal import engine
 from shoal.client_table import ClientTable
 from shoal.clusterers import NeighbourClusters
-from shoal.experiment.assemble import arrange
+from shoal.experiment.assemble import assemble
 from shoal.experiment.job import Job
 from shoal.fleet.vector import VectorFleet
 from shoal.models import load_model
@@ -33,7 +33,7 @@ def fleet_of(clients, seed, rows=3000, partition=GROUPS):
 
 def played(federation, rounds, seed=0, **options):
     job = Job(method="fce", model="mlp", rounds=rounds, epochs=1, batch_size=32, lr=0.01, momentum=0.9, set=options)
-    bench = arrange(job, "fce", federation)
+    bench = assemble(job, "fce", federation)
     result = engine.run(
         bench.method,
         VectorFleet(federation),
@@ -58,7 +58,7 @@ def test_three_groups_are_found_without_being_told(clients, sizes, seed):
     found = {c: int(row.argmax()) for c, row in result.state.membership.items()}
     assert adjusted_rand_score([federation.groups[c] for c in found], list(found.values())) == 1
     assert np.bincount(list(found.values())).tolist() == sizes
-    assert result.records[0].metrics["cluster.noise"] == 0
+    assert result.rounds[0].metrics["cluster.noise"] == 0
 
 
 def test_weights_or_what_training_changed_in_them():

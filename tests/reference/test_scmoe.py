@@ -18,7 +18,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import Examples
+from shoal.types import Samples
 
 MODEL = load_model("mlp", (6,), 4)
 
@@ -47,7 +47,7 @@ def other_secrets(federation):
         for split in ("train", "val"):
             low, high = data[f"{split}/low"], data[f"{split}/high"]
             x = torch.cat([low.x, 5 * torch.randn(high.x.shape, generator=g)])
-            splits[split] = Examples(x, torch.cat([low.y, (high.y + 1) % 4]))
+            splits[split] = Samples(x, torch.cat([low.y, (high.y + 1) % 4]))
         clients[c] = splits
     return Federation.from_clients(clients, federation.central, federation.classes)
 

@@ -29,7 +29,7 @@ def probed(shift, seed):
     fleet = shoal.partition(fashion(), "dirichlet:0.1" + shift, clients=50, seed=seed)
     keys = {"rounds": 1, "cohort": 10, "epochs": 1, "lr": 0.05, "seed": seed, "model": "mlp", "fleet": "vector"}
     result = shoal.run("shoal", fleet, **keys, set={"probe": {"at": 0}, "gate": {"epochs": 0}})
-    return result.records[-1].metrics, result.groups, fleet.planted_groups
+    return result.rounds[-1].metrics, result.clusters, fleet.planted_groups
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -66,5 +66,5 @@ def test_balanced_cohorts_are_flatter_than_chance():
     counts = np.stack([np.bincount(fleet[c]["train"].y.numpy(), minlength=10) for c in fleet])
     rng = np.random.default_rng(0)
     chance = np.mean([concentration(counts[rng.choice(50, 10, replace=False)].sum(0)) for _ in range(200)])
-    ours = np.mean([r.metrics["select.concentration"] for r in result.records])
+    ours = np.mean([r.metrics["select.concentration"] for r in result.rounds])
     assert ours - 0.1 < 0.25 * (chance - 0.1)

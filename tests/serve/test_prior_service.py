@@ -7,7 +7,7 @@ import pytest
 from services import problem_detail, read_probabilities, running_server, to_npy
 
 from shoal.experiment import evaluate
-from shoal.experiment.assemble import setup
+from shoal.experiment.assemble import assemble_job
 from shoal.experiment.job import make_job
 from shoal.serve import Remote
 from shoal.store.reader import read_run
@@ -23,7 +23,7 @@ def run(runs):
 
 @pytest.fixture(scope="module")
 def held(run):
-    return setup(make_job(read_run(run).config)).federation.unseen
+    return assemble_job(make_job(read_run(run).config)).federation.unseen
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def hits(answer, rows):
 
 def test_answers_are_those_that_a_run_evaluates(http, running, run, held):
     """Without labels as `shoal evaluate --unseen`, and by its inputs as `--assign`."""
-    plain, assigned = (evaluate.of_unseen(run, assign=x)["clients"] for x in (False, True))
+    plain, assigned = (evaluate.evaluate_unseen_clients(run, infer_from_inputs=x)["clients"] for x in (False, True))
     counted = 0
     for client, rows in held.items():
         assert hits(asked(http, running, "/v1/predict", rows), rows) == pytest.approx(plain[client]["accuracy"])

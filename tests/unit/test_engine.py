@@ -11,7 +11,7 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import CENTRALISED_CLIENT, Examples, Method, ServerState, Task
+from shoal.types import CENTRALISED_CLIENT, Method, Samples, ServerState, Task
 
 
 def setting(**kw):
@@ -32,8 +32,8 @@ class Deaf(PlainFleet):
 def test_evaluates_every_n_rounds_and_the_last(tiny):
     method = build("fedavg", setting(rounds=5))
     result = engine.run(method, PlainFleet(tiny), rounds=5, seed=0, central_samples=tiny.central, eval_every=2)
-    assert [r.round for r in result.records if r.evaluation] == [2, 4, 5]
-    assert [r.round for r in result.records] == [1, 2, 3, 4, 5]
+    assert [r.round for r in result.rounds if r.evaluation] == [2, 4, 5]
+    assert [r.round for r in result.rounds] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "local"])
@@ -43,8 +43,8 @@ def test_an_empty_round_is_survived(tiny, name):
     assert result.state.round == 4
     first = method.init(0)
     assert torch.equal(result.state.models["global"]["fc1.weight"], first.models["global"]["fc1.weight"])
-    assert result.records[-1].bytes_up == 0
-    assert result.records[-1].bytes_down > 0
+    assert result.rounds[-1].bytes_up == 0
+    assert result.rounds[-1].bytes_down > 0
     assert result.accuracy["mean"] is None
     assert result.accuracy["central"] is not None
 
@@ -56,7 +56,7 @@ def test_silent_clients_are_booked_down_but_not_up(tiny):
     up = dict(zip(page.clients, page.bytes_up.tolist(), strict=True))
     assert up["c1"] == 0
     assert up["c0"] == up["c5"] > 4 * 824  # 6*64+64 + 64*30+30 + 30*4+4 parameters are 2,522 floats
-    assert result.records[0].bytes_up == sum(up.values())
+    assert result.rounds[0].bytes_up == sum(up.values())
     assert set(result.evaluation.clients) == set(tiny) - {"c1"}
 
 
@@ -64,17 +64,17 @@ def test_evaluation_by_hand():
     """Served logits say class 1 for positive inputs: 3 of 4 right, and the loss of those logits."""
     x = torch.tensor([[1.0], [2.0], [-1.0], [-3.0]])
     y = torch.tensor([1, 0, 0, 0])
-    data = {"a": {"train": Examples(x, y), "val": Examples(x, y), "test": Examples(x, y)}}
+    data = {"a": {"train": Samples(x, y), "val": Samples(x, y), "test": Samples(x, y)}}
 
     def predict(models, private, x):
         return torch.cat([-x, x], 1)
 
     method = Method("hand", lambda s: ServerState(0, {}), (), lambda s, c: {}, predict, 2)
     found = engine.evaluate(
-        method, PlainFleet(data), ServerState(0, {}), engine.CentralTestEvaluator(Examples(x[:1], y[:1]))
+        method, PlainFleet(data), ServerState(0, {}), engine.CentralTestEvaluator(Samples(x[:1], y[:1]))
     )
     assert found.clients["a"].accuracy == 0.75
-    assert found.clients["a"].n == 4
+    assert found.clients["a"].num_samples == 4
     # class 0: 2 hits, 2 predicted, 3 actual; class 1: 1 hit, 2 predicted, 1 actual
     assert found.clients["a"].f1 == pytest.approx((4 / 5 + 2 / 3) / 2)
     expected = sum(torch.log1p(torch.exp(torch.tensor(2.0 * m))).item() for m in (-1, 2, -1, -3)) / 4
@@ -129,7 +129,7 @@ def test_training_loss_is_a_mean_over_examples(tiny):
     models = method.models_for(method.init(0), None)
     pairs = [fleet.execute_one(program, c, Task(models)).metrics["loss"] for c in tiny]
     expected = sum(s for s, _ in pairs) / sum(n for _, n in pairs)
-    assert result.records[0].metrics["train.loss"] == pytest.approx(expected, rel=1e-4)
+    assert result.rounds[0].metrics["train.loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_keys_of_the_data_are_refused_where_they_would_do_nothing(tiny):
@@ -146,11 +146,11 @@ def test_one_test_row_is_evaluated_with_batch_norm_too():
 
     federation = tiny_federation(2, (1, 6, 6))
     data = {c: dict(federation[c]) for c in federation}
-    data["c0"]["test"] = Examples(*(part[:1] for part in data["c0"]["test"]))
+    data["c0"]["test"] = Samples(*(part[:1] for part in data["c0"]["test"]))
     method = build("fedavg", setting(model=load_model("networks:SmallBatchNorm", (1, 6, 6), 4)))
-    unseen = engine.CentralTestEvaluator(Examples(*(p[:1] for p in federation.central)))
+    unseen = engine.CentralTestEvaluator(Samples(*(p[:1] for p in federation.central)))
     found = engine.evaluate(method, PlainFleet(data), method.init(0), unseen)
-    assert found.clients["c0"].n == 1
+    assert found.clients["c0"].num_samples == 1
     assert found.central is not None
 
 
@@ -158,6 +158,6 @@ def test_groups_are_those_of_more_than_half_or_else_the_largest():
     membership = {"c1": [0.0, 1.0, 1.0], "c0": [0.4, 0.3, 0.3], "c2": [0.6, 0.4, 0.0]}
     state = ServerState(1, {k: {} for k in "zam"}, {c: torch.tensor(w) for c, w in membership.items()})
     result = engine.Result(state, [], Ledger(), 0.0, 0.0)
-    assert result.groups == {"c0": ["a"], "c1": ["m", "z"], "c2": ["a"]}
-    assert list(result.groups) == ["c0", "c1", "c2"]
-    assert replace(result, state=replace(state, membership={})).groups == {}
+    assert result.clusters == {"c0": ["a"], "c1": ["m", "z"], "c2": ["a"]}
+    assert list(result.clusters) == ["c0", "c1", "c2"]
+    assert replace(result, state=replace(state, membership={})).clusters == {}

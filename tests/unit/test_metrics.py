@@ -36,7 +36,7 @@ def test_macro_f1_agrees_with_scikit_learn():
 
 
 def test_summary_by_hand():
-    scores = [Score(a, loss=1 - a, f1=a / 2, n=10) for a in (0.2, 0.4, 0.6, 0.8)]
+    scores = [Score(a, loss=1 - a, f1=a / 2, num_samples=10) for a in (0.2, 0.4, 0.6, 0.8)]
     s = summarise_clients(scores)
     assert s is not None
     assert s.local == pytest.approx(0.5)

@@ -8,7 +8,7 @@ import pytest
 from quick import quick_options
 
 from shoal.errors import UserError
-from shoal.experiment.explain import kinds_of_rounds
+from shoal.experiment.explain import round_kinds
 from shoal.methods import METHODS, Setting, build
 from shoal.methods.fedavg import one_model_method
 from shoal.models import load_model
@@ -146,7 +146,7 @@ def test_every_stage_says_whom_it_asks_and_is_due_when_it_says(method):
 
 def words(schedule: Schedule, rounds: int) -> dict[str, tuple[int, ...]]:
     """The kinds of rounds that explain tells apart, and the rounds that it plays for each, counted from 1."""
-    return {k: tuple(r + 1 for r in kind.played) for k, kind in kinds_of_rounds(schedule, rounds).items()}
+    return {k: tuple(r + 1 for r in kind.run_rounds) for k, kind in round_kinds(schedule, rounds).items()}
 
 
 def test_kinds_of_rounds_by_hand():

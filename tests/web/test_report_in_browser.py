@@ -39,7 +39,7 @@ def browser(tmp_path):
 
 def test_the_page_draws_its_figures_without_a_complaint(browser, tmp_path):
     for method in ("fedavg", "local"):
-        run_job(Job(method=method, clients=6, rounds=3, cohort=3, rows=400), tmp_path / method)
+        run_job(Job(method=method, clients=6, rounds=3, cohort=3, max_train_samples=400), tmp_path / method)
     page = write_page([read_run(tmp_path / m) for m in ("fedavg", "local")], tmp_path / "page.html")
     seen = browser(page, "--dump-dom")
     assert len(re.findall(r'<svg[^>]*class="main-svg"', seen.stdout)) >= 4  # rounds, clients, bytes, partition

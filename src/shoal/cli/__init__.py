@@ -9,15 +9,15 @@ from typing import Annotated
 import click
 import typer
 
-from shoal.cli.base import app, err, escaped
+from shoal.cli.base import app, err, escape_markup
 
 # isort: off
 from shoal.cli import runs, study, serving, methods, recipes, data  # noqa: F401  (they register their commands, in this order)
 # isort: on
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         from shoal import __version__
 
         print(__version__)
@@ -42,7 +42,7 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        err.print(f"[bold red]error:[/] {escaped(error.format_message())}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]error:[/] {escape_markup(error.format_message())}", highlight=False, soft_wrap=True)
         if "--json" in sys.argv:
             print(json.dumps({"error": error.format_message()}))
         sys.exit(2)

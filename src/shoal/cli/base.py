@@ -37,10 +37,10 @@ app.add_typer(data_app, name="data")
 
 out = Console(width=None if sys.stdout.isatty() else 160)  # a pipe or a log does not wrap
 err = Console(stderr=True)
-going_on: list[Path] = []  # the run, for the word of farewell
+started_runs: list[Path] = []  # the run, for the word of farewell
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
-Out = Annotated[
+OutPath = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Keep the run in this directory.", show_default="a free name under runs/"),
 ]
@@ -48,26 +48,26 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing file t
 
 
 @contextmanager
-def told(as_json: bool) -> Iterator[None]:
+def user_errors(as_json: bool) -> Iterator[None]:
     """Bad input is one sentence and exit code 2; a stop by the user is 130."""
     try:
         yield
     except (UserError, OSError) as error:
         sentence = one_line_message(error)
-        err.print(f"[bold red]error:[/] {escaped(sentence)}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]error:[/] {escape_markup(sentence)}", highlight=False, soft_wrap=True)
         if as_json:
             print(json.dumps({"error": sentence}))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print(
-            f"stopped; `shoal resume {going_on[-1] if going_on else 'RUN'}` goes on from the last complete round",
+            f"stopped; `shoal resume {started_runs[-1] if started_runs else 'RUN'}` goes on from the last complete round",
             soft_wrap=True,
         )
         raise typer.Exit(130) from None
 
 
 @contextmanager
-def repeatable(command: str) -> Iterator[None]:
+def hint_repeat_command(command: str) -> Iterator[None]:
     """A stop of several runs: the command that began them goes on with them."""
     try:
         yield
@@ -76,14 +76,18 @@ def repeatable(command: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def end_with_failures(failed: int, jobs: int, hint: str = "") -> None:
+def end_with_failures(num_failed: int, num_jobs: int, hint: str = "") -> None:
     """Says how many of several jobs failed, if any did, and ends the command with exit code 1."""
-    if failed:
-        err.print(f"{failed} of {jobs} {'job' if jobs == 1 else 'jobs'} failed{hint}", highlight=False, soft_wrap=True)
+    if num_failed:
+        err.print(
+            f"{num_failed} of {num_jobs} {'job' if num_jobs == 1 else 'jobs'} failed{hint}",
+            highlight=False,
+            soft_wrap=True,
+        )
         raise typer.Exit(1)
 
 
-def escaped(text: str) -> str:
+def escape_markup(text: str) -> str:
     return text.replace("[", r"\[")
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, Force, data_app, err, out, print_json, told
-from shoal.cli.flags import DATA_FLAGS, given, job_flags, overrides
+from shoal.cli.base import AsJson, Force, data_app, err, out, print_json, user_errors
+from shoal.cli.flags import DATA_FLAGS, job_flags, overrides, user_flags
 
 
 @data_app.command("list")
 def data_list(as_json: AsJson = False) -> None:
     """The data sets known by name, and where each is found."""
-    with told(as_json):
+    with user_errors(as_json):
         from dataclasses import asdict
 
         from shoal.data.sources import list_datasets
@@ -40,7 +40,7 @@ def data_get(
     as_json: AsJson = False,
 ) -> None:
     """Download a data set into the cache (with a checksum), unless it is already there."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress
         from shoal.data.sources import get_folder
 
@@ -67,9 +67,9 @@ def data_show(
     **flags: Any,
 ) -> None:
     """Print and draw how a data set is divided: clients by classes, and how much they differ."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress
-        from shoal.experiment.assemble import describe, federation_of
+        from shoal.experiment.assemble import load_federation, partition_facts
         from shoal.experiment.job import make_job
         from shoal.report import PAGE, partition_view, write_partition_page
         from shoal.store.outputs import check_output
@@ -77,7 +77,7 @@ def data_show(
         if out_path is not None:
             check_output(out_path, PAGE, force)
         with DownloadProgress(err) as progress:
-            facts = describe(federation_of(make_job(overrides(given(flags) | {"data": data})), progress))
+            facts = partition_facts(load_federation(make_job(overrides(user_flags(flags) | {"data": data})), progress))
         page = write_partition_page(facts, out_path, force) if out_path else None
         if as_json:
             print_json(facts | {"page": str(page) if page else None})

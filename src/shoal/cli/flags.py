@@ -24,15 +24,15 @@ def _flag(setting: Declaration) -> Parameter:
         help=setting.help_text + (" Repeat the flag for more than one." if setting.is_repeated else ""),
         metavar="|".join(setting.choices) or ("NUMBER" if setting.is_amount else None),
         rich_help_panel=setting.panel,
-        show_default=setting.unset or True,
+        show_default=setting.unset_meaning or True,
     )
-    default = None if setting.unset else setting.default
+    default = None if setting.unset_meaning else setting.default
     return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, option])
 
 
 FLAGS = {name: _flag(setting) for name, setting in SETTINGS.items() if setting.flag}
 # what divides the data follows from the seed, too
-DATA_FLAGS = tuple(n for n in FLAGS if n == "seed" or (SETTINGS[n].part in ("data", "partition") and n != "data"))
+DATA_FLAGS = tuple(n for n in FLAGS if n == "seed" or (SETTINGS[n].scope in ("data", "partition") and n != "data"))
 
 
 def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -49,7 +49,7 @@ def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None
     return add
 
 
-def given(flags: dict[str, Any]) -> dict[str, Any]:
+def user_flags(flags: dict[str, Any]) -> dict[str, Any]:
     """Returns those of a command's `**flags` that the user wrote. For the others a recipe may have values."""
     source = click.get_current_context().get_parameter_source
     return {n: v for n, v in flags.items() if source(n) is not ParameterSource.DEFAULT}

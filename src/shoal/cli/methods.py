@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.base import AsJson, app, err, escaped, out, print_json, told
-from shoal.cli.flags import FLAGS, given, job_flags, overrides
-from shoal.cli.running import recipe_named
+from shoal.cli.base import AsJson, app, err, escape_markup, out, print_json, user_errors
+from shoal.cli.flags import FLAGS, job_flags, overrides, user_flags
+from shoal.cli.running import find_recipe
 from shoal.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the options of one with their defaults, accepted values and meanings."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.methods import METHODS, available_options, summary
 
-        if name and (path := recipe_named(name)):
-            name = _method_of(path)
+        if name and (path := find_recipe(name)):
+            name = _method_of_recipe(path)
         chosen = [name] if name else list(METHODS)
         if as_json:
-            facts = [{"name": m, "summary": summary(m), "options": _facts(available_options(m))} for m in chosen]
+            facts = [{"name": m, "summary": summary(m), "options": _option_facts(available_options(m))} for m in chosen]
             print_json({"methods": facts})
             return
         if name:
@@ -50,7 +50,7 @@ def methods(
         out.print(table)
 
 
-def _facts(options: Mapping[str, Mapping[str, AvailableOption]]) -> dict[str, dict[str, Any]]:
+def _option_facts(options: Mapping[str, Mapping[str, AvailableOption]]) -> dict[str, dict[str, Any]]:
     return {
         piece: {k: {"default": o.default, "accepted": o.accepted_values, "meaning": o.meaning} for k, o in keys.items()}
         for piece, keys in options.items()
@@ -74,7 +74,7 @@ def _as_typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
-def _method_of(recipe: Path) -> str:
+def _method_of_recipe(recipe: Path) -> str:
     from shoal.experiment.recipe import load_recipe
 
     found = {job.method for job in load_recipe(recipe, {}).jobs.values()}
@@ -83,7 +83,7 @@ def _method_of(recipe: Path) -> str:
     return str(found.pop())
 
 
-def _details(step: str) -> None:
+def _print_pieces_of_step(step: str) -> None:
     """Every piece of a step: what it is, what leaves the client, what it needs, and its options."""
     from shoal.errors import look_up
     from shoal.methods.composition.piece import pieces as known_pieces
@@ -99,7 +99,7 @@ def _details(step: str) -> None:
     for name, piece in look_up("step", step, known_pieces()).items():
         facts = piece.facts()
         default = " (default)" if piece.is_default else ""
-        out.print(f"[bold]{name}[/]{default}  [dim]{escaped(piece.source)}[/]", highlight=False)
+        out.print(f"[bold]{name}[/]{default}  [dim]{escape_markup(piece.source)}[/]", highlight=False)
         out.print(f"  {facts['summary']}", highlight=False, markup=False, soft_wrap=True)
         for key, label in labels.items():
             text = "; ".join(facts[key]) if isinstance(facts[key], list) else facts[key]
@@ -113,9 +113,9 @@ def pieces(
     as_json: AsJson = False,
 ) -> None:
     """List the pieces that can stand at each step of a method."""
-    with told(as_json):
+    with user_errors(as_json):
         if step is not None and not as_json:
-            _details(step)
+            _print_pieces_of_step(step)
             return
         from shoal.methods.composition.piece import pieces as known_pieces
 
@@ -136,7 +136,7 @@ def pieces(
 @app.command()
 @job_flags(*FLAGS)
 def explain(
-    what: Annotated[
+    method_or_recipe: Annotated[
         str,
         typer.Argument(
             metavar="METHOD|RECIPE", help="Explain this method, these pieces, or every method of this recipe."
@@ -146,28 +146,28 @@ def explain(
     **flags: Any,
 ) -> None:
     """Say what a method does, step by step: what clients send and learn, what the server learns, what a round costs."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress, RunProgress
-        from shoal.experiment.assemble import check_names, setup
-        from shoal.experiment.explain import explained, rounds_to_play
+        from shoal.experiment.assemble import assemble_job, validate_job
+        from shoal.experiment.explain import explain_method, rounds_to_run
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
         from shoal.report.method_explanation import steps_view
 
-        if path := recipe_named(what):
-            jobs = list(load_recipe(path, overrides(given(flags))).jobs.values())
+        if path := find_recipe(method_or_recipe):
+            jobs = list(load_recipe(path, overrides(user_flags(flags))).jobs.values())
         else:
-            jobs = [make_job(overrides(given(flags)) | {"method": what})]
+            jobs = [make_job(overrides(user_flags(flags)) | {"method": method_or_recipe})]
         first = {job.method: job for job in reversed(jobs)}
-        found = []
+        explanations = []
         for job in (first[name] for name in dict.fromkeys(job.method for job in jobs)):
-            check_names(job)
+            validate_job(job)
             with DownloadProgress(err) as download:
-                bench = setup(job, download)
-            with RunProgress(err, f"playing {job.method}", len(rounds_to_play(bench))) as progress:
-                found.append(explained(bench, on_round=progress.on_round))
+                experiment = assemble_job(job, download)
+            with RunProgress(err, f"playing {job.method}", len(rounds_to_run(experiment))) as progress:
+                explanations.append(explain_method(experiment, on_round=progress.on_round))
         if as_json:
-            print_json({"methods": found})
+            print_json({"methods": explanations})
             return
-        for facts in found:
+        for facts in explanations:
             out.print(steps_view(facts))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, app, out, print_json, told
+from shoal.cli.base import AsJson, app, out, print_json, user_errors
 from shoal.errors import look_up
 
 
@@ -19,7 +19,7 @@ def recipes(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes and studies that are installed with shoal, and how many jobs each of them runs."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.experiment.recipe import RECIPES
 
         if name is None:

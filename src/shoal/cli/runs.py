@@ -8,21 +8,32 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from shoal.cli.base import AsJson, Force, Out, app, end_with_failures, err, out, print_json, repeatable, told
-from shoal.cli.flags import FLAGS, given, job_flags, overrides
+from shoal.cli.base import (
+    AsJson,
+    Force,
+    OutPath,
+    app,
+    end_with_failures,
+    err,
+    hint_repeat_command,
+    out,
+    print_json,
+    user_errors,
+)
+from shoal.cli.flags import FLAGS, job_flags, overrides, user_flags
 from shoal.cli.running import (
-    announce,
-    expanded,
+    announce_run,
+    default_run_path,
+    expand_run_folders,
+    find_recipe,
     finish_comparison,
-    free,
-    place_of,
-    pointing_to_only,
+    free_path,
+    hint_only_table,
+    print_run_table,
     read_runs,
-    recipe_named,
     run_grid,
     run_jobs,
-    show,
-    shown,
+    show_progress,
 )
 from shoal.errors import UserError, did_you_mean
 
@@ -30,7 +41,7 @@ from shoal.errors import UserError, did_you_mean
 @app.command()
 @job_flags(*FLAGS)
 def run(
-    what: Annotated[
+    method_or_recipe: Annotated[
         str,
         typer.Argument(
             metavar="METHOD|RECIPE",
@@ -38,38 +49,38 @@ def run(
             "`shoal recipes`. `shoal methods` lists the methods.",
         ),
     ],
-    out_path: Out = None,
+    out_path: OutPath = None,
     force: Force = False,
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
     """Run a method, or every job of a recipe, and keep it in a run directory."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
         from shoal.experiment.run import run_job
         from shoal.report import write_page
 
-        path = recipe_named(what)
+        path = find_recipe(method_or_recipe)
         if path is not None:
-            recipe = load_recipe(path, overrides(given(flags)))
-            if recipe.single is None:
+            recipe = load_recipe(path, overrides(user_flags(flags)))
+            if recipe.single_job is None:
                 folder = out_path or Path("runs") / path.stem
-                with repeatable(f"shoal run {what} --out {folder}"):
+                with hint_repeat_command(f"shoal run {method_or_recipe} --out {folder}"):
                     run_grid(recipe, folder, as_json, force)
                 return
-            job = recipe.single
+            job = recipe.single_job
         else:
-            job = make_job(overrides(given(flags)) | {"method": what})
-        place = out_path or place_of(job, path.stem if path else "composed")
-        with shown(job, place) as watch:
+            job = make_job(overrides(user_flags(flags)) | {"method": method_or_recipe})
+        place = out_path or default_run_path(job, path.stem if path else "composed")
+        with show_progress(job, place) as watch:
             result = run_job(job, place, **watch)
         records = read_runs([place])
         page = write_page(records, place / "report.html")
         if as_json:
             print_json(result | {"report": str(page)})
         else:
-            show(records)
+            print_run_table(records)
             out.print(f"run:    {place}\nreport: {page}", highlight=False, soft_wrap=True)
 
 
@@ -86,8 +97,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, from its last complete round."""
-    with told(as_json):
-        from shoal.experiment.run import recorded_job, resume_run
+    with user_errors(as_json):
+        from shoal.experiment.run import job_from_config, resume_run
         from shoal.report import PAGE, write_page
         from shoal.store.outputs import check_output
         from shoal.store.reader import find_run_folders, read_run
@@ -99,14 +110,14 @@ def resume(
             )
         config = read_run(run_dir).config  # first: what is no run has no page either
         check_output(run_dir / "report.html", PAGE, force)
-        with shown(recorded_job(config), run_dir) as watch:
+        with show_progress(job_from_config(config), run_dir) as watch:
             result = resume_run(run_dir, workers=workers, **watch)
         records = read_runs([run_dir])
         page = write_page(records, run_dir / "report.html", force=force)
         if as_json:
             print_json(result | {"report": str(page)})
         else:
-            show(records)
+            print_run_table(records)
             out.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
@@ -117,7 +128,7 @@ def evaluate(
         bool,
         typer.Option("--unseen", help="Evaluate the unseen clients instead: those that were excluded from training."),
     ] = False,
-    assign: Annotated[
+    infer_from_inputs: Annotated[
         bool,
         typer.Option(
             "--assign",
@@ -125,7 +136,7 @@ def evaluate(
             "needs --unseen.",
         ),
     ] = False,
-    inputs: Annotated[
+    num_inputs: Annotated[
         int | None,
         typer.Option(
             "--inputs",
@@ -144,22 +155,22 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate what a finished run serves: to its clients, or to those who never trained."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress
         from shoal.experiment import evaluate
         from shoal.experiment.job import parse_options
         from shoal.report import evaluation_view
 
-        if assign and not unseen:
+        if infer_from_inputs and not unseen:
             raise UserError("--assign is given without --unseen; it is for clients that never trained")
-        if inputs is not None and not assign:
+        if num_inputs is not None and not infer_from_inputs:
             raise UserError("--inputs is given without --assign; it is for what rows without labels tell")
         chosen = parse_options(options or [])
         with DownloadProgress(err) as progress:
             if unseen:
-                found = evaluate.of_unseen(run_dir, assign, progress, inputs, chosen)
+                found = evaluate.evaluate_unseen_clients(run_dir, infer_from_inputs, progress, num_inputs, chosen)
             else:
-                found = evaluate.of_clients(run_dir, progress, chosen)
+                found = evaluate.evaluate_clients(run_dir, progress, chosen)
         if as_json:
             print_json(found)
         else:
@@ -169,10 +180,10 @@ def evaluate(
 @app.command()
 def demo(as_json: AsJson = False) -> None:
     """A minute with shoal: four methods on scikit-learn's digits, offline, and a page that compares them."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.experiment.job import Job
 
-        folder = free("demo")
+        folder = free_path("demo")
         places = [folder / method for method in ("shoal", "fedavg", "fedavg-ft", "local")]
         failed = run_jobs({place.name: (place, Job(method=place.name, rounds=30)) for place in places})
         finish_comparison(read_runs(places), folder / "report.html", as_json)
@@ -182,7 +193,7 @@ def demo(as_json: AsJson = False) -> None:
 @app.command()
 @job_flags(*FLAGS)
 def compare(
-    what: Annotated[
+    runs_and_methods: Annotated[
         list[str],
         typer.Argument(
             metavar="RUN|METHOD...",
@@ -205,14 +216,14 @@ def compare(
             show_default="no budget",
         ),
     ] = None,
-    of: Annotated[
+    reference: Annotated[
         str | None,
         typer.Option(
             help="Take the joules of this run as 100 percent. Name it by its label in the table or as a RUN.",
             show_default="the runs of fedavg, or else the first run",
         ),
     ] = None,
-    held: Annotated[
+    sustained_rounds: Annotated[
         int | None,
         typer.Option(
             help="Call an accuracy sustained if it lasts for this many evaluated rounds in a row.",
@@ -238,8 +249,8 @@ def compare(
     **flags: Any,
 ) -> None:
     """One table and one page for several runs. A METHOD is run first, with the flags given."""
-    with told(as_json):
-        from shoal.experiment.assemble import check_names
+    with user_errors(as_json):
+        from shoal.experiment.assemble import validate_job
         from shoal.experiment.job import SETTINGS, make_job
         from shoal.methods import METHODS, is_method
         from shoal.report import PAGE, Questions, parse_accuracy, parse_counted
@@ -248,30 +259,30 @@ def compare(
 
         if out_path is not None:
             check_output(out_path, PAGE, force)  # better now than after hours
-        questions = Questions.parse(to_accuracy, at_budget, of, held)
+        questions = Questions.parse(to_accuracy, at_budget, reference, sustained_rounds)
         reading = {
             "judged": parse_accuracy("--accuracy", accuracy),
             "counted": parse_counted("--joules", joules),
         }
-        methods = [m for m in what if not Path(m).is_dir() and is_method(m)]
-        what = expanded(what, methods)
-        jobs = {m: make_job(overrides(given(flags)) | {"method": m}) for m in methods}
-        for name in what:
+        methods = [m for m in runs_and_methods if not Path(m).is_dir() and is_method(m)]
+        runs_and_methods = expand_run_folders(runs_and_methods, methods)
+        jobs = {m: make_job(overrides(user_flags(flags)) | {"method": m}) for m in methods}
+        for name in runs_and_methods:
             if name in jobs:
-                with pointing_to_only(len(jobs)):
-                    check_names(jobs[name])
+                with hint_only_table(len(jobs)):
+                    validate_job(jobs[name])
             elif Path(name).exists():
                 read_run(Path(name), allow_not_started=True)
             else:
                 raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
-        if (unused := given(flags)) and not jobs:
+        if (unused := user_flags(flags)) and not jobs:
             raise UserError(f"{SETTINGS[next(iter(unused))].flag} is for methods to run, but only runs are given")
-        made: dict[str, Path] = {}
+        path_of_method: dict[str, Path] = {}
         for name, job in jobs.items():
-            made[name] = place_of(job, taken=made.values())
-        failed = run_jobs({name: (made[name], job) for name, job in jobs.items()})
-        records = read_runs((made.get(name, Path(name)) for name in what), **reading)
-        finish_comparison(records, out_path or free("compare", ".html"), as_json, questions, force)
+            path_of_method[name] = default_run_path(job, taken_paths=path_of_method.values())
+        failed = run_jobs({name: (path_of_method[name], job) for name, job in jobs.items()})
+        records = read_runs((path_of_method.get(name, Path(name)) for name in runs_and_methods), **reading)
+        finish_comparison(records, out_path or free_path("compare", ".html"), as_json, questions, force)
         end_with_failures(failed, len(jobs))
 
 
@@ -285,14 +296,14 @@ def profile(
     **flags: Any,
 ) -> None:
     """Where the time of a method's rounds goes."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.cli.progress import RunProgress
         from shoal.experiment.job import make_job
         from shoal.experiment.run import profile_job
 
-        job = make_job(overrides(given(flags)) | {"method": method})
+        job = make_job(overrides(user_flags(flags)) | {"method": method})
         with RunProgress(err, method, job.rounds) as progress:
-            parts = profile_job(job, on_setup=announce, on_round=progress.on_round)
+            parts = profile_job(job, on_setup=announce_run, on_round=progress.on_round)
         if as_json:
             print_json({"method": method, "rounds": job.rounds, "parts": parts})
             return
@@ -319,11 +330,13 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page for one or more runs."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.report import write_page
 
         first = next((Path(r) for r in runs if Path(r).is_dir()), Path(runs[0]))
-        page = write_page(read_runs(map(Path, expanded(runs))), out_path or first / "report.html", force=force)
+        page = write_page(
+            read_runs(map(Path, expand_run_folders(runs))), out_path or first / "report.html", force=force
+        )
         if as_json:
             print_json({"report": str(page)})
         else:

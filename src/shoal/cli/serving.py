@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.base import AsJson, Force, app, err, out, print_json, told
+from shoal.cli.base import AsJson, Force, app, err, out, print_json, user_errors
 from shoal.errors import UserError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Use the models of the run in this run directory.")]
@@ -49,14 +49,14 @@ def serve(
             "another value.",
         ),
     ] = 0.0,
-    max_batch: Annotated[int, typer.Option(min=1, help="Predict at most this many samples in one batch.")] = 64,
+    max_batch_samples: Annotated[int, typer.Option(min=1, help="Predict at most this many samples in one batch.")] = 64,
     max_wait_ms: Annotated[
         float, typer.Option(min=0, help="Let the first sample of a batch wait this many milliseconds for others.")
     ] = 2.0,
-    queue: Annotated[
+    max_waiting_samples: Annotated[
         int, typer.Option(min=1, help="Let this many samples wait at most. Further requests get the status 503.")
     ] = 4096,
-    rate: Annotated[
+    max_requests_per_s: Annotated[
         float,
         typer.Option(
             min=0, help="Accept this many requests per second from one token or address. The value 0 sets no limit."
@@ -68,8 +68,8 @@ def serve(
     poll_s: Annotated[float, typer.Option(min=0.01, help="Look for a newer checkpoint every this many seconds.")] = 1.0,
 ) -> None:
     """Answer predictions over HTTP with a run's newest models, also while it is still training."""
-    with told(False):
-        listening, service = _served(run_dir, locals())
+    with user_errors(False):
+        listening, service = _build_service(run_dir, locals())
         from shoal.serve.server import serve as serve_now
 
         serve_now(
@@ -77,7 +77,7 @@ def serve(
         )
 
 
-def _served(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:
+def _build_service(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     try:
         from shoal.serve.app import Service
         from shoal.serve.server import Listening
@@ -107,7 +107,7 @@ def token(
     as_json: AsJson = False,
 ) -> None:
     """Make a token for `shoal serve`. It is shown this once: only its hash is kept."""
-    with told(as_json):
+    with user_errors(as_json):
         from shoal.serve.auth import new_token
 
         made = new_token(name, file)
@@ -121,7 +121,7 @@ def token(
 @app.command()
 def export(
     run_dir: RunDir,
-    format: Annotated[
+    file_format: Annotated[
         str, typer.Option(help="Write the model in this format: onnx, torchscript or safetensors.")
     ] = "onnx",
     cluster: Annotated[
@@ -144,12 +144,12 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's model for other programs, and check that the file gives the same answers."""
-    with told(as_json):
+    with user_errors(as_json):
         from dataclasses import asdict
 
         from shoal.serve.export import export as write
 
-        made = write(run_dir, format, out_path, cluster, force)
+        made = write(run_dir, file_format, out_path, cluster, force)
         notes = list(made.notes)
         if made.accuracy is not None:
             notes.append(f"accuracy of the exported model on the central test set: {made.accuracy:.1%}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli.base import AsJson, Force, app, end_with_failures, err, out, print_json, repeatable, told
+from shoal.cli.base import AsJson, Force, app, end_with_failures, err, hint_repeat_command, out, print_json, user_errors
 
 
 @app.command()
@@ -36,50 +36,50 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Play every run of a study that is not finished, and judge its claims. Stop it and go on at will."""
-    with told(as_json):
-        from shoal.study.plan import load_study, study_named
-        from shoal.study.tables import check_files
+    with user_errors(as_json):
+        from shoal.study.plan import find_study, load_study
+        from shoal.study.tables import check_output_files
 
-        path = study_named(name)
+        path = find_study(name)
         plan, folder = load_study(path), out_path or Path("runs") / f"{path.stem}-{budget}"
         entries = plan.entries(budget)
-        check_files(folder, force)  # better now than after hours
+        check_output_files(folder, force)  # better now than after hours
         if not report_only:
-            with repeatable(f"shoal study {name} --budget {budget} --out {folder}"):
-                _play_study(entries, folder, plan.inputs, workers)
+            with hint_repeat_command(f"shoal study {name} --budget {budget} --out {folder}"):
+                _run_study(entries, folder, plan.num_inputs, workers)
         from shoal.report import sheet_view
-        from shoal.study.measurements import Runs
-        from shoal.study.tables import Report, write
+        from shoal.study.measurements import StudyRuns
+        from shoal.study.tables import StudyReport, write_study_tables
 
-        report = Report(Runs(plan, entries, folder), budget)
-        files = write(report, folder, force)
+        report = StudyReport(StudyRuns(plan, entries, folder), budget)
+        files = write_study_tables(report, folder, force)
         if as_json:
-            print_json(report.json() | {"files": [str(f) for f in files]})
+            print_json(report.to_json() | {"files": [str(f) for f in files]})
         else:
             if report.claims:
-                out.print(sheet_view(report.claims_sheet()))
+                out.print(sheet_view(report.claims_table()))
             out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
         if not report_only:
             end_with_failures(len(report.runs.failures), len(entries), "; the same command runs them again")
 
 
-def _play_study(entries: list[Any], folder: Path, inputs: tuple[int, ...], workers: int | None) -> None:
-    from shoal.experiment.assemble import check_names
+def _run_study(entries: list[Any], folder: Path, num_inputs: tuple[int, ...], workers: int | None) -> None:
+    from shoal.experiment.assemble import validate_job
     from shoal.fleet.pool import count_cores
     from shoal.report.summary import duration
-    from shoal.study.runner import Progress, play
+    from shoal.study.runner import run_entries
 
     first = {(e.cell, e.variant): e for e in reversed(entries)}
     for entry in first.values():
-        check_names(entry.job)  # better now than after hours
+        validate_job(entry.job)  # better now than after hours
 
-    def tell(now: Progress) -> None:
+    def tell(progress: Progress) -> None:
         err.print(
-            f"{now.share:.0%} done ({now.done} of {now.total}), about {duration(now.left_s)} left: {now.entry.label} "
-            + (f"failed: {now.failure}" if now.failure else f"took {duration(now.seconds)}"),
+            f"{progress.done_fraction:.0%} done ({progress.num_done} of {progress.num_total}), about {duration(progress.remaining_s)} left: {progress.entry.label} "
+            + (f"failed: {progress.failure}" if progress.failure else f"took {duration(progress.duration_s)}"),
             highlight=False,
             soft_wrap=True,
             markup=False,
         )
 
-    play(entries, folder, inputs, workers or count_cores(), tell)
+    run_entries(entries, folder, num_inputs, workers or count_cores(), tell)

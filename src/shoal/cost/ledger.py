@@ -196,7 +196,7 @@ class Ledger:
             entries.append(page)
         return entries[::-1]
 
-    def by_client(self) -> dict[ClientId, dict[str, float]]:
+    def joules_by_client(self) -> dict[ClientId, dict[str, float]]:
         """Joules of each client, as the paper splits them."""
         joules_by_client: dict[ClientId, dict[str, float]] = defaultdict(lambda: dict.fromkeys(ENERGY_PARTS, 0.0))
         for page in (p for p in self.entries if p.link != EDGE_CLOUD):

@@ -18,7 +18,7 @@ from shoal.data.sources import Listing, dataset_names, get_folder, is_named, lis
 from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.types import Examples
+from shoal.types import Samples
 
 __all__ = [
     "SPLITS",
@@ -115,7 +115,7 @@ def _keep_samples(dataset: Dataset, max_train_samples: int, seed: int) -> Datase
     note = f"a stratified {max_train_samples:,} of {num_available:,} training rows"
     return replace(
         dataset,
-        train=Examples(dataset.train.x[kept_indices], dataset.train.y[kept_indices]),
+        train=Samples(dataset.train.x[kept_indices], dataset.train.y[kept_indices]),
         owner=None if owner is None else tuple(owner[i] for i in kept_indices.tolist()),
         is_sensitive=None if dataset.is_sensitive is None else dataset.is_sensitive[kept_indices],
         edge=None if dataset.edge is None else tuple(dataset.edge[i] for i in kept_indices.tolist()),

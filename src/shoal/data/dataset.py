@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.data.prepare import Preparation
 from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
-from shoal.types import Examples
+from shoal.types import Samples
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all
 
@@ -33,8 +33,8 @@ class ReadOptions:
 @dataclass(frozen=True)
 class Dataset:
     name: str
-    train: Examples  # x float32, standardised; y int64 in 0..C-1
-    test: Examples
+    train: Samples  # x float32, standardised; y int64 in 0..C-1
+    test: Samples
     classes: tuple[str, ...]
     owner: tuple[str, ...] | None = None  # the client that owns training row i
     is_sensitive: Tensor | None = None  # whether training row i is of high sensitivity
@@ -70,7 +70,7 @@ def validate(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _validate_part(where: str, samples: Examples, classes: int) -> None:
+def _validate_part(where: str, samples: Samples, classes: int) -> None:
     x, y = samples
     if x.numel() == 0:
         raise UserError(f"{where} is empty")

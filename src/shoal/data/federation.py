@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.data.prepare import Preparation
 from shoal.errors import UserError
-from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Examples
+from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Samples
 
 SPLITS = ("train", "val", "test")
 SPLITS_WITH_SENSITIVE = ("train", "val")  # into rows of low and of high sensitivity
@@ -22,15 +22,15 @@ DEFAULT_SENSITIVE_FRACTION = (
 )
 
 
-class _ClientSplits(Mapping[str, Examples]):
+class _ClientSplits(Mapping[str, Samples]):
     """One client's rows, cut when they are asked for."""
 
-    def __init__(self, samples: Examples, spans: Mapping[str, slice]) -> None:
+    def __init__(self, samples: Samples, spans: Mapping[str, slice]) -> None:
         self._samples, self._spans = samples, spans
 
-    def __getitem__(self, split: str) -> Examples:
+    def __getitem__(self, split: str) -> Samples:
         span = self._spans[split]
-        return Examples(self._samples.x[span], self._samples.y[span])
+        return Samples(self._samples.x[span], self._samples.y[span])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._spans)
@@ -52,11 +52,11 @@ class Federation(Mapping[ClientId, ClientData]):
 
     def __init__(
         self,
-        samples: Examples,
+        samples: Samples,
         bounds: Mapping[str, NDArray[np.int64]],
         clients: tuple[ClientId, ...],
         *,
-        central: Examples,
+        central: Samples,
         classes: tuple[str, ...],
         name: str = "",
         partition: str = "",
@@ -65,9 +65,9 @@ class Federation(Mapping[ClientId, ClientData]):
         shifts: Mapping[ClientId, str] | None = None,
         planted_groups: Mapping[ClientId, int] | None = None,
         num_sensitive: Mapping[str, NDArray[np.int64]] | None = None,
-        public_samples: Examples | None = None,
+        public_samples: Samples | None = None,
         edge_of_client: Mapping[ClientId, str] | None = None,
-        unseen: Mapping[ClientId, Examples] | None = None,
+        unseen: Mapping[ClientId, Samples] | None = None,
     ) -> None:
         self.unseen = {c: _channels_last(held) for c, held in (unseen or {}).items()}
         self.central = _channels_last(central)
@@ -93,8 +93,8 @@ class Federation(Mapping[ClientId, ClientData]):
     @classmethod
     def from_clients(
         cls,
-        clients: Mapping[ClientId, Mapping[str, Examples]],
-        central: Examples,
+        clients: Mapping[ClientId, Mapping[str, Samples]],
+        central: Samples,
         classes: tuple[str, ...],
         *,
         name: str = "own",
@@ -112,13 +112,13 @@ class Federation(Mapping[ClientId, ClientData]):
             raise UserError(f"central: labels must lie between 0 and {len(classes) - 1}, one for each class")
         for client, splits in clients.items():
             _check_client(client, splits, central, len(classes))
-        server_samples = None if public_samples is None else Examples(*public_samples)
+        server_samples = None if public_samples is None else Samples(*public_samples)
         if server_samples is not None:
             _check_samples("public", server_samples, central, len(classes))
-        none = Examples(central.x[:0], central.y[:0])
+        none = Samples(central.x[:0], central.y[:0])
         parts = [_join_sensitive_last(data, split, none) for split in SPLITS for data in clients.values()]
         ends = [0, *accumulate(len(part.y) for part in parts)]
-        samples = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        samples = Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
         n = len(clients)
         bounds = {split: np.array(ends[s * n : (s + 1) * n + 1]) for s, split in enumerate(SPLITS)}
         num_sensitive = {
@@ -187,7 +187,7 @@ class Federation(Mapping[ClientId, ClientData]):
         clients = tuple(self._clients[i] for i in kept_indices)
         unseen_splits = {c: [self[c][split] for split in SPLITS] for c in self._clients if c in unseen}
         return Federation(
-            Examples(*(torch.cat([part[span] for span in spans]) for part in self._samples)),
+            Samples(*(torch.cat([part[span] for span in spans]) for part in self._samples)),
             {split: ends[s * n : (s + 1) * n + 1] for s, split in enumerate(SPLITS)},
             clients,
             central=self.central,
@@ -201,16 +201,16 @@ class Federation(Mapping[ClientId, ClientData]):
             public_samples=self.public_samples,
             edge_of_client=None if self.edge_of_client is None else {c: self.edge_of_client[c] for c in clients},
             preparation=self.preparation,
-            unseen={c: Examples(*map(torch.cat, zip(*parts, strict=True))) for c, parts in unseen_splits.items()},
+            unseen={c: Samples(*map(torch.cat, zip(*parts, strict=True))) for c, parts in unseen_splits.items()},
         )
 
     def to(self, device: torch.device | str) -> Federation:
         return Federation(
-            Examples(*(part.to(device) for part in self._samples)),
+            Samples(*(part.to(device) for part in self._samples)),
             {split: np.array(bounds) for split, bounds in self._bounds.items()},
             self._clients,
-            unseen={c: Examples(*(part.to(device) for part in held)) for c, held in self.unseen.items()},
-            central=Examples(*(part.to(device) for part in self.central)),
+            unseen={c: Samples(*(part.to(device) for part in held)) for c, held in self.unseen.items()},
+            central=Samples(*(part.to(device) for part in self.central)),
             classes=self.classes,
             name=self.name,
             partition=self.partition,
@@ -220,16 +220,16 @@ class Federation(Mapping[ClientId, ClientData]):
             num_sensitive={split: np.array(rows) for split, rows in self._num_sensitive.items()},
             public_samples=None
             if self.public_samples is None
-            else Examples(*(part.to(device) for part in self.public_samples)),
+            else Samples(*(part.to(device) for part in self.public_samples)),
             edge_of_client=self.edge_of_client,
             preparation=self.preparation,
         )
 
 
-def _join_sensitive_last(data: Mapping[str, Examples], split: str, empty: Examples) -> Examples:
+def _join_sensitive_last(data: Mapping[str, Samples], split: str, empty: Samples) -> Samples:
     """The sensitive rows of a split last."""
     low, high = data.get(split, empty), data.get(f"{split}/high", empty)
-    return Examples(torch.cat([low.x, high.x]), torch.cat([low.y, high.y]))
+    return Samples(torch.cat([low.x, high.x]), torch.cat([low.y, high.y]))
 
 
 def num_sensitive_samples(num_samples: NDArray[np.int64], sensitive_fraction: float) -> NDArray[np.int64]:
@@ -237,14 +237,14 @@ def num_sensitive_samples(num_samples: NDArray[np.int64], sensitive_fraction: fl
     return np.minimum(np.rint(sensitive_fraction * num_samples), np.maximum(num_samples - 1, 0)).astype(np.int64)
 
 
-def _channels_last(samples: Examples) -> Examples:
+def _channels_last(samples: Samples) -> Samples:
     """Images with their channels last in memory: convolutions on a CPU are about 1.4 times faster that way."""
     if samples.x.dim() != 4:
         return samples
-    return Examples(samples.x.contiguous(memory_format=torch.channels_last), samples.y)
+    return Samples(samples.x.contiguous(memory_format=torch.channels_last), samples.y)
 
 
-def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Examples, num_classes: int) -> None:
+def _check_client(client: ClientId, splits: Mapping[str, Samples], central: Samples, num_classes: int) -> None:
     known = (*SPLITS, *(f"{split}/high" for split in SPLITS_WITH_SENSITIVE))
     unknown = set(splits) - set(known)
     if unknown:
@@ -255,7 +255,7 @@ def _check_client(client: ClientId, splits: Mapping[str, Examples], central: Exa
         _check_samples(f"client {client}: the split {split!r}", rows, central, num_classes)
 
 
-def _check_samples(where: str, samples: Examples, central: Examples, num_classes: int) -> None:
+def _check_samples(where: str, samples: Samples, central: Samples, num_classes: int) -> None:
     x, y = samples
     if len(x) != len(y):
         raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")

@@ -25,7 +25,7 @@ from shoal.data.shifts import SHIFTS, ShiftEffect, ShiftTarget
 from shoal.data.unseen import HoldOut
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.types import ClientId, Examples
+from shoal.types import ClientId, Samples
 
 _MAX_DRAWS = 1000
 _UNASSIGNED = -1
@@ -102,7 +102,7 @@ def partition(
     assignment = _assign_samples(dataset, base, clients, seed, min_samples, rows_dealt, unseen_owners)
     order, bounds = _order_and_bounds(assignment, val_fraction, test_fraction, seed, dataset.is_sensitive)
     index = torch.from_numpy(order)
-    samples = Examples(dataset.train.x[index], dataset.train.y[index])
+    samples = Samples(dataset.train.x[index], dataset.train.y[index])
     target = ShiftTarget(
         samples=samples,
         client_of_sample=torch.from_numpy(assignment.client_of_sample)[index],
@@ -133,7 +133,7 @@ def partition(
         shifts=_describe_shifts(assignment.client_ids, effects),
         planted_groups=_combine_planted_groups(assignment, effects),
         num_sensitive=_count_sensitive(bounds, order, dataset.is_sensitive, sensitive_fraction),
-        public_samples=Examples(dataset.train.x[public_indices], dataset.train.y[public_indices]),
+        public_samples=Samples(dataset.train.x[public_indices], dataset.train.y[public_indices]),
         edge_of_client=_edge_of_clients(dataset, assignment),
         preparation=dataset.preparation,
     )

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from shoal.data.partition_grammar import Term
 from shoal.rng import derive_seed, generator
-from shoal.types import Examples
+from shoal.types import Samples
 
 _BLOCK_ROWS = 8192
 
@@ -24,7 +24,7 @@ _BLOCK_ROWS = 8192
 class ShiftTarget:
     """The rows to shift, in place."""
 
-    samples: Examples
+    samples: Samples
     client_of_sample: Tensor  # the position of the client that holds each row
     first_test_sample: int  # test rows come last
     num_clients: int

@@ -17,7 +17,7 @@ from shoal.data.dataset import Dataset, Progress, validate
 from shoal.data.prepare import Preparation, channel_moments, held_out_mask
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.types import Examples
+from shoal.types import Samples
 
 _FEATURES, _CLASSES = 60, 10  # of synthetic(α, β)
 _DEFAULT_NUM_CLIENTS = 100
@@ -56,8 +56,8 @@ def build_digits(seed: int) -> Dataset:
     preparation = Preparation.from_moments(channel_moments(x[~test]), white=16.0)
     return Dataset(
         name="digits",
-        train=Examples(preparation(x[~test]), torch.from_numpy(y[~test])),
-        test=Examples(preparation(x[test]), torch.from_numpy(y[test])),
+        train=Samples(preparation(x[~test]), torch.from_numpy(y[~test])),
+        test=Samples(preparation(x[test]), torch.from_numpy(y[test])),
         classes=tuple(str(c) for c in range(10)),
         preparation=preparation,
     )
@@ -119,7 +119,7 @@ class _SyntheticModels:
         self.weights = normal(clients, _FEATURES, _CLASSES) + u[:, :, None]
         self.bias = normal(clients, _CLASSES) + u
 
-    def draw_samples(self, sizes: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+    def draw_samples(self, sizes: NDArray[np.int64], rng: np.random.Generator) -> Samples:
         """`sizes[k]` rows of client k, client after client."""
         x = rng.standard_normal((int(sizes.sum()), _FEATURES), dtype=np.float32)
         x *= np.arange(1, _FEATURES + 1, dtype=np.float32) ** np.float32(-0.6)  # the square root of Σ
@@ -128,7 +128,7 @@ class _SyntheticModels:
         for k, (start, end) in enumerate(pairwise([0, *ends])):
             x[start:end] += self.centre[k]
             y[start:end] = (x[start:end] @ self.weights[k] + self.bias[k]).argmax(axis=1)
-        return Examples(torch.from_numpy(x), torch.from_numpy(y))
+        return Samples(torch.from_numpy(x), torch.from_numpy(y))
 
 
 def _load_published(source: Source, download: bool, progress: Progress | None) -> Dataset:
@@ -147,8 +147,8 @@ def _load_published(source: Source, download: bool, progress: Progress | None) -
     preparation = Preparation.from_moments(moments, scale=scale, white=scale)
     return Dataset(
         name=source.name,
-        train=Examples(preparation(pixels.train_x), torch.from_numpy(pixels.train_y)),
-        test=Examples(preparation(pixels.test_x), torch.from_numpy(pixels.test_y)),
+        train=Samples(preparation(pixels.train_x), torch.from_numpy(pixels.train_y)),
+        test=Samples(preparation(pixels.test_x), torch.from_numpy(pixels.test_y)),
         classes=source.classes,
         owner=pixels.owner,
         note=_missing_samples_note(source, len(pixels.train_y), len(pixels.test_y)),

@@ -22,7 +22,7 @@ from shoal.data.prepare import Preparation, channel_moments, encode_labels, held
 from shoal.data.text import detect_separator, escape_control_characters, join_names, open_utf8, refuse_non_utf8, shorten
 from shoal.errors import UserError
 from shoal.rng import derive_seed
-from shoal.types import Examples
+from shoal.types import Samples
 
 Array = NDArray[Any]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -155,8 +155,8 @@ def _prepare_dataset(path: Path, raw: _RawData, x_test: Array, labels_test: Arra
     )
     return Dataset(
         name=path.stem if path.is_file() else path.name,
-        train=Examples(preparation(raw.x), torch.from_numpy(encode_labels(labels, known, where))),
-        test=Examples(preparation(x_test), torch.from_numpy(encode_labels(test_labels, known, where))),
+        train=Samples(preparation(raw.x), torch.from_numpy(encode_labels(labels, known, where))),
+        test=Samples(preparation(x_test), torch.from_numpy(encode_labels(test_labels, known, where))),
         classes=names,
         owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
         is_sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),

@@ -27,19 +27,19 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, dry_build
 from shoal.methods.composition.setting import build_setting, build_topology
 from shoal.models import Model, load_model, network_factory
-from shoal.models.model import stacks_well
+from shoal.models.model import is_stackable
 from shoal.stages.edges import Topology
 from shoal.store.run_directory import RunStore
 from shoal.types import ClientId, Fleet, Method, Tree
 
 log = logging.getLogger(__name__)
 
-LONG_LINK = "ethernet"
+DEFAULT_CLOUD_LINK = "ethernet"
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
-class Bench:
+class Experiment:
     """What a job stands for, ready to run."""
 
     job: Job  # with nothing left to be decided
@@ -54,22 +54,22 @@ class Bench:
         return self.job.cohort if self.method.uses_cohort_size else None
 
 
-def check_names(job: Job, out: Path | None = None) -> None:
+def validate_job(job: Job, out: Path | None = None) -> None:
     """What can be refused before any data are loaded."""
-    _refuse_cloud_without_edges(job, dry_build(job.method, job.set, _least_cohort(job), build_topology(job)).edges)
+    _refuse_cloud_without_edges(job, dry_build(job.method, job.set, _min_cohort_size(job), build_topology(job)).edges)
     check_source(job.data)
     check_partition(job.partition)
     network_factory(job.model)
-    costs_of(job, ())
+    build_costs(job, ())
     if job.measure == "codecarbon":
         Carbon(job.country)
     elif job.country is not None:
         raise UserError(f"country is {job.country!r}, but nothing is measured: add --measure codecarbon")
-    _device(job.device)
+    _checked_device(job.device)
     if job.clients is not None:
-        job.cohort_size(job.training(job.clients))
+        job.cohort_size(job.num_training_clients(job.clients))
     if job.fleet == "flower":
-        _flower()
+        _import_flower_fleet()
     if out is not None:
         RunStore.check_free(out)
 
@@ -80,15 +80,15 @@ def _refuse_cloud_without_edges(job: Job, edges: Topology | None) -> None:
             raise UserError(f"{key} is {getattr(job, key)!r}, but there are no edges: add --edges or --edge-column")
 
 
-def _least_cohort(job: Job) -> int:
+def _min_cohort_size(job: Job) -> int:
     """Clients per round, as far as it can be said before the data are there."""
     if job.clients is not None:
-        return job.cohort_size(job.training(job.clients))
+        return job.cohort_size(job.num_training_clients(job.clients))
     return job.cohort if isinstance(job.cohort, int) and job.cohort > 0 else 1
 
 
-def federation_of(job: Job, progress: Any = None) -> Federation:
-    clients = job.clients if job.clients is not None or job.natural else 20
+def load_federation(job: Job, progress: Any = None) -> Federation:
+    clients = job.clients if job.clients is not None or job.has_natural_partition else 20
     dataset = load(
         job.data,
         seed=job.seed,
@@ -98,30 +98,32 @@ def federation_of(job: Job, progress: Any = None) -> Federation:
         sensitive_column=job.sensitive_column,
         edge_column=job.edge_column,
         drop_columns=job.drop_columns,
-        max_train_samples=job.rows,
-        unseen=(job.unseen or 0) if job.natural else 0,
-        min_samples=job.min_size,
+        max_train_samples=job.max_train_samples,
+        unseen=(job.unseen or 0) if job.has_natural_partition else 0,
+        min_samples=job.min_samples,
         progress=progress,
     )
-    wanted = (
-        dry_build(job.method, job.set, _least_cohort(job)).num_public_requested if job.public is None else job.public
+    num_public = (
+        dry_build(job.method, job.set, _min_cohort_size(job)).num_public_requested
+        if job.public_samples is None
+        else job.public_samples
     )
     return partition(
         dataset,
         job.partition,
         clients=clients,
         seed=job.seed,
-        min_samples=job.min_size,
-        val_fraction=job.val_share,
-        test_fraction=job.test_share,
-        sensitive_fraction=DEFAULT_SENSITIVE_FRACTION if job.sensitive is None else job.sensitive,
-        public_samples=wanted,
+        min_samples=job.min_samples,
+        val_fraction=job.val_fraction,
+        test_fraction=job.test_fraction,
+        sensitive_fraction=DEFAULT_SENSITIVE_FRACTION if job.sensitive_fraction is None else job.sensitive_fraction,
+        public_samples=num_public,
         unseen=job.unseen or 0,
-        device=_device(job.device),
+        device=_checked_device(job.device),
     )
 
 
-def _device(name: str) -> torch.device:
+def _checked_device(name: str) -> torch.device:
     kind = name.split(":")[0]
     if kind not in DEVICES:
         raise UserError(f"device is {name!r}; it must be one of {', '.join(DEVICES)}, such as cuda:0")
@@ -132,11 +134,11 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def setup(job: Job, progress: Any = None) -> Bench:
-    return arrange(job, job.method, federation_of(job, progress))
+def assemble_job(job: Job, progress: Any = None) -> Experiment:
+    return assemble(job, job.method, load_federation(job, progress))
 
 
-def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Federation) -> Bench:
+def assemble(job: Job, method: str | Callable[[Setting], Method], federation: Federation) -> Experiment:
     """The model and the method for this federation, and the job with its open choices made."""
     model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
     cohort = job.cohort_size(len(federation))
@@ -144,7 +146,7 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
     setting.planted_groups = federation.planted_groups
     built = build(method, setting)
     _refuse_cloud_without_edges(job, setting.edges)
-    _refuse_edges(setting.edges, federation)
+    _refuse_impossible_edges(setting.edges, federation)
     _refuse_without_validation(built, setting, federation)
     fleet = choose_fleet(job.fleet, model, count_cores())
     decided = {
@@ -153,19 +155,19 @@ def arrange(job: Job, method: str | Callable[[Setting], Method], federation: Fed
         "cohort": cohort,
         "fleet": fleet,
         "pieces": job.pieces or (count_cores() if fleet == "pool" else None),
-        "public": public_rows(federation) or job.public,
+        "public": num_public_samples(federation) or job.public_samples,
     }
     if setting.edges is not None:
-        decided |= {"cloud_every": setting.edges.cloud_every_rounds, "long_link": job.long_link or LONG_LINK}
+        decided |= {"cloud_every": setting.edges.cloud_every_rounds, "long_link": job.cloud_link or DEFAULT_CLOUD_LINK}
         by_place = setting.edges.assignment == "place"
         decided["edges"] = job.edges if by_place else f"{setting.edges.assignment}:{setting.edges.num_edges}"
     job = job.model_copy(update=decided)
-    costs = costs_of(job, federation)
-    _warn_of_small_devices(costs, model)
-    return Bench(job, federation, model, built, costs)
+    costs = build_costs(job, federation)
+    _warn_about_small_devices(costs, model)
+    return Experiment(job, federation, model, built, costs)
 
 
-def _refuse_edges(edges: Topology | None, federation: Federation) -> None:
+def _refuse_impossible_edges(edges: Topology | None, federation: Federation) -> None:
     if edges is None:
         return
     if edges.assignment == "place" and not federation.edge_of_client:
@@ -186,19 +188,19 @@ def _refuse_without_validation(method: Method, setting: Setting, federation: Fed
         raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
 
 
-def costs_of(job: Job, clients: Iterable[ClientId]) -> CostModel:
+def build_costs(job: Job, clients: Iterable[ClientId]) -> CostModel:
     return CostModel(
         profiles=assign_profiles(job.devices, list(clients), job.seed),
         link=find_link(job.link, job.radio_w),
-        cloud_link=None if job.long_link is None else find_link(job.long_link),
+        cloud_link=None if job.cloud_link is None else find_link(job.cloud_link),
         count_idle=job.count_idle,
-        battery_joules=job.battery,
+        battery_joules=job.battery_joules,
         budget_joules=job.budget_joules,
         deadline_s=job.deadline_s,
     )
 
 
-def _warn_of_small_devices(costs: CostModel, model: Model) -> None:
+def _warn_about_small_devices(costs: CostModel, model: Model) -> None:
     """Training holds at least the weights, their gradients and what was received."""
     least_bytes = 3 * 4 * model.num_parameters
     for profile in sorted({p.name: p for p in costs.profiles.values()}.values(), key=lambda p: p.memory_bytes):
@@ -210,38 +212,38 @@ def _warn_of_small_devices(costs: CostModel, model: Model) -> None:
             )
 
 
-def choose_fleet(asked: str, model: Model, num_cores: int) -> str:
+def choose_fleet(requested: str, model: Model, num_cores: int) -> str:
     """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one. The number
     of workers has no say: it must not change a byte either."""
     on_cpu = torch.device(model.device).type == "cpu"
-    if asked == "pool" and not on_cpu:
+    if requested == "pool" and not on_cpu:
         raise UserError(f"fleet 'pool' needs --device cpu, not {model.device!r}: a GPU cannot be shared by forking")
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     if num_cores > 1 and on_cpu:
         return "pool"
-    return "vector" if stacks_well(model) else "plain"
+    return "vector" if is_stackable(model) else "plain"
 
 
-def make_fleet(bench: Bench, private: MutableMapping[ClientId, Tree] | None = None) -> Fleet:
-    method, federation = bench.method, bench.federation
+def make_fleet(experiment: Experiment, private_states: MutableMapping[ClientId, Tree] | None = None) -> Fleet:
+    method, federation = experiment.method, experiment.federation
     keep_freed_memory()
-    match bench.job.fleet:
+    match experiment.job.fleet:
         case "plain":
-            return PlainFleet(federation, private)
+            return PlainFleet(federation, private_states)
         case "vector":
-            return VectorFleet(federation, private, pieces=bench.job.pieces)
+            return VectorFleet(federation, private_states, pieces=experiment.job.pieces)
         case "pool":
-            inside = VectorFleet if stacks_well(bench.model) else PlainFleet
-            return PoolFleet(method, federation, private, inside, bench.job.workers, bench.job.pieces)
+            inside = VectorFleet if is_stackable(experiment.model) else PlainFleet
+            return PoolFleet(method, federation, private_states, inside, experiment.job.workers, experiment.job.pieces)
         case "flower":
-            fleet: Fleet = _flower()(method, federation, private)
+            fleet: Fleet = _import_flower_fleet()(method, federation, private_states)
             return fleet
         case unknown:
             raise UserError(f"fleet {unknown!r} is not known; choose auto, plain, vector, pool or flower")
 
 
-def _flower() -> Callable[..., Fleet]:
+def _import_flower_fleet() -> Callable[..., Fleet]:
     try:
         from shoal.deploy.loopback import loopback_fleet
     except ImportError as error:
@@ -252,14 +254,14 @@ def _flower() -> Callable[..., Fleet]:
 
 
 @contextmanager
-def at_work(bench: Bench, fleet: Fleet) -> Iterator[None]:
+def fleet_session(experiment: Experiment, fleet: Fleet) -> Iterator[None]:
     """Sets the number of threads for the time in which `fleet` is used, and stops its workers afterwards.
 
     Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers. Work that is
     cut into pieces runs on one thread on every fleet, because the number of threads changes the last bits.
     """
     before = torch.get_num_threads()
-    if isinstance(fleet, PoolFleet) or bench.job.pieces is not None:
+    if isinstance(fleet, PoolFleet) or experiment.job.pieces is not None:
         torch.set_num_threads(1)
     try:
         yield
@@ -269,11 +271,11 @@ def at_work(bench: Bench, fleet: Fleet) -> Iterator[None]:
             fleet.close()
 
 
-def public_rows(federation: Federation) -> int:
+def num_public_samples(federation: Federation) -> int:
     return 0 if federation.public_samples is None else len(federation.public_samples.y)
 
 
-def inputs_of(federation: Federation) -> dict[str, Any]:
+def input_facts(federation: Federation) -> dict[str, Any]:
     """inputs.json: what a model is given and what it answers, for whoever serves it without the data."""
     return {
         "shape": list(federation.input_shape),
@@ -282,7 +284,7 @@ def inputs_of(federation: Federation) -> dict[str, Any]:
     }
 
 
-def describe(federation: Federation) -> dict[str, Any]:
+def partition_facts(federation: Federation) -> dict[str, Any]:
     """partition.json: who holds what."""
     counts = federation.label_counts()
     return {
@@ -295,7 +297,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         "groups": federation.planted_groups,
         "spec": federation.partition,
         "note": federation.note,
-        "public": public_rows(federation),
+        "public": num_public_samples(federation),
         **({} if federation.edge_of_client is None else {"edges": federation.edge_of_client}),
         **({"unseen": list(federation.unseen)} if federation.unseen else {}),
     }

@@ -22,7 +22,7 @@ Panel = Literal[
     "Execution",
 ]
 PANELS: tuple[Panel, ...] = get_args(Panel)
-Part = Literal["run", "data", "partition", "device", "measurement", "storage"]
+Scope = Literal["run", "data", "partition", "device", "measurement", "storage"]
 
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below"}  # as pydantic's Field calls them
 _WORDS = {
@@ -40,9 +40,9 @@ def setting(
     description: str,
     *,
     panel: Panel,
-    part: Part = "run",
+    scope: Scope = "run",
     flag: str | None = "",
-    unset: str = "",
+    unset_meaning: str = "",
     gt: float | None = None,
     ge: float | None = None,
     lt: float | None = None,
@@ -72,7 +72,7 @@ def setting(
     FieldInfo
         Field of a pydantic model.
     """
-    shown: dict[str, Any] = {"panel": panel, "part": part, "flag": flag, "unset": unset}
+    shown: dict[str, Any] = {"panel": panel, "part": scope, "flag": flag, "unset": unset_meaning}
     return Field(default, description=description, json_schema_extra=shown, gt=gt, ge=ge, lt=lt)
 
 
@@ -85,9 +85,9 @@ class Declaration:
     default: Any
     description: str
     panel: Panel
-    part: Part
+    scope: Scope
     flag: str | None
-    unset: str
+    unset_meaning: str
     bounds: str  # "at least 1"; empty: none
 
     @property
@@ -111,20 +111,20 @@ class Declaration:
         return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
 
     @property
-    def _words(self) -> list[str]:
+    def _type_phrases(self) -> list[str]:
         if self.choices:
             return ["one of " + ", ".join(self.choices)]
         return ["a number"] if self.is_amount else [_WORDS[get_origin(kind) or kind] for kind in self.types]
 
     @property
-    def kind(self) -> str:
+    def type_words(self) -> str:
         """Words for its type: "whole number"."""
-        return " or ".join(words.removeprefix("a ") for words in self._words)
+        return " or ".join(words.removeprefix("a ") for words in self._type_phrases)
 
     @property
     def accepted(self) -> str:
         """How an error says what would be right: "a whole number, at least 1"."""
-        return " or ".join(self._words) + (f", {self.bounds}" if self.bounds else "")
+        return " or ".join(self._type_phrases) + (f", {self.bounds}" if self.bounds else "")
 
     @property
     def help_text(self) -> str:
@@ -144,18 +144,18 @@ def _declaration(name: str, field: FieldInfo) -> Declaration:
     bounds = [f"{_BOUNDS[k]} {getattr(entry, k)}" for entry in field.metadata for k in _BOUNDS if hasattr(entry, k)]
     return Declaration(
         name=name,
-        annotation=_given_type(field),
+        annotation=_accepted_type(field),
         default=field.default,
         description=field.description or "",
         panel=shown["panel"],
-        part=shown["part"],
+        scope=shown["part"],
         flag=flag,
-        unset=shown["unset"],
+        unset_meaning=shown["unset"],
         bounds=" and ".join(bounds),
     )
 
 
-def _given_type(field: FieldInfo) -> Any:
+def _accepted_type(field: FieldInfo) -> Any:
     """A validator may take more than the field holds."""
     for entry in field.metadata:
         if isinstance(entry, BeforeValidator) and entry.json_schema_input_type is not PydanticUndefined:

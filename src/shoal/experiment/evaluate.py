@@ -13,8 +13,8 @@ from typing import Any
 from shoal import engine
 from shoal.engine import CentralTestEvaluator, Evaluation
 from shoal.errors import UserError
-from shoal.experiment.assemble import Bench, at_work, make_fleet, setup
-from shoal.experiment.run import check_data, recorded_job
+from shoal.experiment.assemble import Experiment, assemble_job, fleet_session, make_fleet
+from shoal.experiment.run import check_same_data, job_from_config
 from shoal.methods import build, method_factory
 from shoal.methods.composition.setting import build_setting
 from shoal.store.run_directory import RunStore
@@ -23,69 +23,81 @@ from shoal.types import ServerState
 Options = Mapping[str, Mapping[str, Any]]
 
 
-def of_clients(path: Path, progress: Any = None, options: Options | None = None) -> dict[str, Any]:
+def evaluate_clients(path: Path, progress: Any = None, options: Options | None = None) -> dict[str, Any]:
     """Local and central figures, the same as those of the last round unless `options` of answering are given."""
-    with _opened(path, progress, options) as (store, bench, state):
-        fleet, central = make_fleet(bench, store.private), bench.federation.central
-        with at_work(bench, fleet):
-            found = engine.evaluate(
-                bench.method, fleet, state, CentralTestEvaluator(central) if len(central.y) else None
+    with _open_run(path, progress, options) as (store, experiment, state):
+        fleet, central = make_fleet(experiment, store.private), experiment.federation.central
+        with fleet_session(experiment, fleet):
+            evaluation = engine.evaluate(
+                experiment.method, fleet, state, CentralTestEvaluator(central) if len(central.y) else None
             )
-        return _said(bench, state, found, options)
+        return _evaluation_facts(experiment, state, evaluation, options)
 
 
-def of_unseen(
+def evaluate_unseen_clients(
     path: Path,
-    assign: bool = False,
+    infer_from_inputs: bool = False,
     progress: Any = None,
-    inputs: int | None = None,
+    num_inputs: int | None = None,
     options: Options | None = None,
 ) -> dict[str, Any]:
     """`inputs`: how many of its rows, without labels, each is assigned by; None: all."""
-    if inputs is not None and inputs < 1:
-        raise UserError(f"inputs is {inputs}; it must be 1 row or more")
-    with _opened(path, progress, options) as (_, bench, state):
-        held = bench.federation.unseen
-        if not held:
+    if num_inputs is not None and num_inputs < 1:
+        raise UserError(f"inputs is {num_inputs}; it must be 1 row or more")
+    with _open_run(path, progress, options) as (_, experiment, state):
+        unseen_clients = experiment.federation.unseen
+        if not unseen_clients:
             raise UserError(f"{path} held out nobody: run it with --unseen N to keep some clients out of training")
-        if assign and bench.method.models_for_inputs is None and bench.method.adaptation_program is None:
-            raise UserError(f"--assign: method {bench.method.name} has no groups that rows without labels point to")
-        found = engine.evaluate_unseen(bench.method, state, held, assign, inputs, bench.job.seed)
-        how = {"assigned": assign} | ({} if inputs is None else {"inputs": inputs})
-        return _said(bench, state, found, options) | {"unseen": len(held), **how}
+        if (
+            infer_from_inputs
+            and experiment.method.models_for_inputs is None
+            and experiment.method.adaptation_program is None
+        ):
+            raise UserError(
+                f"--assign: method {experiment.method.name} has no groups that rows without labels point to"
+            )
+        evaluation = engine.evaluate_unseen(
+            experiment.method, state, unseen_clients, infer_from_inputs, num_inputs, experiment.job.seed
+        )
+        how = {"assigned": infer_from_inputs} | ({} if num_inputs is None else {"inputs": num_inputs})
+        return _evaluation_facts(experiment, state, evaluation, options) | {"unseen": len(unseen_clients), **how}
 
 
 @contextmanager
-def _opened(path: Path, progress: Any, options: Options | None) -> Iterator[tuple[RunStore, Bench, ServerState]]:
+def _open_run(path: Path, progress: Any, options: Options | None) -> Iterator[tuple[RunStore, Experiment, ServerState]]:
     with RunStore.open(path) as store:
-        bench = setup(recorded_job(store.config), progress)
-        check_data(path, bench)
-        state = store.load_final_state(bench.job.device)
-        yield store, answering(bench, options) if options else bench, state
+        experiment = assemble_job(job_from_config(store.config), progress)
+        check_same_data(path, experiment)
+        state = store.load_final_state(experiment.job.device)
+        yield store, with_serving_options(experiment, options) if options else experiment, state
 
 
-def answering(bench: Bench, options: Options) -> Bench:
+def with_serving_options(experiment: Experiment, options: Options) -> Experiment:
     """The same run with other options of answering, once it is known that they change nothing that came before."""
-    chosen = {piece: {**bench.job.set.get(piece, {}), **keys} for piece, keys in options.items()}
-    job = bench.job.model_copy(update={"set": {**bench.job.set, **chosen}})
+    merged_options = {piece: {**experiment.job.set.get(piece, {}), **keys} for piece, keys in options.items()}
+    job = experiment.job.model_copy(update={"set": {**experiment.job.set, **merged_options}})
 
-    def setting(of: Any) -> Any:
+    def setting(some_job: Any) -> Any:
         return build_setting(
-            of, bench.model, int(of.cohort), bench.federation.public_samples, bench.federation.edge_of_client
+            some_job,
+            experiment.model,
+            int(some_job.cohort),
+            experiment.federation.public_samples,
+            experiment.federation.edge_of_client,
         )
 
     method, make = build(job.method, setting(job)), method_factory(job.method)
-    before, after = make(setting(bench.job)).stages, make(setting(job)).stages
-    if not all(any(alike(stage, had) for had in before) for stage in after):
+    stages_before, stages_after = make(setting(experiment.job)).stages, make(setting(job)).stages
+    if not all(any(has_same_behaviour(stage, had) for had in stages_before) for stage in stages_after):
         given = ", ".join(f"{piece}.{key}={value}" for piece, keys in options.items() for key, value in keys.items())
         raise UserError(
             f"--set {given} cannot be changed after training. It changes what clients or the server of method "
             f"{method.name} do in a round, and not only how the run answers. Start a new run to use it."
         )
-    return replace(bench, job=job, method=method)
+    return replace(experiment, job=job, method=method)
 
 
-def alike(one: Any, other: Any) -> bool:
+def has_same_behaviour(one: Any, other: Any) -> bool:
     """Whether two stages, made apart, do the same: functions by their code and by what they were made with. A field
     that is left out of comparisons is of something that is kept, not of what is done."""
     if one is other:
@@ -93,25 +105,28 @@ def alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if is_dataclass(one):
-        return all(alike(getattr(one, f.name), getattr(other, f.name)) for f in fields(one) if f.compare)
+        return all(has_same_behaviour(getattr(one, f.name), getattr(other, f.name)) for f in fields(one) if f.compare)
     if isinstance(one, FunctionType):
         within = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
-        return one.__code__ is other.__code__ and alike(*within)
+        return one.__code__ is other.__code__ and has_same_behaviour(*within)
     if isinstance(one, MethodType):  # of two pieces that are equal, but not the same object
-        return alike(one.__func__, other.__func__) and alike(one.__self__, other.__self__)
+        return has_same_behaviour(one.__func__, other.__func__) and has_same_behaviour(one.__self__, other.__self__)
     if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(has_same_behaviour, one, other))
     return bool(one == other)
 
 
-def _said(bench: Bench, state: ServerState, found: Evaluation, options: Options | None) -> dict[str, Any]:
+def _evaluation_facts(
+    experiment: Experiment, state: ServerState, evaluation: Evaluation, options: Options | None
+) -> dict[str, Any]:
     return {
-        "method": bench.job.method,
+        "method": experiment.job.method,
         "round": state.round,
         **({"set": {piece: dict(keys) for piece, keys in options.items()}} if options else {}),
-        **found.figures(),
+        **evaluation.summary(),
         "clients": {
-            c: asdict(score) | ({"answered_by": dict(found.answered_by[c])} if c in found.answered_by else {})
-            for c, score in sorted(found.clients.items())
+            c: asdict(score)
+            | ({"answered_by": dict(evaluation.samples_by_model[c])} if c in evaluation.samples_by_model else {})
+            for c, score in sorted(evaluation.clients.items())
         },
     }

@@ -15,14 +15,14 @@ from shoal.errors import UserError, did_you_mean
 from shoal.experiment.declaration import declarations, setting
 
 
-def _edges(value: Any) -> Any:
+def _normalise_edges(value: Any) -> Any:
     """A number is one too; "none" is for grids, which cannot leave a key out."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return None if value == "none" else value
 
 
-def _method(value: Any) -> Any:
+def _normalise_method(value: Any) -> Any:
     """A table of steps and their pieces is a method too; the same pieces are always written in the same way."""
     if not isinstance(value, Mapping) and not (isinstance(value, str) and "=" in value):
         return value
@@ -34,7 +34,7 @@ def _method(value: Any) -> Any:
 class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    method: Annotated[str, BeforeValidator(_method)] = setting(
+    method: Annotated[str, BeforeValidator(_normalise_method)] = setting(
         "fedavg",
         "Train with this method: a name from `shoal methods`, or pieces such as cluster=aidc,train=proximal.",
         panel="Model and method",
@@ -45,7 +45,7 @@ class Job(BaseModel):
         "Use this data set: a name from `shoal data list`, or the path of your own .npz, .parquet or .csv file or "
         "folder of images.",
         panel="Data",
-        part="data",
+        scope="data",
     )
     partition: str = setting(
         "dirichlet:0.3",
@@ -54,15 +54,15 @@ class Job(BaseModel):
         "name. Data transformations may follow, each after a plus sign: rotate:0,90, invert:SHARE, noise:SIGMA, "
         "mislabel:SHARE or permute:SHARE.",
         panel="Clients",
-        part="partition",
+        scope="partition",
     )
     clients: int | None = setting(
         None,
         "Divide the samples among this many clients. With a natural partition, keep this many of the clients that the "
         "data name.",
         panel="Clients",
-        part="partition",
-        unset="20, or all clients of a natural partition",
+        scope="partition",
+        unset_meaning="20, or all clients of a natural partition",
         ge=1,
     )
     rounds: int = setting(20, "Train for this many global rounds.", panel="Training", ge=1)
@@ -92,7 +92,7 @@ class Job(BaseModel):
         "Show the run under this name in tables and reports.",
         panel="Model and method",
         flag=None,
-        unset="the method's name",
+        unset_meaning="the method's name",
     )
     fleet: Literal["auto", "plain", "vector", "pool", "flower"] = setting(
         "auto",
@@ -105,7 +105,7 @@ class Job(BaseModel):
         None,
         "Start this many processes for the pool fleet. The number changes the speed, but no byte of the result.",
         panel="Execution",
-        unset="one per core",
+        unset_meaning="one per core",
         ge=1,
     )
     pieces: int | None = setting(
@@ -113,7 +113,7 @@ class Job(BaseModel):
         "Cut the work of a round into this many pieces, of each of which one worker trains the clients together. Runs "
         "with the same number give the same bytes on any number of cores.",
         panel="Execution",
-        unset="as many as cores for a pool when the run starts, else no cut",
+        unset_meaning="as many as cores for a pool when the run starts, else no cut",
         ge=1,
     )
     eval_every: int = setting(
@@ -124,57 +124,57 @@ class Job(BaseModel):
         "Keep the data, the models and the clients' state on this PyTorch device: cpu, cuda, mps or xpu, with a number "
         "where there are several, such as cuda:1.",
         panel="Execution",
-        part="device",
+        scope="device",
     )
-    rows: int | None = setting(
+    max_train_samples: int | None = setting(
         None,
         "Use only this many of the training samples, drawn at random with the same fraction of every class.",
         panel="Data",
-        part="data",
-        unset="all training samples",
+        scope="data",
+        unset_meaning="all training samples",
         ge=1,
     )
-    min_size: int = setting(
+    min_samples: int = setting(
         10,
         "Give every client at least this many samples. Samples for validation and testing count too.",
         panel="Clients",
-        part="partition",
+        scope="partition",
         ge=1,
     )
-    val_share: float = setting(
+    val_fraction: float = setting(
         0.1,
         "Keep this fraction of each client's samples for validation.",
         panel="Evaluation",
-        part="partition",
+        scope="partition",
         ge=0,
         lt=1,
     )
-    test_share: float = setting(
+    test_fraction: float = setting(
         0.2,
         "Keep this fraction of each client's samples for testing.",
         panel="Evaluation",
-        part="partition",
+        scope="partition",
         gt=0,
         lt=1,
     )
     label_column: str = setting(
-        "label", "Read the labels from this column of your own table.", panel="Data", part="data"
+        "label", "Read the labels from this column of your own table.", panel="Data", scope="data"
     )
     client_column: str | None = setting(
         None,
         "Read from this column of your own table which client has the sample. The partition is then natural unless "
         "another is given.",
         panel="Data",
-        part="data",
-        unset="no column",
+        scope="data",
+        unset_meaning="no column",
     )
-    sensitive: float | None = setting(
+    sensitive_fraction: float | None = setting(
         None,
         "Mark this fraction of each client's samples, drawn at random, as sensitive. The method scmoe shares no model "
         "that was trained on sensitive samples.",
         panel="Privacy",
-        part="partition",
-        unset="0.3, or as the sensitive column says",
+        scope="partition",
+        unset_meaning="0.3, or as the sensitive column says",
         ge=0,
         lt=1,
     )
@@ -182,63 +182,63 @@ class Job(BaseModel):
         None,
         "Read from this column of your own data which samples are sensitive: 1 or true if they are, 0 or false if not.",
         panel="Privacy",
-        part="data",
-        unset="no column",
+        scope="data",
+        unset_meaning="no column",
     )
     drop_columns: tuple[str, ...] = setting(
         (),
         "Leave these columns of your own table out of the features.",
         panel="Data",
-        part="data",
+        scope="data",
         flag="--drop-column",
-        unset="no column",
+        unset_meaning="no column",
     )
-    public: int | None = setting(
+    public_samples: int | None = setting(
         None,
         "Set this many training samples aside for the server. They are public, and no client has them.",
         panel="Data",
-        part="partition",
-        unset="as many as the method asks for",
+        scope="partition",
+        unset_meaning="as many as the method asks for",
         ge=0,
     )
-    edges: Annotated[str | None, BeforeValidator(_edges, json_schema_input_type=int | str | None)] = setting(
+    edges: Annotated[str | None, BeforeValidator(_normalise_edges, json_schema_input_type=int | str | None)] = setting(
         None,
         "Put this many edge servers between the clients and the cloud: 5 or chance:5 divides the clients at random, "
         "alike:5 brings similar label distributions together, mixed:5 makes each edge server as diverse as possible, "
         "and none means no edge servers.",
         panel="Edges",
-        unset="none, unless the method has some",
+        unset_meaning="none, unless the method has some",
     )
     edge_column: str | None = setting(
         None,
         "Read from this column of your own table to which edge server the client of the sample belongs.",
         panel="Edges",
-        part="data",
-        unset="no column",
+        scope="data",
+        unset_meaning="no column",
     )
     cloud_every_rounds: int | None = setting(
         None,
         "Average the models of the edge servers in the cloud once in this many rounds.",
         panel="Edges",
-        unset="5 if there are edge servers",
+        unset_meaning="5 if there are edge servers",
         ge=1,
     )
-    long_link: str | None = setting(
+    cloud_link: str | None = setting(
         None,
         "Model the traffic between the edge servers and the cloud as this link: wifi, wifi-slow, lte-m or ethernet.",
         panel="Edges",
-        unset="ethernet if there are edge servers",
+        unset_meaning="ethernet if there are edge servers",
     )
     unseen: int | float | None = setting(
         None,
         "Exclude this many clients from training, so that `shoal evaluate --unseen` can test on them. A whole number "
         "counts clients, and a decimal number below 1 is a fraction of all clients.",
         panel="Clients",
-        part="partition",
-        unset="no unseen clients",
+        scope="partition",
+        unset_meaning="no unseen clients",
     )
-    keep: int = setting(
-        3, "Keep this many of the newest checkpoints in the run directory.", panel="Execution", part="storage", ge=1
+    keep_checkpoints: int = setting(
+        3, "Keep this many of the newest checkpoints in the run directory.", panel="Execution", scope="storage", ge=1
     )
     devices: str = setting(
         "pi",
@@ -255,7 +255,7 @@ class Job(BaseModel):
         None,
         "Assume that the electronics of a client's radio draw this many watts during a transfer.",
         panel="Devices and energy",
-        unset="the value of the link",
+        unset_meaning="the value of the link",
         ge=0,
     )
     count_idle: bool = setting(
@@ -263,11 +263,11 @@ class Job(BaseModel):
         "Charge a client also for the joules that it uses while it waits for slower clients.",
         panel="Devices and energy",
     )
-    battery: float | None = setting(
+    battery_joules: float | None = setting(
         None,
         "Give each client a battery of this many joules. A client with an empty battery takes no further part.",
         panel="Devices and energy",
-        unset="no limit",
+        unset_meaning="no limit",
         gt=0,
     )
     budget_joules: float | None = setting(
@@ -275,14 +275,14 @@ class Job(BaseModel):
         "End the run after the round in which all clients together have used this many joules. What the server uses "
         "does not count.",
         panel="Devices and energy",
-        unset="no limit",
+        unset_meaning="no limit",
         gt=0,
     )
     deadline_s: float | None = setting(
         None,
         "Drop a client's report that takes longer than this many simulated seconds in its stage.",
         panel="Devices and energy",
-        unset="no limit",
+        unset_meaning="no limit",
         gt=0,
     )
     measure: Literal["none", "codecarbon"] = setting(
@@ -290,43 +290,43 @@ class Job(BaseModel):
         "Measure also the energy that this machine uses for the simulation: codecarbon does it with CodeCarbon, none "
         "does not.",
         panel="Devices and energy",
-        part="measurement",
+        scope="measurement",
     )
     country: str | None = setting(
         None,
         "Compute the CO2 of the measured energy for the electricity of this country, written as three letters such as "
         "ESP.",
         panel="Devices and energy",
-        part="measurement",
-        unset="the world's average",
+        scope="measurement",
+        unset_meaning="the world's average",
     )
     set: dict[str, dict[str, Any]] = setting(
         {},
         "Change options of the method's pieces, such as train.mu=0.1. `shoal methods NAME` lists them.",
         panel="Model and method",
-        unset="no option",
+        unset_meaning="no option",
     )
 
     @property
-    def natural(self) -> bool:
+    def has_natural_partition(self) -> bool:
         return self.partition.split("+")[0].split(":")[0] == "natural"
 
-    def training(self, clients: int) -> int:
+    def num_training_clients(self, num_clients: int) -> int:
         """How many of so many clients are left to train."""
         if not self.unseen:
-            return clients
+            return num_clients
         from shoal.data.unseen import num_held_out
 
-        return clients - num_held_out(clients, self.unseen)
+        return num_clients - num_held_out(num_clients, self.unseen)
 
-    def cohort_size(self, clients: int) -> int:
+    def cohort_size(self, num_clients: int) -> int:
         size = self.cohort
         if isinstance(size, float):
             if not 0 < size <= 1:
                 raise UserError(f"cohort is {size}; a share must be above 0 and at most 1.0")
-            return max(1, round(size * clients))
-        if not 1 <= size <= clients:
-            raise UserError(f"cohort is {size}; it must be between 1 and the number of clients, {clients}")
+            return max(1, round(size * num_clients))
+        if not 1 <= size <= num_clients:
+            raise UserError(f"cohort is {size}; it must be between 1 and the number of clients, {num_clients}")
         return size
 
 
@@ -341,13 +341,13 @@ def make_job(values: Mapping[str, Any]) -> Job:
     try:
         job = Job(**values)
     except ValidationError as error:
-        raise UserError(_sentence(error.errors()[0], values)) from None
-    if job.sensitive is not None and job.sensitive_column is not None:
+        raise UserError(_error_sentence(error.errors()[0], values)) from None
+    if job.sensitive_fraction is not None and job.sensitive_column is not None:
         raise UserError(
-            f"sensitive is {job.sensitive} and sensitive_column {job.sensitive_column!r}; it must be one of them: "
+            f"sensitive is {job.sensitive_fraction} and sensitive_column {job.sensitive_column!r}; it must be one of them: "
             "a share of every client's rows, or the column that says which"
         )
-    if job.edge_column is not None and not job.natural:
+    if job.edge_column is not None and not job.has_natural_partition:
         raise UserError(
             f"edge_column is {job.edge_column!r}, but partition {job.partition!r} makes clients of its own: leave that "
             "out, and name the clients with --client-column"
@@ -357,7 +357,7 @@ def make_job(values: Mapping[str, Any]) -> Job:
             f"edges is {job.edges!r} and edge_column {job.edge_column!r}; it must be one of them: how many there "
             "are, or the column that says which client is where"
         )
-    if job.client_column is not None and not job.natural:
+    if job.client_column is not None and not job.has_natural_partition:
         raise UserError(
             f"client_column is {job.client_column!r}, but partition {job.partition!r} deals rows anew: "
             "use --partition natural, or leave the column out with --drop-column"
@@ -365,21 +365,21 @@ def make_job(values: Mapping[str, Any]) -> Job:
     return job
 
 
-def _sentence(problem: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+def _error_sentence(problem: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     field = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         hint = did_you_mean(field, Job.model_fields) or f" (known: {', '.join(Job.model_fields)})"
         return f"key {field!r} is not known{hint}"
-    if isinstance(told := problem.get("ctx", {}).get("error"), UserError):
-        return str(told)
+    if isinstance(user_error := problem.get("ctx", {}).get("error"), UserError):
+        return str(user_error)
     declared = SETTINGS[field]
-    right = declared.bounds if problem["type"] in _OUT_OF_RANGE else declared.accepted
+    expected = declared.bounds if problem["type"] in _OUT_OF_RANGE else declared.accepted
     if problem["type"] == "finite_number":
-        right = right.replace("a number", "a finite number")
-    return f"{field} is {_shown(values[field])}: it must be {right}"
+        expected = expected.replace("a number", "a finite number")
+    return f"{field} is {_as_written(values[field])}: it must be {expected}"
 
 
-def _shown(value: Any) -> str:
+def _as_written(value: Any) -> str:
     """As users write it: the flag --lr -1 arrives as -1.0."""
     return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 

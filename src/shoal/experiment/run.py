@@ -19,36 +19,42 @@ from shoal.cost.ledger import Ledger
 from shoal.cost.timer import Timer
 from shoal.data.dataset import Progress
 from shoal.data.federation import Federation
-from shoal.engine import Record, Result, RoundTiming
+from shoal.engine import Result, RoundRecord, RoundTiming
 from shoal.errors import UserError
 from shoal.experiment.assemble import (
-    Bench,
-    arrange,
-    at_work,
-    check_names,
-    costs_of,
-    describe,
-    inputs_of,
+    Experiment,
+    assemble,
+    assemble_job,
+    build_costs,
+    fleet_session,
+    input_facts,
     make_fleet,
-    setup,
+    partition_facts,
+    validate_job,
 )
 from shoal.experiment.job import SETTINGS, Job, make_job
-from shoal.experiment.result import predict_ms, promised, protection, summarise, warn_of_little_noise
+from shoal.experiment.result import (
+    measure_predict_ms,
+    privacy_guarantees,
+    privacy_report,
+    summarise_run,
+    warn_about_weak_noise,
+)
 from shoal.experiment.settings import JobSettings
 from shoal.methods import Setting
 from shoal.methods.composition.compose import canonical_name
 from shoal.store.run_directory import RunStore
 from shoal.types import Method
 
-ELSEWHERE: dict[str, str] = {  # part of a setting -> why `shoal.run` does not take it
+NOT_TAKEN_BY_RUN: dict[str, str] = {  # part of a setting -> why `shoal.run` does not take it
     "data": "shoal.run is given a federation; say it to shoal.load",
     "partition": "shoal.run is given a federation; say it to shoal.partition",
     "device": "shoal.run is given a federation; say it to shoal.partition",
     "measurement": "only runs that are kept are measured: use the command line",
     "storage": "shoal.run writes no checkpoints: use the command line",
 }
-OnSetup = Callable[[Bench], None]
-OnRound = Callable[[Record], None]
+OnSetup = Callable[[Experiment], None]
+OnRound = Callable[[RoundRecord], None]
 OnEnd = Callable[[str | None], None]  # is given the reason if the run ended before its last round
 
 
@@ -87,19 +93,19 @@ def run(
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
     given: dict[str, Any] = {**keys}
     for key, value in given.items():
-        if key in SETTINGS and (reason := ELSEWHERE.get(SETTINGS[key].part)):
+        if key in SETTINGS and (reason := NOT_TAKEN_BY_RUN.get(SETTINGS[key].scope)):
             raise UserError(f"{key} is {value!r}, but {reason}")
-    bench = arrange(make_job({"method": name} | given), method, federation)
-    fleet = make_fleet(bench)
-    with at_work(bench, fleet):
+    experiment = assemble(make_job({"method": name} | given), method, federation)
+    fleet = make_fleet(experiment)
+    with fleet_session(experiment, fleet):
         return engine.run(
-            bench.method,
+            experiment.method,
             fleet,
-            rounds=bench.job.rounds,
-            seed=bench.job.seed,
+            rounds=experiment.job.rounds,
+            seed=experiment.job.seed,
             central_samples=federation.central,
-            eval_every=bench.job.eval_every,
-            ledger=Ledger(bench.costs),
+            eval_every=experiment.job.eval_every,
+            ledger=Ledger(experiment.costs),
             on_round=on_round,
         )
 
@@ -108,24 +114,24 @@ def run_job(
     job: Job, out: Path, on_setup: OnSetup | None = None, progress: Progress | None = None, **kw: Any
 ) -> dict[str, Any]:
     """A new run in `out`. Returns what `--json` prints."""
-    check_names(job, out)
-    bench = setup(job, progress)
-    bench.method.init(job.seed)  # what the model cannot do is refused before anything is announced
+    validate_job(job, out)
+    experiment = assemble_job(job, progress)
+    experiment.method.init(job.seed)  # what the model cannot do is refused before anything is announced
     if on_setup:
-        on_setup(bench)
-    with new_run(bench, out) as store:
-        return run_experiment(bench, store, **kw)
+        on_setup(experiment)
+    with new_run(experiment, out) as store:
+        return run_experiment(experiment, store, **kw)
 
 
 @contextmanager
-def new_run(bench: Bench, out: Path) -> Iterator[RunStore]:
+def new_run(experiment: Experiment, out: Path) -> Iterator[RunStore]:
     """A run directory to begin in. It is removed if the first round finds an error of the user, such as a layer that is
     not there."""
-    unsaid = {key for key in ("unseen", "variant") if getattr(bench.job, key) is None}
-    config = json.loads(bench.job.model_dump_json(exclude=unsaid))
-    facts = describe(bench.federation), bench.costs.facts()
+    unset_keys = {key for key in ("unseen", "variant") if getattr(experiment.job, key) is None}
+    config = json.loads(experiment.job.model_dump_json(exclude=unset_keys))
+    facts = partition_facts(experiment.federation), experiment.costs.facts()
     with RunStore.create(
-        out, config, *facts, keep_checkpoints=bench.job.keep, inputs=inputs_of(bench.federation)
+        out, config, *facts, keep_checkpoints=experiment.job.keep_checkpoints, inputs=input_facts(experiment.federation)
     ) as store:
         try:
             yield store
@@ -143,16 +149,16 @@ def resume_run(
 ) -> dict[str, Any]:
     """Go on from the last complete round; the end is the same bytes as without the stop, with any number of workers."""
     with RunStore.open(path) as store:
-        job = recorded_job(store.config)
+        job = job_from_config(store.config)
         if workers is not None:
             job = make_job(job.model_dump() | {"workers": workers})
-        bench = setup(job, progress)
-        check_data(path, bench)
-        check_devices(path, bench.job)
-        store.checkpoints.num_kept = bench.job.keep
+        experiment = assemble_job(job, progress)
+        check_same_data(path, experiment)
+        check_same_devices(path, experiment.job)
+        store.checkpoints.num_kept = experiment.job.keep_checkpoints
         if on_setup:
-            on_setup(bench)
-        return run_experiment(bench, store, **kw)
+            on_setup(experiment)
+        return run_experiment(experiment, store, **kw)
 
 
 def run_or_resume(job: Job, path: Path, **kw: Any) -> dict[str, Any]:
@@ -162,16 +168,16 @@ def run_or_resume(job: Job, path: Path, **kw: Any) -> dict[str, Any]:
     return run_job(job, path, **kw)
 
 
-def recorded_job(config: Mapping[str, Any]) -> Job:
+def job_from_config(config: Mapping[str, Any]) -> Job:
     """The job that a run directory's config.json describes. A pool of an older run had a piece for each worker."""
     pieces = {"pieces": config.get("workers")} if config.get("fleet") == "pool" else {}
     return make_job(pieces | dict(config))
 
 
-def check_data(path: Path, bench: Bench) -> None:
+def check_same_data(path: Path, experiment: Experiment) -> None:
     before = {"public": 0} | json.loads((path / "partition.json").read_text())  # older runs do not say it
-    if describe(bench.federation) != before:
-        raise UserError(f"{path} was run on other data: {bench.job.data!r} no longer gives the same partition")
+    if partition_facts(experiment.federation) != before:
+        raise UserError(f"{path} was run on other data: {experiment.job.data!r} no longer gives the same partition")
 
 
 def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
@@ -187,29 +193,31 @@ def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
     ]
 
 
-def check_same(path: Path, job: Job) -> None:
+def check_same_job(path: Path, job: Job) -> None:
     """A recipe goes on with a run only if it is the run it asks for, and no other process writes it."""
     with RunStore.open(path) as store:
-        found = recorded_job(store.config)
-    clients = found.clients or 1
-    train = job.training(clients)
-    asked = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
+        recorded = job_from_config(store.config)
+    clients = recorded.clients or 1
+    train = job.num_training_clients(clients)
+    requested = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
     undecided = {"clients": None, "pieces": None, "fleet": "auto", "public": None}
     undecided |= dict.fromkeys(("edges", "cloud_every", "long_link"))
-    open_choices = {k for k, v in undecided.items() if asked[k] == v} | {"workers"}  # these change no byte
-    for key, value in asked.items():
-        if key not in open_choices and getattr(found, key) != value:
-            raise UserError(f"{path} was run with {key} {getattr(found, key)!r}, not {value!r}; choose another --out")
-    check_devices(path, found)
+    open_choices = {k for k, v in undecided.items() if requested[k] == v} | {"workers"}  # these change no byte
+    for key, value in requested.items():
+        if key not in open_choices and getattr(recorded, key) != value:
+            raise UserError(
+                f"{path} was run with {key} {getattr(recorded, key)!r}, not {value!r}; choose another --out"
+            )
+    check_same_devices(path, recorded)
 
 
-def check_devices(path: Path, job: Job) -> None:
+def check_same_devices(path: Path, job: Job) -> None:
     """The joules of one run follow from one set of figures. Runs of older versions did not keep theirs."""
     kept = path / "devices.json"
     if not kept.exists():
         return
     before = json.loads(kept.read_text())
-    now = costs_of(job, before["clients"]).facts()
+    now = build_costs(job, before["clients"]).facts()
     if now != before:
         other = [name for name, figures in before["devices"].items() if figures != now["devices"].get(name)]
         raise UserError(
@@ -219,45 +227,49 @@ def check_devices(path: Path, job: Job) -> None:
 
 
 def run_experiment(
-    bench: Bench,
+    experiment: Experiment,
     store: RunStore,
     on_round: OnRound | None = None,
     on_end: OnEnd | None = None,
     timer: Timer | None = None,
 ) -> dict[str, Any]:
     """Runs the rounds that the run directory lacks, and writes the result."""
-    before, promise = store.restore(torch.device(bench.job.device)), promised(bench)
-    warn_of_little_noise(promise)
-    fleet = make_fleet(bench, store.private)
-    _import_before_the_clock(bench.method)
+    restored, guarantees = store.restore(torch.device(experiment.job.device)), privacy_guarantees(experiment)
+    warn_about_weak_noise(guarantees)
+    fleet = make_fleet(experiment, store.private)
+    _import_before_timing(experiment.method)
     timer = timer or Timer()
-    with at_work(bench, fleet), measuring(bench, timer) as measured:
+    with fleet_session(experiment, fleet), measure_energy(experiment, timer) as measured:
         result = engine.run(
-            bench.method,
+            experiment.method,
             fleet,
-            rounds=bench.job.rounds,
-            seed=bench.job.seed,
-            central_samples=bench.federation.central,
-            eval_every=bench.job.eval_every,
-            state=before.state,
-            earlier_rounds=before.rounds,
-            ledger=Ledger(bench.costs, before.entries),
+            rounds=experiment.job.rounds,
+            seed=experiment.job.seed,
+            central_samples=experiment.federation.central,
+            eval_every=experiment.job.eval_every,
+            state=restored.state,
+            earlier_rounds=restored.rounds,
+            ledger=Ledger(experiment.costs, restored.entries),
             store=store,
             on_round=on_round,
             timer=timer,
         )
-    clock = RoundTiming(before.timing.wall_s + result.wall_s, before.timing.server_s + result.server_s)
+    clock = RoundTiming(restored.timing.wall_s + result.wall_s, restored.timing.server_s + result.server_s)
     if measured:
-        measured["measured"]["rounds"] = len(result.records) - len(before.rounds)
-    summary = summarise(bench, result, store.path, clock) | measured | protection(bench, result.state, promise)
-    summary["predict_ms"] = predict_ms(bench, result.state, store.private)
+        measured["measured"]["rounds"] = len(result.rounds) - len(restored.rounds)
+    summary = (
+        summarise_run(experiment, result, store.path, clock)
+        | measured
+        | privacy_report(experiment, result.state, guarantees)
+    )
+    summary["predict_ms"] = measure_predict_ms(experiment, result.state, store.private)
     store.finish(summary)
     if on_end:
-        on_end(result.stopped)
+        on_end(result.stop_reason)
     return summary
 
 
-def _import_before_the_clock(method: Method) -> None:
+def _import_before_timing(method: Method) -> None:
     """Imports what stages import later, so that it is not counted as the work of the round that needs it first."""
     for stage in method.stages:
         for name in getattr(stage, "imports_later", ()):
@@ -265,19 +277,22 @@ def _import_before_the_clock(method: Method) -> None:
 
 
 @contextmanager
-def measuring(bench: Bench, timer: Timer) -> Iterator[dict[str, Any]]:
+def measure_energy(experiment: Experiment, timer: Timer) -> Iterator[dict[str, Any]]:
     """What CodeCarbon says this process used, if asked; known when the work is done."""
     found: dict[str, Any] = {}
-    if bench.job.measure == "none":
+    if experiment.job.measure == "none":
         yield found
         return
-    with Carbon(bench.job.country) as carbon:
+    with Carbon(experiment.job.country) as carbon:
         yield found
     measured = carbon.measurement
-    found["measured"] = {**asdict(measured), "parts_joules": split_joules(measured, parts_of(bench.method, timer))}
+    found["measured"] = {
+        **asdict(measured),
+        "parts_joules": split_joules(measured, seconds_by_purpose(experiment.method, timer)),
+    }
 
 
-def parts_of(method: Method, timer: Timer) -> dict[str, float]:
+def seconds_by_purpose(method: Method, timer: Timer) -> dict[str, float]:
     """Seconds of a run by what they were for: of clients, what their stage is for."""
     stages = {f"{s.name}: clients": s.purpose for s in method.stages} | {
         f"{s.name}: server": "server" for s in method.stages

@@ -14,8 +14,8 @@ from shoal.experiment.declaration import PANELS, Declaration
 from shoal.experiment.job import SETTINGS
 from shoal.store.atomic_files import write_bytes
 
-TYPES = Path(__file__).with_name("settings.py")
-PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+TYPES_FILE = Path(__file__).with_name("settings.py")
+PAGE_FILE = Path(__file__).parents[3] / "docs" / "settings.md"
 WIDTH = 120
 
 _TYPES_BEGIN = '''"""The settings that `shoal.run` takes, as types.
@@ -48,11 +48,11 @@ This page follows from `src/shoal/experiment/job.py`. Do not edit it by hand: [`
 """
 
 
-def types() -> str:
+def types_source() -> str:
     """Returns the source of `JobSettings`."""
     lines = [_TYPES_BEGIN.rstrip("\n")]
     for setting in SETTINGS.values():
-        if setting.part == "run" and setting.name != "method":
+        if setting.scope == "run" and setting.name != "method":
             lines += ["", f"    {setting.name}: {_type_source(setting)}", *_docstring(setting)]
     return "\n".join(lines) + "\n"
 
@@ -69,10 +69,10 @@ def _docstring(setting: Declaration) -> list[str]:
 
 
 def _default(setting: Declaration) -> str:
-    return setting.unset or json.dumps(setting.default)
+    return setting.unset_meaning or json.dumps(setting.default)
 
 
-def page() -> str:
+def page_text() -> str:
     """Returns the text of docs/settings.md."""
     return _PAGE_BEGIN + "".join(f"\n## {panel}\n\n" + "\n".join(_table(panel)) + "\n" for panel in PANELS)
 
@@ -83,14 +83,14 @@ def _table(panel: str) -> Iterator[str]:
     for setting in SETTINGS.values():
         if setting.panel == panel:
             flag = f"`{setting.flag}`" if setting.flag else "none"
-            default = setting.unset or f"`{json.dumps(setting.default)}`"
-            cells = f"`{setting.name}`", flag, setting.kind, default, setting.bounds, setting.description
+            default = setting.unset_meaning or f"`{json.dumps(setting.default)}`"
+            cells = f"`{setting.name}`", flag, setting.type_words, default, setting.bounds, setting.description
             yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def main() -> None:
     """Writes both files."""
-    for path, text in ((TYPES, types()), (PAGE, page())):
+    for path, text in ((TYPES_FILE, types_source()), (PAGE_FILE, page_text())):
         write_bytes(path, text.encode())
         print(f"wrote {path}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.fleet.batches import epoch_indices, index_reader, phase_seed, step_keys
 from shoal.fleet.tracing import Recorder
-from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree
+from shoal.types import Batch, ClientData, ClientId, ClientProgram, Phase, Plan, Report, Samples, Task, Tree
 
 PRECOMPUTE_BATCH_SIZE = 1024
 
@@ -41,17 +41,17 @@ def run_program(
         return replace(report, flops=flops), new_private
 
 
-def with_precomputed_inputs(phase: Phase, state: Tree, samples: Examples) -> Examples:
+def with_precomputed_inputs(phase: Phase, state: Tree, samples: Samples) -> Samples:
     """The rows that the passes go over: as they are, or what is computed of each once."""
     if phase.precompute is None:
         return samples
     with torch.no_grad():
-        return Examples(
+        return Samples(
             torch.cat([phase.precompute(state, x) for x in torch.split(samples.x, PRECOMPUTE_BATCH_SIZE)]), samples.y
         )
 
 
-def unpadded_batches(samples: Examples, phase: Phase, seed: int, allows_single_samples: bool) -> Iterator[Batch]:
+def unpadded_batches(samples: Samples, phase: Phase, seed: int, allows_single_samples: bool) -> Iterator[Batch]:
     """Without padding. Batch norm has no statistics of a single row, so there a row that is left over joins
     the batch before it, and a client with only one row takes no step."""
     device = samples.y.device

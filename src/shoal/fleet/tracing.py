@@ -234,7 +234,7 @@ def _compile_graph(module: Any, in_place: bool) -> FlatFunction:
     if all(_is_pure(node.target) for node in made.graph.nodes):
         _work_in_place(made.graph, in_place)
     for node in made.graph.nodes:
-        node.target = _direct_function(node.target)
+        node.target = _direct_function(node.target_accuracy)
     made.recompile()
     forward: FlatFunction = made.forward
     return forward
@@ -285,7 +285,7 @@ def _work_in_place(graph: Any, in_place: bool) -> None:
         leaf = operand.op == "placeholder"
         is_own_leaf = leaf and in_place and node in outputs and _is_same_leaf(inputs, outputs, operand, node)
         if is_own_leaf or (operand.op == "call_function" and _is_fresh(operand)):
-            node.op, node.target = "call_method", IN_PLACE_METHODS[node.target]
+            node.op, node.target = "call_method", IN_PLACE_METHODS[node.target_accuracy]
 
 
 def _is_same_leaf(inputs: Sequence[Any], outputs: Sequence[Any], before: Any, after: Any) -> bool:
@@ -321,7 +321,7 @@ def _unchanged_source(node: Any) -> Any:
         return node.args[0] if _recorded_layout(node) == _recorded_layout(node.args[0]) else None
     if node.target in (aten.t.default, aten.transpose.int):
         inner = node.args[0]
-        return inner.args[0] if (inner.target, inner.args[1:]) == (node.target, node.args[1:]) else None
+        return inner.args[0] if (inner.target, inner.args[1:]) == (node.target_accuracy, node.args[1:]) else None
     return None
 
 
@@ -338,7 +338,10 @@ def _unscaled_source(node: Any) -> Any:
 
 def _earlier_equal(node: Any, seen: dict[Hashable, Any]) -> Any:
     """An earlier node with the same operation on the same values; what is drawn by chance is never the same."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or torch.Tag.nondeterministic_seeded in node.target_accuracy.tags
+    ):
         return None
     first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
     return None if first is node else first

@@ -22,7 +22,7 @@ from shoal.fleet.batches import batch_indices, index_reader, phase_seed, step_ke
 from shoal.fleet.dealing import deal
 from shoal.fleet.plain import PRECOMPUTE_BATCH_SIZE, PlainFleet, name_client_in_errors, sample_counts
 from shoal.fleet.tracing import FlatFunction, FlatStep, Recorder, State, StateForm
-from shoal.types import Batch, ClientData, ClientId, ClientProgram, Examples, Phase, Plan, Report, Task, Tree, identity
+from shoal.types import Batch, ClientData, ClientId, ClientProgram, Phase, Plan, Report, Samples, Task, Tree, identity
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def end_phase(recorder: Recorder, stack: State, phase: Phase) -> State:
     )
 
 
-def with_precomputed_inputs(phase: Phase, stack: State, samples: list[Examples]) -> list[Examples]:
+def with_precomputed_inputs(phase: Phase, stack: State, samples: list[Samples]) -> list[Samples]:
     """The rows that the passes go over: as they are, or what is computed of each once."""
     compute = phase.precompute
     if compute is None:
@@ -189,7 +189,7 @@ def with_precomputed_inputs(phase: Phase, stack: State, samples: list[Examples])
     if not parts:
         return samples
     rows = torch.cat(parts, dim=1)
-    return [Examples(rows[i, : len(e.y)], e.y) for i, e in enumerate(samples)]
+    return [Samples(rows[i, : len(e.y)], e.y) for i, e in enumerate(samples)]
 
 
 def restore_idle_clients(recorder: Recorder, before: State, after: State, has_samples: Sequence[bool]) -> State:
@@ -204,7 +204,7 @@ def restore_idle_clients(recorder: Recorder, before: State, after: State, has_sa
 
 
 def stacked_batches(
-    samples: Sequence[Examples], phase: Phase, seeds: Sequence[int]
+    samples: Sequence[Samples], phase: Phase, seeds: Sequence[int]
 ) -> Iterator[tuple[Batch, Sequence[bool]]]:
     """Stacked batches, each with the clients for which it holds any row. No wider than the widest real batch."""
     device = samples[0].y.device
@@ -229,7 +229,7 @@ def stacked_batches(
         yield Batch(take_x(by_step[t]), take_y(by_step[t]), weights[t], keys[t]), has_samples[t]
 
 
-def concatenate_samples(samples: Sequence[Examples]) -> tuple[Tensor, Tensor, Tensor]:
+def concatenate_samples(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, Tensor]:
     """All rows in one tensor, and where each client's begin. Clients of one federation are views of one tensor
     already: then nothing is copied."""
     sizes = torch.tensor([len(e.y) for e in samples])
@@ -239,7 +239,7 @@ def concatenate_samples(samples: Sequence[Examples]) -> tuple[Tensor, Tensor, Te
     return torch.cat([e.x for e in samples]), torch.cat([e.y for e in samples]), sizes.cumsum(0) - sizes
 
 
-def _shared_storage(samples: Sequence[Examples]) -> tuple[Tensor, Tensor, Tensor] | None:
+def _shared_storage(samples: Sequence[Samples]) -> tuple[Tensor, Tensor, Tensor] | None:
     x, y = samples[0]
     per_row = x.stride(0)
     is_shared = all(

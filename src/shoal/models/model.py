@@ -224,6 +224,6 @@ def load_model(name: str, input_shape: tuple[int, ...], num_classes: int, device
     return Model(name, make, tuple(input_shape), num_classes, device)
 
 
-def stacks_well(model: Model) -> bool:
+def is_stackable(model: Model) -> bool:
     """Dense layers gain from stacked clients; stacked convolutions become grouped ones, slow on a CPU."""
     return model.batchable and not model.uses(nn.modules.conv._ConvNd)

@@ -39,7 +39,7 @@ from shoal.report.cost_curves import (
 from shoal.report.paper_tables import Cell, Ordering, PaperTable, Verdict
 from shoal.store.reader import RunRecord, runs_by_job
 
-AT_THE_END = ("final", "figures")
+END_METRICS = ("final", "figures")
 
 
 class Paper(BaseModel):
@@ -51,25 +51,25 @@ class Paper(BaseModel):
     source: str
     metric: Literal["at_budget", "to_accuracy", "final", "figures"]
     columns: dict[str, dict[str, float]]  # column -> row -> the paper's number
-    rows: tuple[str, ...] = ("method",)
-    by: tuple[str, ...] = ()
+    row_keys: tuple[str, ...] = ("method",)
+    column_keys: tuple[str, ...] = ()
     accuracy: Literal["central", "local"] | None = None
     unit: str = "%"
     held: int = Field(default=HELD, ge=1)
     of: str | None = None  # whose joules are 100 %: fedavg, if it is there
-    joules: Literal["all", "clients"] = "all"  # whose count: clients leaves the server's out
+    joules_scope: Literal["all", "clients"] = "all"  # whose count: clients leaves the server's out
 
     @property
-    def relative(self) -> bool:
+    def is_relative(self) -> bool:
         """Whether anything is measured against a reference."""
         if self.metric == "to_accuracy":
             return self.unit == "%"
-        if self.by:
+        if self.column_keys:
             return False
         return any(parse_budget("", c).relative for c in self.columns if not self.is_final(c))
 
     def is_final(self, column: str) -> bool:
-        return self.metric in AT_THE_END or (self.metric == "at_budget" and column == "final")
+        return self.metric in END_METRICS or (self.metric == "at_budget" and column == "final")
 
 
 def read_paper(table: Mapping[str, Any]) -> Paper:
@@ -81,9 +81,9 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
         found = "missing" if problem["type"] == "missing" else repr(problem["input"])
         where = ".".join(map(str, problem["loc"]))
         raise UserError(f"[paper] {where} is {found}: {problem['msg'].lower()}") from None
-    if paper.by and paper.metric not in AT_THE_END:
+    if paper.column_keys and paper.metric not in END_METRICS:
         raise UserError(
-            f"[paper] by is {list(paper.by)} with metric {paper.metric!r}; it must be one of {', '.join(AT_THE_END)}"
+            f"[paper] by is {list(paper.column_keys)} with metric {paper.metric!r}; it must be one of {', '.join(END_METRICS)}"
         )
     units = ("%", "rounds", "s", *UNITS) if paper.metric == "to_accuracy" else ("%", "")
     if paper.unit not in units:
@@ -92,108 +92,110 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
     for column in paper.columns:
         if paper.metric == "to_accuracy":
             parse_level("[paper] columns", column)
-        elif paper.metric in AT_THE_END and not paper.by and column != "final":
+        elif paper.metric in END_METRICS and not paper.column_keys and column != "final":
             raise UserError(
                 f"[paper] columns has {column!r}; with metric {paper.metric!r} it must be final, unless `by` says more"
             )
-        elif not paper.by and not paper.is_final(column):
+        elif not paper.column_keys and not paper.is_final(column):
             parse_budget("[paper] columns", column)
     return paper
 
 
-def check_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods: Iterable[str]) -> None:
+def validate_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods: Iterable[str]) -> None:
     """All that can be refused before the jobs are run. A method that the recipe does not run is the reader's to see;
     one that does not exist is a slip of the pen."""
     paper = read_paper(table)
-    if paper.relative or paper.of is not None:
+    if paper.is_relative or paper.of is not None:
         referred(plans, paper.of, "[paper] of")
     known = {*methods, *(plan.label for plan in plans)}
     for column, numbers in paper.columns.items():
         for row in numbers:
-            if paper.metric != "figures" and paper.rows == ("method",) and row not in known:
+            if paper.metric != "figures" and paper.row_keys == ("method",) and row not in known:
                 raise UserError(
                     f"[paper] columns.{column} has {row!r}, which is not a known method{did_you_mean(row, known)}"
                 )
 
 
-def beside_paper(records: Sequence[RunRecord], paper: Mapping[str, Any]) -> PaperTable:
-    asked = read_paper(paper)
-    judged = parse_accuracy("", asked.accuracy)
-    records = [replace(run, accuracy_key=judged, joules_scope=asked.joules) for run in records]
-    rows = tuple(dict.fromkeys(row for column in asked.columns.values() for row in column))
-    jobs, notes = _jobs(records, asked, rows)
+def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -> PaperTable:
+    paper_spec = read_paper(table)
+    judged = parse_accuracy("", paper_spec.accuracy)
+    records = [replace(run, accuracy_key=judged, joules_scope=paper_spec.joules_scope) for run in records]
+    rows = tuple(dict.fromkeys(row for column in paper_spec.columns.values() for row in column))
+    jobs, notes = _runs_by_cell(records, paper_spec, rows)
     finished = {row: ended for (row, _), runs in jobs.items() if (ended := [run for run in runs if not run.failure])}
     groups = list(finished.items())
-    if asked.metric not in AT_THE_END:
+    if paper_spec.metric not in END_METRICS:
         require_joules([run for _, runs in groups for run in runs])
-    whole = reference(records, asked.of, "[paper] of") if asked.relative else None
+    reference_run = reference(records, paper_spec.of, "[paper] of") if paper_spec.is_relative else None
     cells = [
         Cell(
             row,
             column,
-            over_seeds([_ours(run, asked, row, column, whole) for run in jobs.get((row, column), ())]),
+            over_seeds(
+                [_our_number(run, paper_spec, row, column, reference_run) for run in jobs.get((row, column), ())]
+            ),
             numbers.get(row),
             failed=sum(run.failure is not None for run in jobs.get((row, column), ())),
         )
-        for column, numbers in asked.columns.items()
+        for column, numbers in paper_spec.columns.items()
         for row in rows
     ]
     if groups:
-        if asked.metric != "figures":
+        if paper_spec.metric != "figures":
             notes.append(accuracy_note(groups))
-        if asked.metric not in AT_THE_END:
-            notes += [*short_runs(groups, asked.held), *joules_notes(records, '[paper] joules = "clients"')]
+        if paper_spec.metric not in END_METRICS:
+            notes += [*short_runs(groups, paper_spec.held), *joules_notes(records, '[paper] joules = "clients"')]
     return PaperTable(
-        **asked.model_dump(include={"source", "metric", "unit", "held"}),
-        columns=tuple(asked.columns),
+        **paper_spec.model_dump(include={"source", "metric", "unit", "held"}),
+        columns=tuple(paper_spec.columns),
         rows=rows,
         cells=tuple(cells),
         orderings=tuple(
             o
-            for column in asked.columns
+            for column in paper_spec.columns
             for o in _orderings([c for c in cells if c.column == column and (c.row, column) in jobs])
         ),
-        notes=(*([whole.sentence] if whole else []), *notes),
-        keys="figure" if asked.metric == "figures" else ", ".join(asked.rows),
+        notes=(*([reference_run.sentence] if reference_run else []), *notes),
+        keys="figure" if paper_spec.metric == "figures" else ", ".join(paper_spec.row_keys),
         judged=judged,
-        counted=asked.joules,
+        counted=paper_spec.joules_scope,
     )
 
 
-def _jobs(
+def _runs_by_cell(
     records: Sequence[RunRecord], paper: Paper, rows: Sequence[str]
 ) -> tuple[dict[tuple[str, str], list[RunRecord]], list[str]]:
     """The runs of each cell, one per seed, and those that failed. A cell with several jobs has no one number."""
     found: dict[tuple[str, str], list[list[RunRecord]]] = {}
     for _, runs in runs_by_job(records):
-        for place in _places(runs[0], paper, rows):
+        for place in _cells_of_run(runs[0], paper, rows):
             found.setdefault(place, []).append(runs)
     for run in (run for run in records if run.failure):
-        for place in _places(run, paper, rows):
+        for place in _cells_of_run(run, paper, rows):
             first, *others = found.get(place, [[]])
             found[place] = [[*first, run], *others]
-    there = {row for row, column in found if column in paper.columns}
+    rows_with_runs = {row for row, column in found if column in paper.columns}
     several = dict.fromkeys(row for (row, column), jobs in found.items() if len(jobs) > 1 and column in paper.columns)
-    missing = [row for row in rows if row not in there]
+    missing = [row for row in rows if row not in rows_with_runs]
     notes = [f"Left out, because its runs differ in more than the seed: {row}." for row in several if row in rows]
     notes += [f"Not run, so not judged: {', '.join(missing)}."] if missing else []
     return {cell: jobs[0] for cell, jobs in found.items() if len(jobs) == 1 and cell[0] in rows}, notes
 
 
-def _places(run: RunRecord, paper: Paper, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _cells_of_run(run: RunRecord, paper: Paper, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The cells, by row and column, that a run counts in."""
-    for column in [_values(run, paper.by)] if paper.by else paper.columns:
-        for row in rows if paper.metric == "figures" else [_values(run, paper.rows)]:
+    for column in [_key_values(run, paper.column_keys)] if paper.column_keys else paper.columns:
+        for row in rows if paper.metric == "figures" else [_key_values(run, paper.row_keys)]:
             yield row, column
 
 
-def _values(run: RunRecord, keys: Sequence[str]) -> str:
+def _key_values(run: RunRecord, keys: Sequence[str]) -> str:
     return " ".join(str(run.settings.get(key, "–")) for key in keys)
 
 
-def _ours(run: RunRecord, paper: Paper, row: str, column: str, whole: Reference | None) -> float | None:
+def _our_number(run: RunRecord, paper: Paper, row: str, column: str, reference_run: Reference | None) -> float | None:
     """In the paper's unit. A run that failed has no number, nor has one beside a reference that failed."""
-    whole_joules = whole.joules if whole else 1.0
+    whole_joules = reference_run.joules if reference_run else 1.0
     if run.failure or whole_joules is None:
         return None
     if paper.metric == "figures":
@@ -219,14 +221,14 @@ def _orderings(cells: Sequence[Cell]) -> list[Ordering]:
         low, high = sorted(pair, key=lambda c: c.paper or 0.0)
         assert low.paper is not None and high.paper is not None
         if high.paper > low.paper:
-            difference, error = _difference(high.ours, low.ours)
+            difference, error = _mean_difference(high.ours, low.ours)
             verdict = _verdict(difference, error)
             apart = high.paper - low.paper
             found.append(Ordering(high.column, high.row, low.row, apart, difference, error, verdict))
     return found
 
 
-def _difference(a: Spread | None, b: Spread | None) -> tuple[float | None, float | None]:
+def _mean_difference(a: Spread | None, b: Spread | None) -> tuple[float | None, float | None]:
     """Of the means, and its standard error: sqrt(s_a² / n_a + s_b² / n_b). Unknown with one seed.
 
     Where some seeds have no number, those that have one are a choice and not a sample.

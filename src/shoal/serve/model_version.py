@@ -13,10 +13,10 @@ from shoal import tree
 from shoal.codec import pack
 from shoal.errors import UserError
 from shoal.fleet.plain import run_program
-from shoal.models.model import stacks_well
+from shoal.models.model import is_stackable
 from shoal.serve.blueprint import Blueprint
 from shoal.serve.predictions import Answered, Lot, answered, etag_of, worded
-from shoal.types import LABEL_COUNTS, UNLABELLED_SPLIT, ClientId, Examples, Params, ServerState, Task, Tree
+from shoal.types import LABEL_COUNTS, UNLABELLED_SPLIT, ClientId, Params, Samples, ServerState, Task, Tree
 
 SERVED = "served"  # the name under which all that answers is fetched together
 
@@ -63,7 +63,7 @@ class Version:
         self.blueprint, self.method, self.state = blueprint, blueprint.method, state
         self.round = state.round
         self._unseen = self._lot(None)
-        self._stacks = stacks_well(blueprint.model)
+        self._stacks = is_stackable(blueprint.model)
         self.lot = lru_cache(maxsize=256)(self._lot_of)  # some methods mix a client's model when it is asked for
         self.file = lru_cache(maxsize=4)(self._file)
         self.needs_private = self._looks_into_private()  # and a first answer, before anybody waits for one
@@ -115,7 +115,7 @@ class Version:
         """What an unseen client's inputs say of how often its classes occur, if anything: it runs what it would run
         itself."""
         assert self.method.adaptation_program is not None
-        data = {UNLABELLED_SPLIT: Examples(x, torch.zeros(len(x), dtype=torch.int64))}
+        data = {UNLABELLED_SPLIT: Samples(x, torch.zeros(len(x), dtype=torch.int64))}
         _, kept = run_program(self.method.adaptation_program, Task(self._unseen.models), data, {})
         return kept[LABEL_COUNTS] if kept is not None and bool(kept[LABEL_COUNTS].any()) else None
 

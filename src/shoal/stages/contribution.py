@@ -28,13 +28,13 @@ from shoal.stages.vectors import flatten_params, unflatten_params
 from shoal.types import (
     ClientId,
     ClientProgram,
-    Examples,
     HasOptions,
     ModelsFor,
     OnlyIf,
     Params,
     Plan,
     Report,
+    Samples,
     Schedule,
     ServerState,
     StagePurpose,
@@ -58,7 +58,7 @@ class Coefficients(HasOptions):
 
     group: ClassVar[str] = "learn"
     model: Model
-    public_samples: Examples | None = None  # else what clients shared, if they did
+    public_samples: Samples | None = None  # else what clients shared, if they did
     steps: int = option(
         10, "Learn the coefficients of the client metrics by this many steps of Adam. 0 keeps them equal.", ge=0
     )

@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 
 from shoal.cost.ledger import LedgerEntry
-from shoal.engine import Evaluation, Record, RoundTiming
+from shoal.engine import Evaluation, RoundRecord, RoundTiming
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store import FORMAT
@@ -42,7 +42,7 @@ def environment_facts() -> dict[str, Any]:
 @dataclass(frozen=True)
 class RestoredRun:
     state: ServerState | None
-    rounds: list[Record]
+    rounds: list[RoundRecord]
     entries: list[LedgerEntry]
     timing: RoundTiming  # of all these rounds
 
@@ -124,8 +124,8 @@ class RunStore:
         config: dict[str, Any] = json.loads((self.path / "config.json").read_text())
         return config
 
-    def append(self, record: Record, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None:
-        append_line(self.path / "rounds.jsonl", _null_if_not_finite(record.line()))
+    def append(self, record: RoundRecord, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None:
+        append_line(self.path / "rounds.jsonl", _null_if_not_finite(record.to_json()))
         if record.evaluation is not None:
             line = evaluation_to_json(record.round, record.evaluation, self._clients)
             append_line(self.path / "clients.jsonl", _null_if_not_finite(line))
@@ -218,16 +218,16 @@ def evaluation_from_json(line: Mapping[str, Any], clients: list[str]) -> Evaluat
     )
 
 
-def round_record_from_json(line: Mapping[str, Any], evaluation: Evaluation | None) -> Record:
+def round_record_from_json(line: Mapping[str, Any], evaluation: Evaluation | None) -> RoundRecord:
     unchanged_keys = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s")
     late_clients, depleted_clients = (tuple(line.get(k, ())) for k in ("late_clients", "left"))
     bytes_edge_cloud = line.get("bytes_long")
-    return Record(
+    return RoundRecord(
         **{k: line[k] for k in unchanged_keys},
         evaluation=evaluation,
         late_clients=late_clients,
-        left=depleted_clients,
-        bytes_long=bytes_edge_cloud,
+        depleted_clients=depleted_clients,
+        bytes_edge_cloud=bytes_edge_cloud,
     )
 
 

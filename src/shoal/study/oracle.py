@@ -25,37 +25,37 @@ from shoal.types import ClientId, Method, Params, Report, Rounds, Schedule, Serv
 
 
 @dataclass(frozen=True)
-class Told(ServerOnly):
+class PlantedExperts(ServerOnly):
     """Once, everybody is put where it was planted, and every group's expert starts as the global model."""
 
-    groups: Mapping[ClientId, int]
-    at: int
+    planted_groups: Mapping[ClientId, int]
+    first_round: int
     name: str = "probe"
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule("none", (Rounds(self.at, 0),) if self.groups else ())
+        return Schedule("none", (Rounds(self.first_round, 0),) if self.planted_groups else ())
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        clients = [c for c in state.roster if c in self.groups]
-        start, count = state.models[GLOBAL], len(set(self.groups.values()))
+        clients = [c for c in state.roster if c in self.planted_groups]
+        start, count = state.models[GLOBAL], len(set(self.planted_groups.values()))
         state = replace(state, models=named_experts([start] * count) | {GLOBAL: start}, membership={})
-        return assign_clients(state, clients, np.array([self.groups[c] for c in clients]))
+        return assign_clients(state, clients, np.array([self.planted_groups[c] for c in clients]))
 
 
-def oracle(s: Setting) -> Method:
-    method = shoal(s)
+def oracle(setting: Setting) -> Method:
+    method = shoal(setting)
     probe = next(stage for stage in method.stages if isinstance(stage, ShiftProbe))
     kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers)]
-    told = Told(s.planted_groups or {}, probe.first_round)
-    stages = tuple(told if stage is probe else stage for stage in kept)
+    planted = PlantedExperts(setting.planted_groups or {}, probe.first_round)
+    stages = tuple(planted if stage is probe else stage for stage in kept)
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         models, name = ema_models(state), GLOBAL
         if client is not None and client in state.membership:
             name = sorted(state.models)[int(state.membership[client].argmax())]
-        lean = training_priors(state)
-        served = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: lean[name]}} if lean else {})
-        return tree.to_device(served, s.model.device)
+        priors = training_priors(state)
+        served = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: priors[name]}} if priors else {})
+        return tree.to_device(served, setting.model.device)
 
     return replace(method, name="oracle", stages=stages, models_for=models_for)

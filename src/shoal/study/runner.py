@@ -17,50 +17,52 @@ from statistics import fmean
 
 import torch
 
-from shoal.experiment.assemble import Bench, setup
+from shoal.experiment.assemble import Experiment, assemble_job
 from shoal.experiment.job import Job
-from shoal.experiment.run import check_same, run_or_resume
+from shoal.experiment.run import check_same_job, run_or_resume
 from shoal.stages.base import CLUSTERING_LIBRARIES
 from shoal.store.atomic_files import write_json
 from shoal.store.failure import record_exceptions, record_failure
 from shoal.store.reader import read_run
 from shoal.store.run_directory import RunStore
 from shoal.study.plan import Entry
-from shoal.study.unseen import unseen_figures
+from shoal.study.unseen import evaluate_unseen_ways
 
-UNSEEN = "unseen.json"  # in a run directory: what clients that never trained are served
-
-
-def finished(place: Path, job: Job) -> bool:
-    return (place / "result.json").exists() and (not job.unseen or (place / UNSEEN).exists())
+UNSEEN_FILE = "unseen.json"  # in a run directory: what clients that never trained are served
 
 
-def finish(job: Job, place: Path, inputs: Sequence[int]) -> None:
+def is_finished(path: Path, job: Job) -> bool:
+    return (path / "result.json").exists() and (not job.unseen or (path / UNSEEN_FILE).exists())
+
+
+def finish_run(job: Job, path: Path, num_inputs: Sequence[int]) -> None:
     """Played to its end, from wherever it is, and its unseen clients evaluated."""
-    made: list[Bench] = []
-    if not (place / "result.json").exists():
-        run_or_resume(job, place, on_setup=made.append)
+    assembled: list[Experiment] = []
+    if not (path / "result.json").exists():
+        run_or_resume(job, path, on_setup=assembled.append)
     if job.unseen:
-        bench = made[0] if made else setup(job)
-        with RunStore.open(place) as store:
-            write_json(place / UNSEEN, unseen_figures(bench, store.load_final_state(job.device), inputs))
+        experiment = assembled[0] if assembled else assemble_job(job)
+        with RunStore.open(path) as store:
+            write_json(
+                path / UNSEEN_FILE, evaluate_unseen_ways(experiment, store.load_final_state(job.device), num_inputs)
+            )
 
 
-def _work(line: Connection, text: str, place: Path, inputs: Sequence[int]) -> None:
+def _run_in_process(connection: Connection, job_json: str, path: Path, num_inputs: Sequence[int]) -> None:
     """In a process of its own, on one thread. It goes when whoever started it is gone: nothing is lost, a run goes on
     from its last complete round. It sends why it failed, or nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to hear
     torch.set_num_threads(1)
-    threading.Thread(target=_leave_with_parent, args=(line,), daemon=True).start()
-    job = Job.model_validate_json(text)
-    with record_exceptions(place, job.model_dump(mode="json"), lambda reason: line.send_bytes(reason.encode())):
-        finish(job, place, inputs)
-        line.send_bytes(b"")
+    threading.Thread(target=_exit_with_parent, args=(connection,), daemon=True).start()
+    job = Job.model_validate_json(job_json)
+    with record_exceptions(path, job.model_dump(mode="json"), lambda reason: connection.send_bytes(reason.encode())):
+        finish_run(job, path, num_inputs)
+        connection.send_bytes(b"")
 
 
-def _leave_with_parent(line: Connection) -> None:
+def _exit_with_parent(connection: Connection) -> None:
     try:
-        line.recv_bytes()
+        connection.recv_bytes()
     except (EOFError, OSError):
         os._exit(1)
 
@@ -84,99 +86,100 @@ class Forecast:
                 return fmean(known)
         return 1.0
 
-    def share(self, entries: Sequence[Entry]) -> float:
+    def done_fraction(self, entries: Sequence[Entry]) -> float:
         done = sum(self.seconds.get(e, 0.0) for e in entries)
         return done / max(1e-9, sum(map(self.expected_s, entries)))
 
-    def left_s(self, entries: Sequence[Entry], workers: int) -> float:
+    def remaining_s(self, entries: Sequence[Entry], num_workers: int) -> float:
         rest = [self.expected_s(e) for e in entries if e not in self.seconds]
-        return max([sum(rest) / workers, *rest], default=0.0)
+        return max([sum(rest) / num_workers, *rest], default=0.0)
 
 
 @dataclass(frozen=True)
-class Progress:
+class StudyProgress:
     entry: Entry
     failure: str  # the reason; empty if it is finished
-    seconds: float
-    done: int
-    total: int
-    share: float
-    left_s: float
+    duration_s: float
+    num_done: int
+    num_total: int
+    done_fraction: float
+    remaining_s: float
 
 
-def play(
+def run_entries(
     entries: Sequence[Entry],
     out: Path,
-    inputs: Sequence[int],
-    workers: int,
-    on_done: Callable[[Progress], None],
+    num_inputs: Sequence[int],
+    num_workers: int,
+    on_done: Callable[[StudyProgress], None],
 ) -> None:
     """Every entry that is not finished, in order, so many at a time. One that fails does not end the others."""
     forecast = Forecast()
     for entry in entries:
-        place = out / entry.place
+        place = out / entry.relative_path
         if (place / "config.json").exists():
-            check_same(place, entry.job)
-        if finished(place, entry.job):
+            check_same_job(place, entry.job)
+        if is_finished(place, entry.job):
             forecast.seconds[entry] = float((read_run(place).result or {}).get("wall_s", 0.0))
     waiting = [entry for entry in entries if entry not in forecast.seconds]
-    with _processes() as started:
-        while waiting or started:
-            while waiting and len(started) < workers:
-                started.append(_Started.begin(waiting.pop(0), out, inputs))
-            done, failure = _next(started, out)
-            forecast.seconds[done.entry] = time.monotonic() - done.begun
+    with _running_entries() as running:
+        while waiting or running:
+            while waiting and len(running) < num_workers:
+                running.append(_RunningEntry.start(waiting.pop(0), out, num_inputs))
+            done, failure = _wait_for_next(running, out)
+            forecast.seconds[done.entry] = time.monotonic() - done.started_s
             on_done(
-                Progress(
+                StudyProgress(
                     done.entry,
                     failure,
                     forecast.seconds[done.entry],
                     len(forecast.seconds),
                     len(entries),
-                    forecast.share(entries),
-                    forecast.left_s(entries, workers),
+                    forecast.done_fraction(entries),
+                    forecast.remaining_s(entries, num_workers),
                 )
             )
 
 
 @dataclass(frozen=True)
-class _Started:
+class _RunningEntry:
     entry: Entry
     process: ForkServerProcess
-    line: Connection
-    begun: float
+    connection: Connection
+    started_s: float
 
     @classmethod
-    def begin(cls, entry: Entry, out: Path, inputs: Sequence[int]) -> _Started:
+    def start(cls, entry: Entry, out: Path, num_inputs: Sequence[int]) -> _RunningEntry:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *CLUSTERING_LIBRARIES])
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_work, args=(theirs, entry.job.model_dump_json(), out / entry.place, tuple(inputs))
+            target=_run_in_process,
+            args=(theirs, entry.job.model_dump_json(), out / entry.relative_path, tuple(num_inputs)),
         )
         process.start()
         theirs.close()
         return cls(entry, process, ours, time.monotonic())
 
 
-def _next(started: list[_Started], out: Path) -> tuple[_Started, str]:
+def _wait_for_next(running: list[_RunningEntry], out: Path) -> tuple[_RunningEntry, str]:
     """The first that is done, and why it failed; a process that died cannot say so itself."""
-    ready = wait([s.line for s in started])
-    done = next(s for s in started if s.line is ready[0])
+    ready = wait([s.connection for s in running])
+    done = next(s for s in running if s.connection is ready[0])
     try:
-        failure = done.line.recv_bytes().decode()
+        failure = done.connection.recv_bytes().decode()
         done.process.join()
     except EOFError:
         done.process.join()
         failure = f"its process ended with code {done.process.exitcode}"
-        record_failure(out / done.entry.place, done.entry.job.model_dump(mode="json"), failure)
-    started.remove(done)
+        record_failure(out / done.entry.relative_path, done.entry.job.model_dump(mode="json"), failure)
+    running.remove(done)
     return done, failure
 
 
 @contextmanager
-def _processes() -> Iterator[list[_Started]]:
-    started: list[_Started] = []
+def _running_entries() -> Iterator[list[_RunningEntry]]:
+    started: list[_RunningEntry] = []
     try:
         yield started
     finally:

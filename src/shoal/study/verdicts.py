@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shoal.study.measurements import Interval, Measured, Runs, over_seeds
-from shoal.study.plan import Check, Claim
+from shoal.study.measurements import Interval, StudyRun, StudyRuns, interval_over_seeds
+from shoal.study.plan import Claim, ClaimTest
 
 Verdict = Literal["holds", "fails", "undecided", "not measured"]
 TO_TARGET = {"epochs_to": "epochs", "joules_to": "joules"}
@@ -17,31 +17,31 @@ TO_TARGET = {"epochs_to": "epochs", "joules_to": "joules"}
 class Outcome:
     """Of one test in one cell."""
 
-    test: Check
+    test: ClaimTest
     cell: str
-    found: Interval | None
-    unknown: int  # seeds that were played and have no such number
+    interval: Interval | None
+    num_unknown: int  # seeds that were played and have no such number
     verdict: Verdict
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClaimResult:
     claim: Claim
     outcomes: tuple[Outcome, ...]
     verdict: Verdict
 
 
-def judged(claim: Claim, runs: Runs) -> Judged:
+def judge_claim(claim: Claim, runs: StudyRuns) -> ClaimResult:
     outcomes = []
     for test in claim.tests:
         for cell in test.cells:
-            numbers = seeds(test, cell, runs)
-            found, unknown = measured(test, cell, runs, numbers), numbers.count(None)
-            outcomes.append(Outcome(test, cell, found, unknown, verdict(test, found, unknown)))
-    return Judged(claim, tuple(outcomes), together([o.verdict for o in outcomes]))
+            numbers = numbers_by_seed(test, cell, runs)
+            found, unknown = interval_of_test(test, cell, runs, numbers), numbers.count(None)
+            outcomes.append(Outcome(test, cell, found, unknown, verdict_of_test(test, found, unknown)))
+    return ClaimResult(claim, tuple(outcomes), combined_verdict([o.verdict for o in outcomes]))
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
+def combined_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     """One failure refutes a claim; it holds where all of it was measured and holds."""
     if "fails" in verdicts:
         return "fails"
@@ -50,29 +50,33 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return "holds" if all(v == "holds" for v in verdicts) else "undecided"
 
 
-def verdict(test: Check, found: Interval | None, unknown: int = 0) -> Verdict:
+def verdict_of_test(test: ClaimTest, interval: Interval | None, num_unknown: int = 0) -> Verdict:
     """By the interval: all of it on the right side, all on the wrong one, or neither. Or every seed for itself. Where a
     seed's number is unknown, the others decide nothing, but that a wrong one refutes `every`."""
-    if found is None:
-        return "undecided" if unknown else "not measured"
-    if test.judge == "every" and not all(_right(test, x) for x in found.values):
+    if interval is None:
+        return "undecided" if num_unknown else "not measured"
+    if test.criterion == "every" and not all(_is_within_limit(test, x) for x in interval.values):
         return "fails"
-    if unknown:
+    if num_unknown:
         return "undecided"
-    if test.judge == "every":
+    if test.criterion == "every":
         return "holds"
-    if found.low is None or found.high is None:
+    if interval.low is None or interval.high is None:
         return "undecided"
-    if _right(test, found.low) and _right(test, found.high):
+    if _is_within_limit(test, interval.low) and _is_within_limit(test, interval.high):
         return "holds"
-    return "undecided" if found.bound or _right(test, found.low) or _right(test, found.high) else "fails"
+    return (
+        "undecided"
+        if interval.is_lower_bound or _is_within_limit(test, interval.low) or _is_within_limit(test, interval.high)
+        else "fails"
+    )
 
 
-def _right(test: Check, x: float) -> bool:
+def _is_within_limit(test: ClaimTest, x: float) -> bool:
     return x >= test.at_least if test.at_least is not None else x <= (test.at_most or 0.0)
 
 
-def seeds(test: Check, cell: str, runs: Runs) -> list[float | None]:
+def numbers_by_seed(test: ClaimTest, cell: str, runs: StudyRuns) -> list[float | None]:
     """The number of every seed that was played; None where what it needs was not found, or not `given`, or failed."""
     match test.kind:
         case "difference":
@@ -80,53 +84,59 @@ def seeds(test: Check, cell: str, runs: Runs) -> list[float | None]:
         case "ratio":
             numbers = [(of, _ratio(test, of, than)) for of, than in _pairs(test, cell, runs)]
         case "recovered":
-            numbers = [(m, _recovered(test, m)) for m in runs.of(cell, test.of)]
+            numbers = [(m, _recovered(test, m)) for m in runs.of_variant(cell, test.variant)]
         case "value":
-            numbers = [(m, m.figure(test.figure)) for m in runs.of(cell, test.of)]
-    failed = [None] * len(runs.failed_seeds(cell, test.of, test.than))
-    return [*(number if test.given is None or of.figure(test.given) else None for of, number in numbers), *failed]
+            numbers = [(m, m.metric(test.metric)) for m in runs.of_variant(cell, test.variant)]
+    failed = [None] * len(runs.failed_seeds(cell, test.variant, test.baseline))
+    return [
+        *(
+            number if test.requires_positive is None or of.metric(test.requires_positive) else None
+            for of, number in numbers
+        ),
+        *failed,
+    ]
 
 
-def _pairs(test: Check, cell: str, runs: Runs) -> list[tuple[Measured, Measured]]:
-    assert test.than is not None
-    return runs.pairs(cell, test.of, test.than)
+def _pairs(test: ClaimTest, cell: str, runs: StudyRuns) -> list[tuple[StudyRun, StudyRun]]:
+    assert test.baseline is not None
+    return runs.pairs(cell, test.variant, test.baseline)
 
 
-def measured(test: Check, cell: str, runs: Runs, numbers: Sequence[float | None]) -> Interval | None:
+def interval_of_test(test: ClaimTest, cell: str, runs: StudyRuns, numbers: Sequence[float | None]) -> Interval | None:
     known = [x for x in numbers if x is not None]
     if not known:
         return None
     if test.kind == "ratio":
-        bound = any(_never(than, test.figure) for _, than in _pairs(test, cell, runs))
-        return replace(over_seeds(known), bound=bound)
-    if test.kind == "difference" and test.than and len(numbers) == 1:
-        return runs.difference(cell, test.of, test.than, test.figure, test.than_figure)  # by client
-    return over_seeds(known)
+        bound = any(_never_reached(than, test.metric) for _, than in _pairs(test, cell, runs))
+        return replace(interval_over_seeds(known), is_lower_bound=bound)
+    if test.kind == "difference" and test.baseline and len(numbers) == 1:
+        return runs.difference(cell, test.variant, test.baseline, test.metric, test.baseline_metric)  # by client
+    return interval_over_seeds(known)
 
 
-def _difference(test: Check, of: Measured, than: Measured) -> float | None:
-    mine, other = of.figure(test.figure), than.figure(test.than_figure or test.figure)
+def _difference(test: ClaimTest, run: StudyRun, baseline: StudyRun) -> float | None:
+    mine, other = run.metric(test.metric), baseline.metric(test.baseline_metric or test.metric)
     return None if mine is None or other is None else mine - other
 
 
-def _ratio(test: Check, of: Measured, than: Measured) -> float | None:
+def _ratio(test: ClaimTest, run: StudyRun, baseline: StudyRun) -> float | None:
     """Where the other never got to its target, all that it spent counts: it needs that at least. Where `of` never did,
     the ratio is 0; where neither did, there is none."""
-    mine, other = of.figure(test.figure), than.figure(test.figure)
-    if mine is not None and _never(than, test.figure):
-        other = than.spent_in_all()[TO_TARGET[test.figure]]
-    if other is None or (mine is None and not _never(of, test.figure)):
+    mine, other = run.metric(test.metric), baseline.metric(test.metric)
+    if mine is not None and _never_reached(baseline, test.metric):
+        other = baseline.total_cost()[TO_TARGET[test.metric]]
+    if other is None or (mine is None and not _never_reached(run, test.metric)):
         return None
     return other / mine if mine else 0.0
 
 
-def _never(m: Measured, figure: str) -> bool:
+def _never_reached(run: StudyRun, metric: str) -> bool:
     """It had a target, and did not get there."""
-    return figure in TO_TARGET and m.entry.target is not None and m.figure(figure) is None
+    return metric in TO_TARGET and run.entry.target_accuracy is not None and run.metric(metric) is None
 
 
-def _recovered(test: Check, m: Measured) -> float | None:
-    start, here, goal = (m.figure(name) for name in (test.start, test.figure, test.goal))
-    if start is None or here is None or goal is None or goal == start:
+def _recovered(test: ClaimTest, run: StudyRun) -> float | None:
+    start, reached, goal = (run.metric(name) for name in (test.start_metric, test.metric, test.goal_metric))
+    if start is None or reached is None or goal is None or goal == start:
         return None
-    return (here - start) / (goal - start)
+    return (reached - start) / (goal - start)

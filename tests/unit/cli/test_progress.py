@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from shoal.cli.progress import RunProgress
-from shoal.engine import Evaluation, Record
+from shoal.engine import Evaluation, RoundRecord
 from shoal.metrics import Score
 
 
 def record(round, accuracy=None, loss=None):
     found = None if accuracy is None else Evaluation({"c0": Score(accuracy, 1.0, accuracy, 10)}, None)
-    return Record(round, 1, {} if loss is None else {"train.loss": loss}, 0, 0, found)
+    return RoundRecord(round, 1, {} if loss is None else {"train.loss": loss}, 0, 0, found)
 
 
 ROUNDS = [record(1, loss=2.0), record(2, accuracy=0.5, loss=1.0), record(3, loss=0.9), record(4), record(5, 0.75, 0.5)]

@@ -22,11 +22,11 @@ from shoal.client.gaussian_mechanism import (
 )
 from shoal.client.histogram import LabelHistogram
 from shoal.errors import UserError
-from shoal.experiment.assemble import arrange
+from shoal.experiment.assemble import assemble
 from shoal.experiment.job import Job
-from shoal.experiment.result import promised
+from shoal.experiment.result import privacy_guarantees
 from shoal.fleet.plain import PlainFleet
-from shoal.types import Examples, Plan, Task
+from shoal.types import Plan, Samples, Task
 
 
 def test_noise_is_gamma_over_the_classes():
@@ -168,7 +168,7 @@ def test_each_task_may_lead_to_a_release_unless_the_first_one_stands():
 )
 def test_a_run_states_as_many_releases_as_its_schedule_has(method, options, rounds, releases):
     job = Job(method=method, model="mlp", rounds=rounds, cohort=2, set={"represent": {"gamma": 1.0, **options}})
-    stated = promised(arrange(job, method, tiny_federation(5, (6,))))
+    stated = privacy_guarantees(assemble(job, method, tiny_federation(5, (6,))))
     assert stated["releases"] == releases
     assert stated["record_epsilon"] == pytest.approx(
         label_privacy_guarantee(1.0, 4, [9], num_releases=releases)["record_epsilon"]
@@ -190,4 +190,4 @@ def test_a_release_stands_until_enough_labels_have_changed():
 
 
 def rows(labels):
-    return Examples(torch.zeros(len(labels), 1), torch.tensor(labels))
+    return Samples(torch.zeros(len(labels), 1), torch.tensor(labels))

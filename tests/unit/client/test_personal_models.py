@@ -17,7 +17,7 @@ from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.models import load_model
 from shoal.models.model import Model
-from shoal.types import Examples, Task
+from shoal.types import Samples, Task
 
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
@@ -30,7 +30,7 @@ def line(slope):
 
 
 def client(x, y):
-    return dict.fromkeys(("train", "val", "test"), Examples(torch.tensor(x)[:, None], torch.tensor(y)))
+    return dict.fromkeys(("train", "val", "test"), Samples(torch.tensor(x)[:, None], torch.tensor(y)))
 
 
 def ends(data, name, model=MLP, fleet=PlainFleet, **kw):
@@ -81,7 +81,7 @@ def test_the_global_model_of_ditto_is_that_of_fedavg(tiny, model):
     found, fleet = ends(tiny, "ditto", model)
     assert tree.max_abs_difference(base.state.models, found.state.models) == 0
     assert base.accuracy["central"] == found.accuracy["central"]
-    assert [(r.bytes_down, r.bytes_up) for r in base.records] == [(r.bytes_down, r.bytes_up) for r in found.records]
+    assert [(r.bytes_down, r.bytes_up) for r in base.rounds] == [(r.bytes_down, r.bytes_up) for r in found.rounds]
     assert tree.max_abs_difference(fleet.private["c0"]["model"], found.state.models["global"]) > 1e-2
 
 
@@ -235,7 +235,7 @@ def test_the_ledger_shows_that_heads_stay(tiny, name):
     head is sent instead, in 8 bytes and its name."""
     whole, _ = ends(tiny, "fedavg")
     found, _ = ends(tiny, name)
-    for a, b in zip(whole.records, found.records, strict=True):
+    for a, b in zip(whole.rounds, found.rounds, strict=True):
         assert a.bytes_up - b.bytes_up >= 4 * 496
         assert a.bytes_down - b.bytes_down >= 4 * (496 - 8)
 

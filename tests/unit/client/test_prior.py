@@ -26,7 +26,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import UNLABELLED_SPLIT, Batch, Examples, Plan, Task
+from shoal.types import UNLABELLED_SPLIT, Batch, Plan, Samples, Task
 
 MODEL = load_model("linear", (2,), 2)
 
@@ -146,7 +146,7 @@ class TestUnseenClients:
     def held(self):
         """Rows of one class only, around its centre."""
         g = torch.Generator().manual_seed(1)
-        return Examples(torch.randn(60, 6, generator=g), torch.full((60,), 3))
+        return Samples(torch.randn(60, 6, generator=g), torch.full((60,), 3))
 
     def test_labels_are_not_there_to_be_used(self):
         seen = {}
@@ -174,7 +174,7 @@ class TestUnseenClients:
         state, (x, y) = method.init(0), self.held()
         ends = []
         for labels in (y, torch.zeros_like(y)):
-            fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, labels)}})
+            fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Samples(x, labels)}})
             fleet.execute(
                 Plan(replace(method.adaptation_program, guard=-1.0), {"u": Task(method.models_for(state, None))})
             )
@@ -186,7 +186,7 @@ class TestUnseenClients:
         model = load_model("mlp", (6,), 4)
         program, params = EstimatePrior(model, min_gain_nats=-1.0), model.init(3)
         x = self.held().x
-        fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, torch.zeros(60, dtype=torch.long))}})
+        fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Samples(x, torch.zeros(60, dtype=torch.long))}})
         fleet.execute(Plan(program, {"u": Task({"global": params})}))
         even = torch.full((4,), 0.25)
         told = torch.log_softmax(model.predict(params, x), -1) - even.log()
@@ -196,7 +196,7 @@ class TestUnseenClients:
     def test_the_guard(self):
         """The first model says nothing of these inputs that would make another prior likelier by a nat."""
         model = load_model("mlp", (6,), 4)
-        data = {"u": {UNLABELLED_SPLIT: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
+        data = {"u": {UNLABELLED_SPLIT: Samples(self.held().x, torch.zeros(60, dtype=torch.long))}}
         for guard, kept in ((-1.0, True), (1.0, False)):
             fleet = PlainFleet(data)
             fleet.execute(Plan(EstimatePrior(model, min_gain_nats=guard), {"u": Task({"global": model.init(3)})}))
@@ -211,14 +211,14 @@ class TestUnseenClients:
             for seed in range(40):
                 g = torch.Generator().manual_seed(seed)
                 x = 0.5 * torch.randn(n, 10, generator=g) + torch.eye(10)[torch.randint(0, 10, (n,), generator=g)]
-                fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Examples(x, torch.zeros(n, dtype=torch.long))}})
+                fleet = PlainFleet({"u": {UNLABELLED_SPLIT: Samples(x, torch.zeros(n, dtype=torch.long))}})
                 fleet.execute(Plan(EstimatePrior(model), {"u": Task({"global": right})}))
                 kept[n] += bool(fleet.private["u"][LABEL_COUNTS].sum())
         assert kept[20] <= 12 and kept[50] <= 4, kept
 
     def test_who_is_no_longer_sure_forgets_what_it_took_for_its_prior(self):
         model = load_model("mlp", (6,), 4)
-        data = {"u": {UNLABELLED_SPLIT: Examples(self.held().x, torch.zeros(60, dtype=torch.long))}}
+        data = {"u": {UNLABELLED_SPLIT: Samples(self.held().x, torch.zeros(60, dtype=torch.long))}}
         fleet = PlainFleet(data, {"u": {LABEL_COUNTS: torch.tensor([9.0, 0, 0, 0])}})
         fleet.execute(Plan(EstimatePrior(model, min_gain_nats=1.0), {"u": Task({"global": model.init(3)})}))
         assert not logit_correction({}, fleet.private["u"], 0.1).any()

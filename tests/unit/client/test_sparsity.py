@@ -14,9 +14,9 @@ from shoal.client.probe import LossProbe
 from shoal.client.sparsity import MeasureSparsity, halves_sensitivity, range_sensitivity
 from shoal.client.train import LocalTraining
 from shoal.errors import UserError
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job
-from shoal.experiment.result import promised, protection
+from shoal.experiment.result import privacy_guarantees, privacy_report
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods.composition.model_functions import one_model_for
@@ -25,7 +25,7 @@ from shoal.models import load_model
 from shoal.models.model import Model
 from shoal.stages.query import QueryClients
 from shoal.stages.select import SelectRandom
-from shoal.types import Examples, Plan, Task
+from shoal.types import Plan, Samples, Task
 
 
 class Four(nn.Module):
@@ -48,7 +48,7 @@ def program(epochs=0, noise=0.0, model=FOUR):
 
 def halves(values):
     params = FOUR.init(0) | {"first.weight": torch.ones(4, 1), "first.bias": torch.zeros(4)}
-    data = {"a": {"train": Examples(torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.int64))}}
+    data = {"a": {"train": Samples(torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.int64))}}
     report = PlainFleet(data).execute(Plan(program(), {"a": Task({"m": params})}))["a"]
     return report.tensors["sparsity"]["s"][2:]
 
@@ -172,8 +172,8 @@ def vague(s):
 @pytest.mark.parametrize(("method", "expected"), [(vague, 100.0), ("fedavg", None)])
 def test_a_run_tells_what_its_programs_guarantee(method, expected):
     federation = tiny_federation(5, (6,))
-    bench = arrange(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
+    bench = assemble(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
     result = engine.run(bench.method, make_fleet(bench), rounds=1, seed=0, central_samples=federation.central)
-    found = protection(bench, result.state, promised(bench))
+    found = privacy_report(bench, result.state, privacy_guarantees(bench))
     smallest = int(federation.samples_per_client("train").min())
     assert found == ({"privacy": {"record_epsilon": expected / smallest}} if expected else {})

@@ -17,7 +17,7 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.models import load_model
-from shoal.types import Examples, Plan, Task
+from shoal.types import Plan, Samples, Task
 
 
 def fleet_of(clients=20, classes=5, rows=60, shift=None, alpha=0.3, seed=0, features=8):
@@ -135,7 +135,7 @@ class TestProgram:
     def data(self):
         g = torch.Generator().manual_seed(0)
         return {
-            f"c{i}": {"train": Examples(torch.randn(n, 6, generator=g), torch.randint(0, 3, (n,), generator=g))}
+            f"c{i}": {"train": Samples(torch.randn(n, 6, generator=g), torch.randint(0, 3, (n,), generator=g))}
             for i, n in enumerate((300, 5, 1))
         }
 

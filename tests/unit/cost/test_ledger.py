@@ -92,8 +92,8 @@ def test_seconds_and_joules_follow_from_device_and_link(tiny):
 def test_it_adds_up(tiny, name):
     result = run(tiny, name, Listening(tiny), rounds=12)
     parts = total_joules_by_part(of_clients(result.ledger))
-    by_client = result.ledger.by_client()
-    by_round = [r.joules for r in result.records]
+    by_client = result.ledger.joules_by_client()
+    by_round = [r.joules for r in result.rounds]
     for part in parts:
         assert sum(c[part] for c in by_client.values()) == pytest.approx(parts[part], rel=1e-12)
         assert sum(r[part] for r in by_round) == pytest.approx(parts[part], rel=1e-12)
@@ -129,7 +129,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client(tiny):
     result = run(tiny, cohort=6, costs=costs)
     page = result.ledger.of(1)[0]
     assert page.clients[int(np.argmax(page.seconds))] == "c5"
-    assert result.records[0].sim_time_s == page.seconds.max()
+    assert result.rounds[0].sim_time_s == page.seconds.max()
 
 
 def test_who_misses_the_deadline_is_charged_and_not_averaged(tiny):
@@ -138,10 +138,10 @@ def test_who_misses_the_deadline_is_charged_and_not_averaged(tiny):
     seconds = sorted(free.ledger.entries[0].seconds.tolist())
     deadline_s = (seconds[-1] + seconds[-2]) / 2
     late = run(tiny, cohort=6, rounds=1, costs=CostModel(profiles=slow, deadline_s=deadline_s))
-    assert late.records[0].late_clients == ("c5",)
-    assert late.records[0].line()["late"] == 1
-    assert late.records[0].metrics != free.records[0].metrics  # the dropped one has no say in the loss either
-    assert late.records[0].sim_time_s == deadline_s
+    assert late.rounds[0].late_clients == ("c5",)
+    assert late.rounds[0].line()["late"] == 1
+    assert late.rounds[0].metrics != free.rounds[0].metrics  # the dropped one has no say in the loss either
+    assert late.rounds[0].sim_time_s == deadline_s
     assert late.ledger.entries == free.ledger.entries
     without = engine.run(build("fedavg", setting(cohort=6, rounds=1)), Deaf(tiny), rounds=1, seed=0)
     for k, v in without.state.models["global"].items():
@@ -163,12 +163,12 @@ def test_waiting_is_charged_when_asked(tiny):
 
 def test_a_budget_ends_the_run_after_the_round_that_spends_it(tiny):
     whole = run(tiny, rounds=6)
-    spent = np.cumsum([sum(r.joules.values()) for r in whole.records])
+    spent = np.cumsum([sum(r.joules.values()) for r in whole.rounds])
     found = run(tiny, rounds=6, costs=CostModel(budget_joules=0.999 * spent[2]))
-    assert len(found.records) == 3
-    assert found.stopped == f"the clients' budget of {0.999 * spent[2]:g} J is spent"
-    assert found.records[-1].evaluation is not None
-    assert [r.joules for r in found.records] == [r.joules for r in whole.records[:3]]
+    assert len(found.rounds) == 3
+    assert found.stop_reason == f"the clients' budget of {0.999 * spent[2]:g} J is spent"
+    assert found.rounds[-1].evaluation is not None
+    assert [r.joules for r in found.rounds] == [r.joules for r in whole.rounds[:3]]
 
 
 def test_clients_with_empty_batteries_leave(tiny):
@@ -177,8 +177,8 @@ def test_clients_with_empty_batteries_leave(tiny):
     cohorts = [set(p.clients) for p in result.ledger.entries]
     assert [len(c) for c in cohorts] == [2, 2, 2]
     assert set.union(*cohorts) == set(tiny)  # everybody once
-    assert [set(r.left) for r in result.records] == cohorts
-    assert result.stopped == "every battery is empty"
+    assert [set(r.left) for r in result.rounds] == cohorts
+    assert result.stop_reason == "every battery is empty"
 
 
 def test_a_run_that_is_resumed_knows_what_was_spent(tiny):
@@ -191,9 +191,9 @@ def test_a_run_that_is_resumed_knows_what_was_spent(tiny):
         rounds=6,
         seed=0,
         state=first.state,
-        earlier_rounds=first.records,
+        earlier_rounds=first.rounds,
         ledger=Ledger(costs, first.ledger.entries),
     )
-    assert len(rest.records) == 3
-    assert rest.stopped is not None
+    assert len(rest.rounds) == 3
+    assert rest.stop_reason is not None
     assert rest.accuracy == first.accuracy

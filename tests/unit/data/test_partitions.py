@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.data import SPLITS, Dataset, Federation, load, partition
 from shoal.data.shifts import _rotate_images
 from shoal.errors import UserError
-from shoal.types import CENTRALISED_CLIENT, Examples
+from shoal.types import CENTRALISED_CLIENT, Samples
 
 BASES = [
     "iid",
@@ -27,11 +27,11 @@ BASES = [
 def numbered(rows: int = 3001, classes: int = 10, owners: int = 20) -> Dataset:
     """Feature 0 of row i is i, so that a row can be recognised; the label is i mod classes."""
     i = torch.arange(rows)
-    train = Examples(torch.stack([i.float(), torch.ones(rows)], dim=1), i % classes)
+    train = Samples(torch.stack([i.float(), torch.ones(rows)], dim=1), i % classes)
     return Dataset(
         "numbered",
         train,
-        Examples(train.x[:5], train.y[:5]),
+        Samples(train.x[:5], train.y[:5]),
         tuple(str(c) for c in range(classes)),
         owner=tuple(f"o{k % owners}" for k in range(rows)),
     )
@@ -41,7 +41,7 @@ def squares(rows: int = 400) -> Dataset:
     """3 x 3 images; pixel values tell row and place apart."""
     x = torch.arange(rows * 9, dtype=torch.float32).view(rows, 1, 3, 3) + 1
     y = torch.arange(rows) % 4
-    return Dataset("squares", Examples(x, y), Examples(x[:4], y[:4]), ("a", "b", "c", "d"))
+    return Dataset("squares", Samples(x, y), Samples(x[:4], y[:4]), ("a", "b", "c", "d"))
 
 
 def rows_of(data) -> list[int]:
@@ -368,8 +368,8 @@ def test_requests_that_will_not_do() -> None:
 
 
 def test_a_federation_of_ones_own_tensors() -> None:
-    def rows(*values: int) -> Examples:
-        return Examples(torch.tensor(values).float()[:, None], torch.tensor(values) % 2)
+    def rows(*values: int) -> Samples:
+        return Samples(torch.tensor(values).float()[:, None], torch.tensor(values) % 2)
 
     clients = {"north": {"train": rows(1, 2), "test": rows(3)}, "south": {"train": rows(4), "val": rows(5)}}
     f = Federation.from_clients(clients, central=rows(8, 9), classes=("even", "odd"))
@@ -393,13 +393,13 @@ def test_a_federation_of_ones_own_tensors() -> None:
     ],
 )
 def test_tensors_that_will_not_do(splits, message: str) -> None:
-    central = Examples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    central = Samples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(UserError, match=message):
-        Federation.from_clients({"a": {k: Examples(*v) for k, v in splits.items()}}, central, ("x", "y"))
+        Federation.from_clients({"a": {k: Samples(*v) for k, v in splits.items()}}, central, ("x", "y"))
 
 
 def test_a_client_cannot_be_named_like_the_pool() -> None:
-    rows = Examples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    rows = Samples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(UserError, match="client names must differ"):
         Federation.from_clients({CENTRALISED_CLIENT: {"train": rows}}, rows, ("x", "y"))
 

@@ -14,10 +14,10 @@ from shoal.data.prepare import proportional_mask
 from shoal.errors import UserError
 from shoal.experiment import assemble
 from shoal.experiment.job import make_job
-from shoal.experiment.run import check_same, resume_run, run, run_job
+from shoal.experiment.run import check_same_job, resume_run, run, run_job
 from shoal.methods import METHODS, dry_build
 from shoal.store.reader import read_run
-from shoal.types import Examples
+from shoal.types import Samples
 
 BASES = ["iid", "dirichlet:0.5", "groups:5,1.0", "labels:0-2/3-5/6-9", "shards:2", "quantity:1", "natural"]
 
@@ -25,8 +25,8 @@ BASES = ["iid", "dirichlet:0.5", "groups:5,1.0", "labels:0-2/3-5/6-9", "shards:2
 def numbered(rows: int = 1000, classes: int = 10, owners: int = 20) -> Dataset:
     """The feature of row i is i; its label i mod classes, its owner i mod owners."""
     i = torch.arange(rows)
-    train, names = Examples(i.float()[:, None], i % classes), tuple(str(c) for c in range(classes))
-    return Dataset("numbered", train, Examples(train.x[:5], train.y[:5]), names, tuple(f"o{k % owners}" for k in i))
+    train, names = Samples(i.float()[:, None], i % classes), tuple(str(c) for c in range(classes))
+    return Dataset("numbered", train, Samples(train.x[:5], train.y[:5]), names, tuple(f"o{k % owners}" for k in i))
 
 
 def held(federation: Federation) -> list[int]:
@@ -164,7 +164,7 @@ def test_sensitive_rows_are_never_public(own, spec):
 
 
 class TestOwnTensors:
-    rows = Examples(torch.arange(6.0)[:, None], torch.arange(6) % 2)
+    rows = Samples(torch.arange(6.0)[:, None], torch.arange(6) % 2)
 
     def federation(self, public) -> Federation:
         return Federation.from_clients({"a": {"train": self.rows}}, self.rows, ("x", "y"), public_samples=public)
@@ -183,7 +183,7 @@ class TestOwnTensors:
             self.federation((torch.zeros(1, 1), torch.tensor([2])))
 
 
-SEEN: list[Examples | None] = []
+SEEN: list[Samples | None] = []
 
 
 def curious(setting):
@@ -202,13 +202,13 @@ class TestJobs:
     def test_a_method_says_how_many(self):
         assert dry_build(f"{__name__}:curious", {}).num_public_requested == 12
         assert dry_build("fedavg", {}).num_public_requested == 0
-        made = assemble.setup(self.job())
-        assert len(SEEN[-1].y) == 12 == made.job.public
+        made = assemble.assemble_job(self.job())
+        assert len(SEEN[-1].y) == 12 == made.job.public_samples
         assert SEEN[-1] is made.federation.public_samples
 
     def test_the_user_says_how_many(self):
-        assert len(assemble.setup(self.job(public=40)).federation.public_samples.y) == 40
-        assert assemble.setup(self.job(public=0)).federation.public_samples is None
+        assert len(assemble.assemble_job(self.job(public=40)).federation.public_samples.y) == 40
+        assert assemble.assemble_job(self.job(public=0)).federation.public_samples is None
         assert SEEN[-1] is None
 
     def test_they_are_told(self, tmp_path):
@@ -221,9 +221,9 @@ class TestJobs:
 
     def test_a_recipe_goes_on_with_what_the_method_wanted(self, tmp_path):
         run_job(self.job(), tmp_path / "run")
-        check_same(tmp_path / "run", self.job())
+        check_same_job(tmp_path / "run", self.job())
         with pytest.raises(UserError, match="was run with public 12, not 7"):
-            check_same(tmp_path / "run", self.job(public=7))
+            check_same_job(tmp_path / "run", self.job(public=7))
 
     def test_older_runs_can_be_resumed(self, tmp_path):
         run_job(make_job(BASE), tmp_path / "run")

@@ -8,7 +8,7 @@ from shoal.data import load, partition
 from shoal.data.federation import Federation, num_sensitive_samples
 from shoal.errors import UserError
 from shoal.experiment.job import make_job
-from shoal.types import CENTRALISED_CLIENT, Examples
+from shoal.types import CENTRALISED_CLIENT, Samples
 
 
 def test_numbers_by_hand():
@@ -42,7 +42,7 @@ def test_the_pool_has_no_parts():
 
 
 def test_tensors_of_ones_own():
-    rows = Examples(torch.arange(8.0)[:, None], torch.zeros(8, dtype=torch.int64))
+    rows = Samples(torch.arange(8.0)[:, None], torch.zeros(8, dtype=torch.int64))
     federation = Federation.from_clients({"a": {"train": rows}}, rows, ("x", "y"), sensitive_fraction=0.25)
     assert federation["a"]["train/high"].x.flatten().tolist() == [6.0, 7.0]
     assert len(federation["a"]["val/low"].y) == 0
@@ -50,8 +50,7 @@ def test_tensors_of_ones_own():
 
 def test_sensitive_tensors_of_ones_own():
     low, high = (
-        Examples(torch.arange(a, b)[:, None].float(), torch.zeros(b - a, dtype=torch.int64))
-        for a, b in ((0, 3), (3, 5))
+        Samples(torch.arange(a, b)[:, None].float(), torch.zeros(b - a, dtype=torch.int64)) for a, b in ((0, 3), (3, 5))
     )
     clients = {"a": {"train": low, "train/high": high}, "b": {"train": high}, "c": {"train/high": low}}
     federation = Federation.from_clients(clients, low, ("x", "y"))

@@ -21,7 +21,7 @@ from shoal.data import Dataset, get_folder, list_datasets, load, sources, valida
 from shoal.data.archives import unpack
 from shoal.data.catalogue import SOURCES, RemoteFile
 from shoal.errors import UserError
-from shoal.types import Examples
+from shoal.types import Samples
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def write_idx_set(folder: Path, train: str, test: str, labels: list[int], gz: bo
 
 
 def dataset(x: list[list[float]], y: list[int], classes: int = 2) -> Dataset:
-    rows = Examples(torch.tensor(x), torch.tensor(y))
+    rows = Samples(torch.tensor(x), torch.tensor(y))
     return Dataset("mine", rows, rows, tuple(str(c) for c in range(classes)))
 
 

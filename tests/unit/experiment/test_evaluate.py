@@ -14,9 +14,9 @@ from shoal.client.train import LocalTraining
 from shoal.data.unseen import num_held_out
 from shoal.errors import UserError
 from shoal.experiment import evaluate
-from shoal.experiment.assemble import describe, federation_of
+from shoal.experiment.assemble import load_federation, partition_facts
 from shoal.experiment.job import Job
-from shoal.experiment.run import check_same, resume_run, run_job
+from shoal.experiment.run import check_same_job, resume_run, run_job
 from shoal.fleet.plain import PlainFleet
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
@@ -62,8 +62,8 @@ class TestHoldingOut:
         assert self.kept.label_counts().sum() == self.whole.label_counts()[[0, 2, 3]].sum()
 
     def test_what_is_said_of_it(self):
-        assert describe(self.kept)["unseen"] == ["c1", "c4"]
-        assert "unseen" not in describe(self.whole)
+        assert partition_facts(self.kept)["unseen"] == ["c1", "c4"]
+        assert "unseen" not in partition_facts(self.whole)
 
     def test_goes_with_its_federation(self):
         assert list(self.kept.to("cpu").unseen) == ["c1", "c4"]
@@ -82,7 +82,7 @@ class TestHoldingOut:
 @pytest.mark.parametrize(("clients", "unseen", "count"), [(20, 5, 5), (20, 0.25, 5), (20, 0.01, 1), (2, 1, 1)])
 def test_how_many(clients, unseen, count):
     assert num_held_out(clients, unseen) == count
-    assert Job(unseen=unseen).training(clients) == clients - count
+    assert Job(unseen=unseen).num_training_clients(clients) == clients - count
 
 
 @pytest.mark.parametrize("unseen", [-1, 20, 21, 0.99, -0.5])
@@ -117,7 +117,7 @@ class TestRuns:
     def test_the_last_checkpoint_gives_the_last_rounds_figures(self, done):
         path, result = done
         before = files(path)
-        found = evaluate.of_clients(path)
+        found = evaluate.evaluate_clients(path)
         assert found["accuracy"] == pytest.approx(result["accuracy"])
         assert found["loss"] == pytest.approx(result["loss"])
         assert len(found["clients"]) == 9
@@ -125,7 +125,7 @@ class TestRuns:
 
     def test_the_unseen_are_evaluated_on_all_their_rows(self, done):
         path, _ = done
-        found, again = (evaluate.of_unseen(path) for _ in range(2))
+        found, again = (evaluate.evaluate_unseen_clients(path) for _ in range(2))
         assert found == again
         held = json.loads((path / "partition.json").read_text())["unseen"]
         assert list(found["clients"]) == sorted(held)
@@ -139,7 +139,10 @@ class TestRuns:
     def test_groups_that_rows_without_labels_point_to(self, done):
         """Planted groups hold different classes: the largest group's model knows one third of the fleet at most."""
         path, _ = done
-        anybody, assigned = evaluate.of_unseen(path), evaluate.of_unseen(path, assign=True)
+        anybody, assigned = (
+            evaluate.evaluate_unseen_clients(path),
+            evaluate.evaluate_unseen_clients(path, infer_from_inputs=True),
+        )
         assert assigned["accuracy"]["mean"] > anybody["accuracy"]["mean"] + 0.2
         assert assigned["assigned"] and not anybody["assigned"]
 
@@ -156,19 +159,19 @@ class TestRuns:
         with pytest.raises(Stop):
             run_job(job("fedepc", unseen=3), tmp_path / "two", on_round=stop)
         with pytest.raises(UserError, match="is not finished"):
-            evaluate.of_clients(tmp_path / "two")
+            evaluate.evaluate_clients(tmp_path / "two")
         resume_run(tmp_path / "two")
         assert files(tmp_path / "two") == files(path)
 
     def test_a_recipe_goes_on_with_it(self, done):
         path, _ = done
-        check_same(path, job("fedepc", unseen=0.25))
+        check_same_job(path, job("fedepc", unseen=0.25))
         with pytest.raises(UserError, match="was run with unseen 3, not 4"):
-            check_same(path, job("fedepc", unseen=4))
+            check_same_job(path, job("fedepc", unseen=4))
 
     def test_private_state_and_updates(self, tmp_path):
         result = run_job(job("fedavg-ft", cohort=5), tmp_path / "ft")
-        assert evaluate.of_clients(tmp_path / "ft")["accuracy"] == pytest.approx(result["accuracy"])
+        assert evaluate.evaluate_clients(tmp_path / "ft")["accuracy"] == pytest.approx(result["accuracy"])
         assert result["updates"] == 20
         assert "unseen" not in result
         assert "unseen" not in json.loads((tmp_path / "ft/config.json").read_text())
@@ -176,10 +179,10 @@ class TestRuns:
     def test_who_held_out_nobody_is_told_so(self, tmp_path):
         run_job(job("fce", rounds=1), tmp_path / "fce")
         with pytest.raises(UserError, match="held out nobody: run it with --unseen N"):
-            evaluate.of_unseen(tmp_path / "fce")
+            evaluate.evaluate_unseen_clients(tmp_path / "fce")
         run_job(job("fce", rounds=1, unseen=2), tmp_path / "two")
         with pytest.raises(UserError, match="method fce has no groups that rows without labels point to"):
-            evaluate.of_unseen(tmp_path / "two", assign=True)
+            evaluate.evaluate_unseen_clients(tmp_path / "two", infer_from_inputs=True)
 
 
 def test_the_vector_without_labels_is_that_which_members_told():
@@ -221,20 +224,20 @@ class TestOtherAnswers:
 
     def test_a_run_answers_as_one_that_was_told_so_from_the_start(self, dense, tmp_path):
         run_job(job("fce", unseen=3, set={"serve": {"rule": "energy", "mask": "read"}}), tmp_path / "told")
-        other = evaluate.of_unseen(dense, options={"serve": {"rule": "energy", "mask": "read"}})
-        told = evaluate.of_unseen(tmp_path / "told")
+        other = evaluate.evaluate_unseen_clients(dense, options={"serve": {"rule": "energy", "mask": "read"}})
+        told = evaluate.evaluate_unseen_clients(tmp_path / "told")
         assert other.pop("set") == {"serve": {"rule": "energy", "mask": "read"}}
         assert other == told
-        assert other["clients"] != evaluate.of_unseen(dense)["clients"]
+        assert other["clients"] != evaluate.evaluate_unseen_clients(dense)["clients"]
 
     def test_who_answered_how_many_rows(self, dense):
-        for score in evaluate.of_unseen(dense)["clients"].values():
+        for score in evaluate.evaluate_unseen_clients(dense)["clients"].values():
             assert sum(score["answered_by"].values()) == score["n"]
             assert max(score["answered_by"].values()) > 0.8 * score["n"]  # groups of labels: one model knows a client
 
     def test_clients_of_the_run_too(self, dense):
-        trusting = evaluate.of_clients(dense, options={"serve": {"trust": 50.0}})
-        assert trusting["accuracy"]["central"] != evaluate.of_clients(dense)["accuracy"]["central"]
+        trusting = evaluate.evaluate_clients(dense, options={"serve": {"trust": 50.0}})
+        assert trusting["accuracy"]["central"] != evaluate.evaluate_clients(dense)["accuracy"]["central"]
 
     @pytest.mark.parametrize(
         ("options", "sentence"),
@@ -248,24 +251,24 @@ class TestOtherAnswers:
     )
     def test_what_the_run_has_no_answer_to(self, dense, options, sentence):
         with pytest.raises(UserError, match=sentence):
-            evaluate.of_unseen(dense, options=options)
+            evaluate.evaluate_unseen_clients(dense, options=options)
 
     def test_what_members_never_told_is_not_here(self, tmp_path):
         run_job(job("fce", rounds=1, unseen=2), tmp_path / "fce")
         with pytest.raises(UserError, match=r"serve\.rule=density cannot be changed"):
-            evaluate.of_unseen(tmp_path / "fce", options={"serve": {"rule": "density"}})
+            evaluate.evaluate_unseen_clients(tmp_path / "fce", options={"serve": {"rule": "density"}})
 
     def test_an_option_by_which_clients_trained(self, tmp_path):
         """The gate of `shoal` is fitted with it."""
         run_job(job("shoal", rounds=1), tmp_path / "shoal")
         with pytest.raises(UserError, match=r"serve\.alpha=2\.0 cannot be changed"):
-            evaluate.of_clients(tmp_path / "shoal", options={"serve": {"alpha": 2.0}})
-        evaluate.of_clients(tmp_path / "shoal", options={"estimate": {"guard": 0.5}})
+            evaluate.evaluate_clients(tmp_path / "shoal", options={"serve": {"alpha": 2.0}})
+        evaluate.evaluate_clients(tmp_path / "shoal", options={"estimate": {"guard": 0.5}})
 
     def test_of_a_method_whose_clients_keep_models(self, tmp_path):
         told = run_job(job("fedala", rounds=2, set={"serve": {"model": "trained"}}), tmp_path / "trained")
         run_job(job("fedala", rounds=2), tmp_path / "plain")
-        other = evaluate.of_clients(tmp_path / "plain", options={"serve": {"model": "trained"}})
+        other = evaluate.evaluate_clients(tmp_path / "plain", options={"serve": {"model": "trained"}})
         assert other["accuracy"] == pytest.approx(told["accuracy"])
 
 
@@ -285,7 +288,7 @@ class TestOwners:
         return path
 
     def federation(self, file, **kw):
-        return federation_of(Job(data=str(file), client_column="who", partition="natural", **kw))
+        return load_federation(Job(data=str(file), client_column="who", partition="natural", **kw))
 
     def test_nothing_is_drawn_from_who_is_held_out(self, file):
         found = self.federation(file, unseen=3, public=20)
@@ -316,14 +319,14 @@ class TestOwners:
     def test_without_unseen_nothing_has_changed(self, file):
         """Pinned: what was drawn before owners could be held out first."""
         found = self.federation(file, public=20, clients=6)
-        assert describe(found)["clients"] == [f"w{i}" for i in (0, 1, 3, 5, 6, 7)]
+        assert partition_facts(found)["clients"] == [f"w{i}" for i in (0, 1, 3, 5, 6, 7)]
         assert found.central.x.double().sum().item() == pytest.approx(-8.957117334, abs=1e-4)
         assert found.public.x.double().sum().item() == pytest.approx(7.948157653, abs=1e-4)
 
     def test_a_run_on_owned_rows_is_evaluated(self, file, tmp_path):
         keys = {"data": str(file), "client_column": "who", "partition": "natural", "clients": None}
         run_job(job("fedavg", rounds=1, unseen=3, **keys), tmp_path / "run")
-        assert evaluate.of_unseen(tmp_path / "run")["unseen"] == 3
+        assert evaluate.evaluate_unseen_clients(tmp_path / "run")["unseen"] == 3
 
     def test_in_python(self, file):
         data = shoal.load(str(file), client_column="who", unseen=3)

@@ -20,14 +20,14 @@ from shoal.data.federation import DEFAULT_SENSITIVE_FRACTION
 from shoal.data.partitions import BASES
 from shoal.data.shifts import SHIFTS
 from shoal.errors import UserError
-from shoal.experiment.assemble import DEVICES, LONG_LINK, federation_of
-from shoal.experiment.declaration import PANELS, Part, declarations, setting
+from shoal.experiment.assemble import DEFAULT_CLOUD_LINK, DEVICES, load_federation
+from shoal.experiment.declaration import PANELS, Scope, declarations, setting
 from shoal.experiment.job import SETTINGS, Job, make_job
 from shoal.experiment.settings import JobSettings
 from shoal.models import model_names
 from shoal.stages.edges import Topology
 
-OF_THE_RUN = {name for name, declared in SETTINGS.items() if declared.part == "run" and name != "method"}
+OF_THE_RUN = {name for name, declared in SETTINGS.items() if declared.scope == "run" and name != "method"}
 NUMBERS = [name for name, declared in SETTINGS.items() if declared.bounds]
 
 
@@ -58,14 +58,14 @@ def test_no_description_is_there_twice():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_default_that_is_no_value_is_put_in_words(name):
-    assert (SETTINGS[name].unset == "") == (SETTINGS[name].default not in (None, (), {}))
+    assert (SETTINGS[name].unset_meaning == "") == (SETTINGS[name].default not in (None, (), {}))
 
 
 def test_defaults_in_words_are_those_that_are_used():
-    assert SETTINGS["cloud_every"].unset.startswith(f"{Topology.cloud_every_rounds} ")
-    assert SETTINGS["long_link"].unset.startswith(f"{LONG_LINK} ")
-    assert SETTINGS["sensitive"].unset.startswith(f"{DEFAULT_SENSITIVE_FRACTION}, ")
-    assert SETTINGS["clients"].unset.startswith(f"{len(federation_of(Job()))}, ")
+    assert SETTINGS["cloud_every"].unset_meaning.startswith(f"{Topology.cloud_every_rounds} ")
+    assert SETTINGS["long_link"].unset_meaning.startswith(f"{DEFAULT_CLOUD_LINK} ")
+    assert SETTINGS["sensitive"].unset_meaning.startswith(f"{DEFAULT_SENSITIVE_FRACTION}, ")
+    assert SETTINGS["clients"].unset_meaning.startswith(f"{len(load_federation(Job()))}, ")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_descriptions_have_every_value(setting_name, values):
 
 def test_every_panel_and_every_part_is_used():
     assert {declared.panel for declared in SETTINGS.values()} == set(PANELS)
-    assert {declared.part for declared in SETTINGS.values()} == set(get_args(Part))
+    assert {declared.scope for declared in SETTINGS.values()} == set(get_args(Scope))
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,15 @@ def test_the_defaults_of_two_jobs_are_apart():
 
 def test_a_declaration_is_read_from_the_field():
     class Oven(BaseModel):
-        heat_c: int | None = setting(None, "Bake at this many degrees.", panel="Training", unset="cold", gt=20, lt=300)
-        trays: tuple[str, ...] = setting(("low",), "Put these trays in.", panel="Data", part="data", flag="--tray")
+        heat_c: int | None = setting(
+            None, "Bake at this many degrees.", panel="Training", unset_meaning="cold", gt=20, lt=300
+        )
+        trays: tuple[str, ...] = setting(("low",), "Put these trays in.", panel="Data", scope="data", flag="--tray")
 
     trays, heat = declarations(Oven).values()  # in the order of the panels
-    assert (heat.flag, heat.part, heat.accepted) == ("--heat-c", "run", "a whole number, above 20 and below 300")
+    assert (heat.flag, heat.scope, heat.accepted) == ("--heat-c", "run", "a whole number, above 20 and below 300")
     assert heat.help_text == "Bake at this many degrees. It must be above 20 and below 300."
-    assert (trays.flag, trays.part, trays.is_repeated, trays.default) == ("--tray", "data", True, ("low",))
+    assert (trays.flag, trays.scope, trays.is_repeated, trays.default) == ("--tray", "data", True, ("low",))
     assert trays.help_text == "Put these trays in."
 
 
@@ -162,7 +164,7 @@ class TestRunInMemory:
         value = {"edges": 2, "long_link": "wifi", "cloud_every": 1}.get(name, SETTINGS[name].default)
         more = {"edges": 2} if name in ("long_link", "cloud_every") else {}
         result = shoal.run("fedavg", tiny_federation(), **quick | more | ({} if name in quick else {name: value}))
-        assert len(result.records) == 1
+        assert len(result.rounds) == 1
 
     @pytest.mark.parametrize("name", sorted(set(SETTINGS) - OF_THE_RUN - {"method"}))
     def test_it_refuses_every_other(self, name):
@@ -175,13 +177,13 @@ class TestRunInMemory:
         }
         with pytest.raises(UserError) as refused:
             shoal.run("fedavg", tiny_federation(), **{name: SETTINGS[name].default})
-        assert str(refused.value) == f"{name} is {SETTINGS[name].default!r}, but {endings[SETTINGS[name].part]}"
+        assert str(refused.value) == f"{name} is {SETTINGS[name].default!r}, but {endings[SETTINGS[name].scope]}"
 
     @pytest.mark.parametrize(
         ("function", "parts"), [(shoal.load, ["data"]), (shoal.partition, ["partition", "device"])]
     )
     def test_what_it_refuses_is_taken_where_it_says(self, function, parts):
-        names = {name for name, declared in SETTINGS.items() if declared.part in parts}
+        names = {name for name, declared in SETTINGS.items() if declared.scope in parts}
         assert names - {"data", "partition"} <= set(inspect.signature(function).parameters)
 
     def test_an_unknown_key_is_refused(self):

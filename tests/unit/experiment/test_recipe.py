@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import UserError
 from shoal.experiment.job import Job
-from shoal.experiment.recipe import layered, load_recipe
+from shoal.experiment.recipe import load_recipe, merge_layers
 from shoal.experiment.run import run_job
 from shoal.store.reader import read_run, runs_by_job
 
@@ -60,7 +60,7 @@ def test_a_grid_chooses_among_variants(recipe):
 
 def test_tables_call_runs_by_their_variants(tmp_path):
     for name in (None, "Mine", "Mine too"):
-        job = Job(variant=name, clients=4, rows=200, rounds=1, cohort=2, epochs=1)
+        job = Job(variant=name, clients=4, max_train_samples=200, rounds=1, cohort=2, epochs=1)
         run_job(job, tmp_path / str(name))
     runs = [read_run(tmp_path / str(name)) for name in (None, "Mine", "Mine too")]
     assert [label for label, _ in runs_by_job(runs)] == ["fedavg", "Mine", "Mine too"]
@@ -68,5 +68,7 @@ def test_tables_call_runs_by_their_variants(tmp_path):
 
 
 def test_layers_win_option_by_option():
-    job = layered({"lr": 0.5, "set": {"train": {"mu": 1, "clip": 2}}}, {"set": {"train": {"mu": 3}}}, {"epochs": 4})
+    job = merge_layers(
+        {"lr": 0.5, "set": {"train": {"mu": 1, "clip": 2}}}, {"set": {"train": {"mu": 3}}}, {"epochs": 4}
+    )
     assert (job.lr, job.epochs, job.set) == (0.5, 4, {"train": {"mu": 3, "clip": 2}})

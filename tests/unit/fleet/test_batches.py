@@ -6,7 +6,7 @@ from shoal.fleet.batches import batch_indices, index_reader, step_keys
 from shoal.fleet.flops import FlopCounts
 from shoal.fleet.plain import unpadded_batches
 from shoal.fleet.vector import concatenate_samples, stacked_batches
-from shoal.types import Examples, Phase
+from shoal.types import Phase, Samples
 
 
 def phase(epochs=1, batch_size=4, shuffle=True):
@@ -39,7 +39,7 @@ def test_a_share_of_the_rows_is_drawn_once_for_all_epochs():
     assert sorted(others[others >= 0].tolist()) != first
     still = batch_indices(10, replace(half, shuffle=False), seed=1)[:2].flatten()
     assert still[still >= 0].tolist() == first
-    held = Examples(torch.zeros(10, 1), torch.arange(10))
+    held = Samples(torch.zeros(10, 1), torch.arange(10))
     plain = [b.y.tolist() for b in unpadded_batches(held, half, 1, allows_single_samples=True)]
     assert plain == [rows[rows >= 0].tolist() for rows in order]
     stacked = [b.y[0][b.w[0] > 0].tolist() for b, _ in stacked_batches([held], half, [1])]
@@ -60,7 +60,7 @@ def test_keys_differ_by_step_and_seed():
 
 
 def test_stacked_batches_hold_each_clients_own_rows():
-    held = [Examples(torch.full((n, 2), float(i)), torch.full((n,), i)) for i, n in enumerate((3, 9, 0))]
+    held = [Samples(torch.full((n, 2), float(i)), torch.full((n,), i)) for i, n in enumerate((3, 9, 0))]
     seen = torch.zeros(3)
     lives = []
     for batch, live in stacked_batches(held, phase(), [1, 2, 3]):
@@ -75,7 +75,7 @@ def test_stacked_batches_hold_each_clients_own_rows():
 
 
 def test_nobody_holding_a_row_is_no_batch():
-    none = Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
+    none = Samples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
     assert list(stacked_batches([none, none], phase(), [1, 2])) == []
 
 
@@ -99,13 +99,13 @@ def test_rows_are_taken_as_by_indexing():
 
 def test_views_of_one_tensor_are_joined_without_a_copy():
     x, y = torch.randn(9, 3), torch.arange(9)
-    held = [Examples(x[5:9], y[5:9]), Examples(x[1:3], y[1:3])]
+    held = [Samples(x[5:9], y[5:9]), Samples(x[1:3], y[1:3])]
     whole, labels, starts = concatenate_samples(held)
     assert whole.data_ptr() == x.data_ptr()
     assert starts.tolist() == [5, 1]
     assert torch.equal(whole, x)
     assert torch.equal(labels, y)
-    apart = [Examples(x[5:9].clone(), y[5:9]), Examples(x[1:3], y[1:3])]
+    apart = [Samples(x[5:9].clone(), y[5:9]), Samples(x[1:3], y[1:3])]
     whole, labels, starts = concatenate_samples(apart)
     assert labels.tolist() == [5, 6, 7, 8, 1, 2]
     assert starts.tolist() == [0, 4]
@@ -114,7 +114,7 @@ def test_views_of_one_tensor_are_joined_without_a_copy():
 
 def test_batch_norm_takes_no_single_rows():
     def rows(n, single_rows, epochs=1):
-        held = Examples(torch.zeros(n, 1), torch.arange(n))
+        held = Samples(torch.zeros(n, 1), torch.arange(n))
         return [b.y.tolist() for b in unpadded_batches(held, phase(epochs), 1, single_rows)]
 
     assert [len(r) for r in rows(9, True)] == [4, 4, 1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.fleet.dealing import PIECE_CLIENTS, deal
-from shoal.types import Examples, Phase, Plan, Report, Task
+from shoal.types import Phase, Plan, Report, Samples, Task
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Program:
 
 
 def examples(rows):
-    return Examples(torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.int64))
+    return Samples(torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.int64))
 
 
 def dealt(sizes, pieces, program=None, data=None):

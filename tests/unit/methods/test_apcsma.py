@@ -28,7 +28,7 @@ from shoal.stages.contribution import (
 )
 from shoal.stages.train import LearningRate
 from shoal.stages.vectors import flatten_params
-from shoal.types import Examples, Report, ServerState, Task
+from shoal.types import Report, Samples, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
@@ -39,7 +39,7 @@ def line(slope, bias=0.0):
 
 
 def rows(xs, ys):
-    return Examples(torch.tensor(xs).reshape(-1, 1), torch.tensor(ys))
+    return Samples(torch.tensor(xs).reshape(-1, 1), torch.tensor(ys))
 
 
 def held(xs, ys):
@@ -51,7 +51,7 @@ def setting(public=None, **kw):
 
 
 def played(tiny, rounds=6, fleet=PlainFleet, public=True, **options):
-    given = Examples(tiny.central.x[:20], tiny.central.y[:20]) if public else None
+    given = Samples(tiny.central.x[:20], tiny.central.y[:20]) if public else None
     method = build("apcsma", setting(given, rounds=rounds, options=options))
     clients, ledger = fleet(tiny), Ledger()
     result = engine.run(method, clients, rounds=rounds, seed=0, central_samples=tiny.central, ledger=ledger)
@@ -141,7 +141,7 @@ class TestCoefficients:
         g = np.random.default_rng(seed)
         table = metrics(*(g.random(clients) for _ in range(4)))
         models = [MLP.init(k) for k in range(clients)]
-        share = Examples(torch.randn(30, 6, generator=torch.Generator().manual_seed(1)), torch.arange(30) % 4)
+        share = Samples(torch.randn(30, 6, generator=torch.Generator().manual_seed(1)), torch.arange(30) % 4)
         return table, models, share
 
     def learned(self, table, models, share, **kw):
@@ -329,22 +329,22 @@ class TestSelection:
 
 def test_exactly_as_many_as_are_asked_for_and_counts_add_up(tiny):
     result, _, _ = played(tiny, rounds=6, select={"start": "cold"})
-    assert [r.cohort for r in result.records] == [2] * 6
+    assert [r.cohort for r in result.rounds] == [2] * 6
     assert float(ClientTable.load(result.state, "train")["count"].sum()) == 12
 
 
 def test_a_warm_start_hears_everybody_once(tiny):
     result, _, _ = played(tiny, rounds=3)
-    assert [r.cohort for r in result.records] == [6, 2, 2]
+    assert [r.cohort for r in result.rounds] == [6, 2, 2]
     assert float(ClientTable.load(result.state, "train")["count"].sum()) == 10
 
 
 def test_cold_clients_are_represented_by_the_first_model(tiny):
     """Coefficients of the first round are learned on equal models: they stay equal."""
     result, _, _ = played(tiny, rounds=2, select={"start": "cold"})
-    first = [result.records[0].metrics[f"select.coefficient_{k}"] for k in ("num", "epoch", "acc", "loss")]
+    first = [result.rounds[0].metrics[f"select.coefficient_{k}"] for k in ("num", "epoch", "acc", "loss")]
     assert first == pytest.approx([0.25] * 4, abs=1e-3)
-    later = [result.records[1].metrics[f"select.coefficient_{k}"] for k in ("num", "epoch", "acc", "loss")]
+    later = [result.rounds[1].metrics[f"select.coefficient_{k}"] for k in ("num", "epoch", "acc", "loss")]
     assert later != pytest.approx([0.25] * 4, abs=1e-3)
 
 
@@ -374,7 +374,7 @@ def test_clients_go_on_from_their_own_models(tiny):
             return super().execute_one(program, client, task)
 
     engine.run(
-        method, Watched(tiny, dict(fleet.private)), rounds=2, seed=0, state=result.state, earlier_rounds=result.records
+        method, Watched(tiny, dict(fleet.private)), rounds=2, seed=0, state=result.state, earlier_rounds=result.rounds
     )
     assert len(seen) == 2
     assert all(gap == 0 for gap in seen.values())
@@ -478,7 +478,7 @@ class TestWhoSaysNothing:
                 return {c: r for c, r in super().execute(plan).items() if c != "c5" or plan.program.name != "train"}
 
         result, _, _ = played(tiny, rounds=4, fleet=Deaf)
-        assert [r.cohort for r in result.records] == [6, 2, 2, 2]
+        assert [r.cohort for r in result.rounds] == [6, 2, 2, 2]
         asked = [p.clients for p in result.ledger.entries if p.stage == "train"]
         assert all("c5" in clients for clients in asked)
 
@@ -510,7 +510,7 @@ def test_coefficients_of_networks_with_batch_norm():
     """Its statistics have no slopes; they are mixed all the same."""
     model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
     models = [model.init(k) for k in range(3)]
-    share = Examples(torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4)
+    share = Samples(torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4)
     table = metrics([1, 2, 3], [1, 1, 2], [0.1, 0.5, 0.9], [3.0, 2.0, 1.0])
     stacked = torch.stack([flatten_params(m) for m in models])
     found = Coefficients(model, share).learn(table, stacked, models[0], ServerState(0, {"global": models[0]}))

@@ -29,7 +29,7 @@ from shoal.models import load_model
 from shoal.stages.feature_moments import CollectFeatureMoments
 from shoal.stages.first_round_clusters import FIRST_MODEL_SLOT
 from shoal.stages.select import SelectRoundRobin
-from shoal.types import Examples, Plan, Report, ServerState, Task
+from shoal.types import Plan, Report, Samples, ServerState, Task
 
 MLP = load_model("mlp", (6,), 4)
 
@@ -45,7 +45,7 @@ def grouped_federation(clients=6, rows=40):
 
     def draw(count, held):
         y = torch.tensor(held)[torch.randint(0, len(held), (count,), generator=g)]
-        return Examples(torch.randn(count, 6, generator=g) + centres[y], y)
+        return Samples(torch.randn(count, 6, generator=g) + centres[y], y)
 
     data = {f"c{i}": {s: draw(rows, [[0, 1], [2, 3]][i % 2]) for s in ("train", "test")} for i in range(clients)}
     return shoal.Federation.from_clients(data, draw(200, [0, 1, 2, 3]), tuple("0123"))
@@ -237,10 +237,10 @@ class TestMethod:
         result = play(build("fce", setting()), PlainFleet(federation), 6)
         assert result.groups == {f"c{i}": [f"expert-00{i % 2}"] for i in range(6)}
         assert result.accuracy["mean"] > 0.9
-        assert [r.metrics["train.updates"] for r in result.records] == [6, 4, 4, 4, 4, 4]  # round(.7 * 3) of each
-        assert result.records[0].metrics["cluster.groups"] == 2
-        assert result.records[0].metrics["cluster.noise"] == 0
-        assert "cluster.noise" not in result.records[1].metrics
+        assert [r.metrics["train.updates"] for r in result.rounds] == [6, 4, 4, 4, 4, 4]  # round(.7 * 3) of each
+        assert result.rounds[0].metrics["cluster.groups"] == 2
+        assert result.rounds[0].metrics["cluster.noise"] == 0
+        assert "cluster.noise" not in result.rounds[1].metrics
 
     def test_the_first_models_are_means_weighed_by_rows(self):
         federation = tiny_federation(4)
@@ -270,7 +270,7 @@ class TestMethod:
         options = {"select": {"take": "one"}, "cluster": {"reach": 100.0}}
         result = play(build("fce", setting(options)), PlainFleet(grouped_federation()), 3)
         assert len(result.state.models) == 1
-        assert [r.cohort for r in result.records] == [6, 4, 4]
+        assert [r.cohort for r in result.rounds] == [6, 4, 4]
 
     def test_everybody_takes_part_before_anybody_does_twice(self):
         fleet = Recording(grouped_federation(6))
@@ -353,7 +353,7 @@ class TestMethod:
         assert set(models) == {"expert-000", "expert-001", EXTRACTOR, ROUTER}
         answer = method.predict_routed(models, {}, federation.central.x)
         assert (answer.model_index == (federation.central.y > 1)).float().mean() > 0.97
-        assert sum(r.metrics["train.updates"] for r in result.records) == 14  # what is told beside is no update
+        assert sum(r.metrics["train.updates"] for r in result.rounds) == 14  # what is told beside is no update
         again = play(method, VectorFleet(federation), 3)
         assert tree.max_abs_difference(result.state.memory["describe"], again.state.memory["describe"]) < 1e-4
         # the mean of the first round, weighed by rows: all have as many

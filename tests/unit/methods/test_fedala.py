@@ -21,7 +21,7 @@ from shoal.methods import Setting, build
 from shoal.methods.composition.model_functions import one_model_for
 from shoal.models import load_model
 from shoal.stages.second_participation import RunOnSecondParticipation
-from shoal.types import Examples, Report, ServerState, Task
+from shoal.types import Report, Samples, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
@@ -37,7 +37,7 @@ def kept(slope, weight):
 
 
 def row(label):
-    return dict.fromkeys(("train", "val", "test"), Examples(torch.ones(1, 1), torch.tensor([label])))
+    return dict.fromkeys(("train", "val", "test"), Samples(torch.ones(1, 1), torch.tensor([label])))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_who_has_no_model_yet_trains_the_received_one():
 def test_a_pull_is_towards_the_received_model():
     """Rows at x = 0, one of each class, give no gradient: a step with lr mu = 1/2 halves the way from where training
     starts, slope 2, to the received one, 5."""
-    rows = dict.fromkeys(("train", "val", "test"), Examples(torch.zeros(2, 1), torch.tensor([0, 1])))
+    rows = dict.fromkeys(("train", "val", "test"), Samples(torch.zeros(2, 1), torch.tensor([0, 1])))
     program = AggregateAndTrain(LocalAggregation(LINEAR, epochs=0), LocalTraining(LINEAR, mu=5.0, lr=0.1))
     report, _ = run_program(program, Task({"global": line(5.0)}), rows, kept(1.0, 0.25))
     assert tree.max_abs_difference(report.tensors["model"], line(3.5)) < 1e-6

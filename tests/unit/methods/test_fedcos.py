@@ -11,12 +11,12 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import Examples, Task
+from shoal.types import Samples, Task
 
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
 # One row of each class at x = 0: the loss has no slope where biases are equal.
-FLAT = dict.fromkeys(("train", "val", "test"), Examples(torch.zeros(2, 1), torch.tensor([0, 1])))
+FLAT = dict.fromkeys(("train", "val", "test"), Samples(torch.zeros(2, 1), torch.tensor([0, 1])))
 
 
 def line(slope):
@@ -80,10 +80,10 @@ def test_the_direction_is_what_the_last_round_changed(tiny):
 def test_two_models_are_sent_from_the_second_round_on(tiny):
     """A model has 6 * 64 + 64 + 64 * 30 + 30 + 30 * 4 + 4 = 2522 numbers of 4 bytes; 4 clients take part."""
     base, found = ends(tiny, "fedavg"), ends(tiny, "fedcos")
-    more = [b.bytes_down - a.bytes_down for a, b in zip(base.records, found.records, strict=True)]
+    more = [b.bytes_down - a.bytes_down for a, b in zip(base.rounds, found.rounds, strict=True)]
     assert more[0] == 0
     assert all(4 * 2522 * 4 < x < 4 * (2522 * 4 + 1000) for x in more[1:])
-    assert [r.bytes_up for r in base.records] == [r.bytes_up for r in found.records]
+    assert [r.bytes_up for r in base.rounds] == [r.bytes_up for r in found.rounds]
     method = build("fedcos", Setting(MLP, rounds=3, cohort_size=1))
     assert set(method.models_for(found.state, "c0")) == {"global"}  # it is needed for training only
 
@@ -91,7 +91,7 @@ def test_two_models_are_sent_from_the_second_round_on(tiny):
 def test_a_stronger_cosine_turns_updates_more():
     task = Task({"global": MLP.init(0), "direction": MLP.init(1)}, {"lr": 0.1})
     g = torch.Generator().manual_seed(0)
-    rows = Examples(torch.randn(32, 6, generator=g), torch.randint(0, 4, (32,), generator=g))
+    rows = Samples(torch.randn(32, 6, generator=g), torch.randint(0, 4, (32,), generator=g))
 
     def angle(weight):
         report, _ = run_program(AlignedTraining(MLP, epochs=3, cosine=weight), task, {"train": rows}, {})

@@ -11,11 +11,11 @@ from shoal.errors import UserError
 from shoal.fleet.plain import PlainFleet, run_program
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.types import Examples, ServerState, Task
+from shoal.types import Samples, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
-ROW = dict.fromkeys(("train", "val", "test"), Examples(torch.ones(1, 1), torch.tensor([0])))
+ROW = dict.fromkeys(("train", "val", "test"), Samples(torch.ones(1, 1), torch.tensor([0])))
 
 
 def line(slope, bias=0.0):

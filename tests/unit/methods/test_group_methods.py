@@ -55,7 +55,7 @@ def test_flacc_is_fedavg_until_groups_part(tiny):
     fed = engine.run(build("fedavg", make_setting(cohort=3)), PlainFleet(tiny), rounds=4, seed=0)
     one = engine.run(build("flacc", make_setting(cohort=3)), PlainFleet(tiny), rounds=4, seed=0)
     assert tree.max_abs_difference(fed.state.models, one.state.models) == 0
-    assert [r.bytes_up for r in fed.records] == [r.bytes_up for r in one.records]
+    assert [r.bytes_up for r in fed.rounds] == [r.bytes_up for r in one.rounds]
 
 
 def found(method, partition, rounds):

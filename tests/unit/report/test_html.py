@@ -8,7 +8,7 @@ import pytest
 from shoal.errors import UserError
 from shoal.report import Questions, summarise, write_page
 from shoal.report.summary import columns_of
-from shoal.reproduce.paper_table import beside_paper
+from shoal.reproduce.paper_table import compare_with_paper
 from shoal.store.reader import read_run
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -160,7 +160,7 @@ def test_what_was_asked_is_on_the_page(write_course, tmp_path):
     runs = [read_run(write_course("a", [0.5, 0.5])), read_run(write_course("b", [0.3, 0.3], "local"))]
     numbers = {"source": "Table <II>", "metric": "final", "columns": {"final": {"fedavg": 46.03, "local": 40.0}}}
     questions = Questions.parse("0.4", "100", held=2)
-    path = write_page(runs, tmp_path / "page.html", questions=questions, paper=beside_paper(runs, numbers))
+    path = write_page(runs, tmp_path / "page.html", questions=questions, paper=compare_with_paper(runs, numbers))
     page = Page(path.read_text("utf-8"))
     assert "Joules, simulated time and rounds to an accuracy" in page.text
     assert "Accuracy at a budget of joules" in page.text

@@ -14,7 +14,7 @@ from shoal.report import (
     result_table,
     sheet_view,
 )
-from shoal.reproduce.paper_table import beside_paper
+from shoal.reproduce.paper_table import compare_with_paper
 from shoal.store.reader import read_run
 
 
@@ -81,7 +81,7 @@ def test_sheets_have_their_best_in_bold_and_their_notes_below(write_course):
 def test_the_paper_is_printed_with_its_verdict(write_course):
     runs = [read_run(write_course("a", [0.5])), read_run(write_course("b", [0.3], "local"))]
     numbers = {"source": "Table II", "metric": "final", "columns": {"final": {"fedavg": 46.03, "local": 40.0}}}
-    text = shown(paper_view(beside_paper(runs, numbers)))
+    text = shown(paper_view(compare_with_paper(runs, numbers)))
     assert "Beside the paper: Table II (%)" in text
     assert "50.00   46.03" in text
     assert "Orderings: same 0, undecided 1, opposite 0" in text

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import UserError
 from shoal.report.paper_tables import ordering_sheet, paper_sheets
-from shoal.reproduce.paper_table import beside_paper, check_paper, read_paper
+from shoal.reproduce.paper_table import compare_with_paper, read_paper, validate_paper
 from shoal.store.failure import record_failure
 from shoal.store.reader import planned_run, read_run
 
@@ -32,17 +32,17 @@ def runs(write_course):
 
 
 def test_ours_stands_beside_the_papers(runs):
-    cell = beside_paper(runs, FINAL).cell("fedavg", "final")
+    cell = compare_with_paper(runs, FINAL).cell("fedavg", "final")
     assert cell.paper == 48.0
     assert cell.ours.mean == pytest.approx(41)
     assert cell.ours.std == pytest.approx(sqrt(2))  # of 40 and 42, n - 1
-    assert beside_paper(runs, FINAL).cell("fedcor", "final").ours is None
+    assert compare_with_paper(runs, FINAL).cell("fedcor", "final").ours is None
 
 
 def test_every_ordering_of_the_paper_gets_a_verdict(runs):
     # Sample variances 2, 8 and 2, two seeds each. fedprox - fedavg: 43 - 41 = 2, standard error sqrt(2/2 + 8/2)
     # = sqrt(5) = 2.24: undecided. local - fedavg: -10, sqrt(2/2 + 2/2) = 1.41; local - fedprox: -12, 2.24: opposite.
-    table = beside_paper(runs, FINAL)
+    table = compare_with_paper(runs, FINAL)
     found = {(o.higher, o.lower): o for o in table.orderings}
     assert {pair: o.verdict for pair, o in found.items()} == {
         ("fedprox", "fedavg"): "undecided",
@@ -58,12 +58,12 @@ def test_every_ordering_of_the_paper_gets_a_verdict(runs):
 
 def test_the_same_order_is_the_same(runs):
     swapped = FINAL | {"columns": {"final": {"fedavg": 1.0, "fedprox": 1.0, "local": 0.5}}}
-    table = beside_paper(runs, swapped)  # the paper's tie is no ordering
+    table = compare_with_paper(runs, swapped)  # the paper's tie is no ordering
     assert table.verdict == "same 2, undecided 0, opposite 0"
 
 
 def test_one_seed_decides_nothing(runs):
-    table = beside_paper(runs[::2], FINAL)
+    table = compare_with_paper(runs[::2], FINAL)
     assert table.verdict == "same 0, undecided 3, opposite 0"
     assert table.orderings[0].error is None
 
@@ -74,7 +74,7 @@ def test_accuracy_at_a_budget_beside_the_paper(runs):
         "metric": "at_budget",
         "columns": {k: {"fedavg": 1.0, "local": 2.0} for k in ("60", "100", "final")},
     }
-    table = beside_paper(runs, paper)
+    table = compare_with_paper(runs, paper)
     ours = [table.cell("fedavg", column).ours for column in ("60", "100", "final")]
     assert ours[0] is None
     assert [o.mean for o in ours[1:]] == pytest.approx([41, 41])
@@ -87,7 +87,7 @@ def test_accuracy_at_a_budget_beside_the_paper(runs):
 )
 def test_what_an_accuracy_takes_in_the_papers_unit(runs, unit, number):
     paper = FINAL | {"metric": "to_accuracy", "unit": unit, "columns": {"0.4": {"fedavg": 18.41, "local": 19.0}}}
-    table = beside_paper(runs, paper)
+    table = compare_with_paper(runs, paper)
     assert table.cell("fedavg", "0.4").ours.mean == pytest.approx(number)
     assert table.cell("local", "0.4").ours is None
     assert table.orderings[0].verdict == "undecided"
@@ -96,7 +96,7 @@ def test_what_an_accuracy_takes_in_the_papers_unit(runs, unit, number):
 def test_where_a_seed_has_no_number_nothing_is_decided(runs):
     # 0.42 is held by one seed of fedavg only; of fedprox, too.
     paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.42": {"fedavg": 2.0, "fedprox": 1.0}}}
-    table = beside_paper(runs, paper)
+    table = compare_with_paper(runs, paper)
     assert table.cell("fedavg", "0.42").ours.seeds == 1
     assert table.verdict == "same 0, undecided 1, opposite 0"
 
@@ -108,7 +108,7 @@ def failed(path, **config):
 
 
 def test_a_seed_that_failed_is_one_without_a_number(runs, tmp_path):
-    table = beside_paper([*runs, failed(tmp_path / "lost", method="local")], FINAL)
+    table = compare_with_paper([*runs, failed(tmp_path / "lost", method="local")], FINAL)
     cell = table.cell("local", "final")
     assert (cell.ours.seeds, cell.ours.of, cell.failed) == (2, 3, 1)
     (numbers, _) = paper_sheets(table)
@@ -117,7 +117,7 @@ def test_a_seed_that_failed_is_one_without_a_number(runs, tmp_path):
 
 
 def test_a_cell_whose_jobs_all_failed_says_so(runs, tmp_path):
-    table = beside_paper([*runs, failed(tmp_path / "lost", method="fedcor")], FINAL)
+    table = compare_with_paper([*runs, failed(tmp_path / "lost", method="fedcor")], FINAL)
     (numbers, _) = paper_sheets(table)
     assert [row[1] for row in numbers.rows if row[0] == "fedcor"] == ["failed"]
     assert not any("fedcor" in note for note in table.notes)
@@ -127,14 +127,14 @@ def test_a_cell_whose_jobs_all_failed_says_so(runs, tmp_path):
 def test_where_the_reference_failed_nothing_is_known_in_percent(runs, tmp_path):
     others = [run for run in runs if run.label != "fedavg"]
     paper = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "local": 2.0}}}
-    table = beside_paper([*others, failed(tmp_path / "lost")], paper)
+    table = compare_with_paper([*others, failed(tmp_path / "lost")], paper)
     assert [table.cell(row, "100").ours for row in ("fedavg", "local")] == [None, None]
     assert "What 100 % is is not known, because fedavg failed." in table.notes
 
 
 def test_a_method_with_several_jobs_is_left_out(runs, write_course):
     other = read_run(write_course("other", [0.1, 0.2], config={"lr": 0.5}))
-    table = beside_paper([*runs, other], FINAL)
+    table = compare_with_paper([*runs, other], FINAL)
     assert "Left out, because its runs differ in more than the seed: fedavg." in table.notes
     assert {(o.higher, o.lower) for o in table.orderings} == {("local", "fedprox")}
 
@@ -145,7 +145,7 @@ def test_rows_and_columns_by_what_jobs_differ_in(write_course):
         for (part, mu), level in {("iid", 0.1): 0.5, ("iid", 0.2): 0.6, ("blocks", 0.1): 0.7}.items()
     ]
     columns = {"digits iid": {"0.1": 1.0, "0.2": 2.0}, "digits blocks": {"0.1": 3.0, "0.2": 4.0}}
-    table = beside_paper(runs, FINAL | {"rows": ["train.mu"], "by": ["data", "partition"], "columns": columns})
+    table = compare_with_paper(runs, FINAL | {"rows": ["train.mu"], "by": ["data", "partition"], "columns": columns})
     ours = {(c.row, c.column): c.ours and c.ours.mean for c in table.cells}
     assert ours == {
         ("0.1", "digits iid"): pytest.approx(50),
@@ -161,13 +161,13 @@ def test_the_accuracy_that_counts_can_be_said(write_course):
     run = read_run(write_course("run", [0.4, 0.4]))
     mean = run.rounds[-1]["accuracy"]["mean"]
     assert mean == 0.3
-    table = beside_paper([run], FINAL | {"accuracy": "local"})
+    table = compare_with_paper([run], FINAL | {"accuracy": "local"})
     assert table.cell("fedavg", "final").ours.mean == pytest.approx(100 * mean)
     assert "Accuracy: mean over the clients’ own test sets." in table.notes
 
 
 def test_the_sheets_tell_it_all(runs):
-    numbers, verdicts = paper_sheets(table := beside_paper(runs, FINAL))
+    numbers, verdicts = paper_sheets(table := compare_with_paper(runs, FINAL))
     assert numbers.title == "Beside the paper: Table II, Fashion-MNIST (%)"
     assert numbers.rows[0] == ("fedavg", "41.00\n± 1.41", "48.00")
     assert numbers.rows[3] == ("fedcor", "–", "53.00")
@@ -212,14 +212,14 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path, change, me
     configs += [{"method": "fedprox", "seed": 0, "lr": lr} for lr in (0.1, 0.2)]
     plans = [planned_run(tmp_path / str(i), config) for i, config in enumerate(configs)]
     asked = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "simclust": 2.0}}}
-    check_paper(asked, plans, ("fedavg", "fedprox", "simclust"))
+    validate_paper(asked, plans, ("fedavg", "fedprox", "simclust"))
     with pytest.raises(UserError, match=message):
-        check_paper(asked | change, plans, ("fedavg", "fedprox", "simclust"))
+        validate_paper(asked | change, plans, ("fedavg", "fedprox", "simclust"))
 
 
 def test_the_server_can_be_left_out(runs):
     paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.4": {"fedavg": 1.0}}}
-    with_server, without = (beside_paper(runs, paper | {"joules": whose}) for whose in ("all", "clients"))
+    with_server, without = (compare_with_paper(runs, paper | {"joules": whose}) for whose in ("all", "clients"))
     assert [t.cell("fedavg", "0.4").ours.mean for t in (with_server, without)] == [30, 24]
     assert any('[paper] joules = "clients" leaves them out' in note for note in with_server.notes)
 
@@ -236,7 +236,7 @@ def test_figures_are_rows(runs):
     )
     names = {"train.silhouette": 0.5, "train.other": 0.7}
     paper = {"source": "T", "metric": "figures", "unit": "", "held": 2, "columns": {"final": names}}
-    table = beside_paper([replace(runs[0], rounds=lines)], paper)
+    table = compare_with_paper([replace(runs[0], rounds=lines)], paper)
     assert table.cell("train.silhouette", "final").ours.mean == 4.0
     assert table.cell("train.other", "final").ours is None
     assert table.keys == "figure"

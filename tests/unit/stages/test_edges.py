@@ -15,8 +15,8 @@ from shoal.cost.ledger import EDGE_CLOUD, EdgeClock, Ledger, LedgerEntry
 from shoal.cost.links import LINKS
 from shoal.data import load, partition
 from shoal.errors import UserError
-from shoal.experiment.assemble import arrange, make_fleet
-from shoal.experiment.evaluate import of_unseen
+from shoal.experiment.assemble import assemble, make_fleet
+from shoal.experiment.evaluate import evaluate_unseen_clients
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.run import run, run_job
 from shoal.methods import METHODS, Setting, build
@@ -46,7 +46,7 @@ def played(method, federation=None, rounds=3, fleet="plain", of=None, **keys):
     federation = federation or tiny_federation()
     settings = {"cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "model": "mlp", "fleet": fleet}
     keys = {"set": quick_options(method)} | keys
-    bench = arrange(Job(method=method, rounds=of or rounds, **settings | keys), method, federation)
+    bench = assemble(Job(method=method, rounds=of or rounds, **settings | keys), method, federation)
     ledger = Ledger(bench.costs)
     result = engine.run(
         bench.method, make_fleet(bench), rounds=rounds, seed=4, central_samples=federation.central, ledger=ledger
@@ -65,10 +65,10 @@ class TestOneEdgeIsNoEdge:
         assert tree.max_abs_difference(edge.membership, flat.state.membership) == 0
         inside = {k: v for k, v in flat.state.memory.items() if k != "delivery"}
         assert tree.max_abs_difference(edge.memory, inside) == 0
-        for ours, theirs in zip(edged.records, flat.records, strict=True):
+        for ours, theirs in zip(edged.rounds, flat.rounds, strict=True):
             assert ours.evaluation.clients == theirs.evaluation.clients
             assert (ours.bytes_up, ours.bytes_down, ours.flops) == (theirs.bytes_up, theirs.bytes_down, theirs.flops)
-            assert ours.bytes_long > 0
+            assert ours.bytes_edge_cloud > 0
         served = bench.method.models_for(edged.state, None)
         assert served.keys()
 
@@ -247,9 +247,9 @@ class TestMethodsUnderEdges:
 
     def test_an_edge_has_its_share_of_the_cohort_and_one_at_least(self):
         result, _ = played("fedavg", tiny_federation(8), rounds=1, edges="2", cohort=5)
-        assert result.records[0].cohort == 4  # 5 * 4 / 8, rounded down, at both
+        assert result.rounds[0].cohort == 4  # 5 * 4 / 8, rounded down, at both
         result, _ = played("fedavg", tiny_federation(8), rounds=1, edges="4", cohort=1)
-        assert result.records[0].cohort == 4
+        assert result.rounds[0].cohort == 4
 
     def test_one_client_per_edge_is_enough_for_contributions(self):
         """Of a single client every logarithm is 0 of 0."""
@@ -257,7 +257,7 @@ class TestMethodsUnderEdges:
         federation.public_samples = tiny_federation(seed=1)["c5"]["train"]
         result, _ = played("apcsma", federation, edges="6", cohort=6, cloud_every=2)
         assert all(bool(torch.isfinite(x).all()) for x in tree.leaves(result.state.models))
-        assert result.records[-1].metrics["edge-000.train.coefficient_num"] == pytest.approx(1 / 6)
+        assert result.rounds[-1].metrics["edge-000.train.coefficient_num"] == pytest.approx(1 / 6)
 
     @pytest.mark.parametrize("method", ["local", "centralised"])
     def test_methods_without_anything_to_average_are_refused(self, method):
@@ -280,7 +280,7 @@ class TestMethodsUnderEdges:
         tuned = {"personalise": {"tune": True, "passes": "1,4", "rates": "0.05"}}
         federation = tiny_federation(8)
         result, _ = played("fedavg-ft", federation, rounds=1, edges="2", set=tuned, fleet=fleet)
-        chosen = {k: result.records[0].metrics[f"{k}.tune.epochs"] for k in ("edge-000", "edge-001")}
+        chosen = {k: result.rounds[0].metrics[f"{k}.tune.epochs"] for k in ("edge-000", "edge-001")}
         assert sorted(chosen.values()) == [1.0, 4.0], "the edges must differ to show anything"
         done = {
             client: flops / (chosen[page.edge] * len(federation[client]["train"].y))
@@ -314,7 +314,7 @@ class TestTheBill:
         """Meetings * 2 * edges * 4 bytes a parameter, and what a message needs beside its numbers."""
         result, bench = played("fedavg", rounds=4, edges="3", cloud_every=every)
         numbers = meetings * 2 * 3 * 4 * bench.model.parameters
-        sent = sum(r.bytes_long for r in result.records)
+        sent = sum(r.bytes_edge_cloud for r in result.rounds)
         assert numbers <= sent <= numbers + meetings * 2 * 3 * 800
         assert sent == sum(
             int(p.bytes_up.sum() + p.bytes_down.sum()) for p in result.ledger.entries if p.link == EDGE_CLOUD
@@ -333,9 +333,9 @@ class TestTheBill:
 
     def test_joules_of_the_long_link_are_no_client_s(self):
         result, _ = played("fedavg", edges="3", cloud_every=1)
-        spent = result.ledger.by_client()
+        spent = result.ledger.joules_by_client()
         assert set(spent) <= {f"c{i}" for i in range(6)}
-        for record in result.records:
+        for record in result.rounds:
             assert record.joules["long"] > 0
         clients = sum(sum(parts.values()) for parts in spent.values())
         assert result.ledger.total_joules == pytest.approx(clients)
@@ -362,7 +362,7 @@ class TestTheBill:
     def test_without_edges_nothing_is_written_of_them(self):
         result, _ = played("fedavg")
         assert all(page.line().keys().isdisjoint({"edge", "link"}) for page in result.ledger.entries)
-        assert all("bytes_long" not in r.line() and "long" not in r.joules for r in result.records)
+        assert all("bytes_long" not in r.line() and "long" not in r.joules for r in result.rounds)
 
 
 class TestTheClock:
@@ -385,7 +385,7 @@ class TestTheClock:
             if page.edge and page.round <= 2:
                 worked[page.edge] = worked.get(page.edge, 0.0) + bench.costs.duration_s(page.seconds)
         long_s = next(float(p.seconds.max()) for p in result.ledger.entries if p.link == EDGE_CLOUD)
-        two = sum(r.sim_time_s for r in result.records[:2])
+        two = sum(r.sim_time_s for r in result.rounds[:2])
         assert two == pytest.approx(max(worked.values()) + long_s)
         assert len(worked) == 2
 
@@ -410,7 +410,14 @@ class TestTheClock:
 class TestJobs:
     def test_edges_are_told(self, tmp_path):
         job = Job(
-            method="fedavg", clients=6, rows=300, rounds=2, cohort=3, epochs=1, edges="mixed:3", cloud_every_rounds=1
+            method="fedavg",
+            clients=6,
+            max_train_samples=300,
+            rounds=2,
+            cohort=3,
+            epochs=1,
+            edges="mixed:3",
+            cloud_every_rounds=1,
         )
         found = run_job(job, tmp_path / "run")
         assert [len(e["clients"]) for e in found["edges"]] == [2, 2, 2]
@@ -486,7 +493,7 @@ class TestServing:
     def test_held_out_clients_are_served_by_the_cloud(self, tmp_path):
         keys = {"clients": 8, "rows": 400, "rounds": 2, "cohort": 4, "epochs": 1, "unseen": 2}
         run_job(make_job({"method": "fedavg", **keys, "edges": "2", "cloud_every": 1}), tmp_path / "run")
-        found = of_unseen(tmp_path / "run")
+        found = evaluate_unseen_clients(tmp_path / "run")
         assert found["unseen"] == 2
         assert 0 <= found["accuracy"]["mean"] <= 1
 

@@ -26,7 +26,7 @@ from shoal.stages.cluster import SparsityClusters
 from shoal.stages.experts import ClusterModels, count_reassigned, expert_for
 from shoal.stages.extract import KeepExtractor
 from shoal.stages.query import QueryClients
-from shoal.types import Examples, Plan, ServerState, Task
+from shoal.types import Plan, Samples, ServerState, Task
 
 
 def setting(**kw):
@@ -97,7 +97,7 @@ class TestSparsity:
     def test_pooled_data_give_the_weighted_mean(self, tiny, fleet):
         _, found = represented(tiny, fleet)
         sizes = {c: len(tiny[c]["train"].y) for c in tiny}
-        pool = Examples(*(torch.cat([tiny[c]["train"][i] for c in tiny]) for i in (0, 1)))
+        pool = Samples(*(torch.cat([tiny[c]["train"][i] for c in tiny]) for i in (0, 1)))
         _, whole = represented({"all": dict.fromkeys(("train", "val", "test"), pool)}, PlainFleet)
         mean = sum(found[c][0] * sizes[c] for c in tiny) / sum(sizes.values())
         assert torch.allclose(whole["all"][0], mean, atol=1e-6)
@@ -110,7 +110,7 @@ class TestSparsity:
 
     def test_of_one_row_there_are_no_halves(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)
-        one = {c: {k: Examples(e.x[:1], e.y[:1]) for k, e in tiny[c].items()} for c in ("c0", "c1")}
+        one = {c: {k: Samples(e.x[:1], e.y[:1]) for k, e in tiny[c].items()} for c in ("c0", "c1")}
         plan = Plan(MeasureSparsity(LocalTraining(model, epochs=0)), dict.fromkeys(one, Task({"m": model.init(0)})))
         for report in fleet(one).execute(plan).values():
             adapted, *rest = report.tensors["sparsity"]["s"]
@@ -119,7 +119,7 @@ class TestSparsity:
     def test_convolutions_are_averaged_over_the_map(self, tiny, fleet):
         model = load_model("cnn-fedavg", (1, 28, 28), 4)
         data = {
-            c: dict.fromkeys(("train", "val", "test"), Examples(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])))
+            c: dict.fromkeys(("train", "val", "test"), Samples(torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])))
             for c in "ab"
         }
         program = MeasureSparsity(LocalTraining(model, epochs=0), layer="1")
@@ -286,10 +286,10 @@ class TestDrift:
         groups = {c: int(m.argmax()) for c, m in first.state.membership.items()}
         assert len({groups[c] for c in ("c0", "c1", "c2")}) == 1 != len(set(groups.values()))
         moved = PlainFleet(fleet | {"c2": ByLabels(2, 3)})
-        then = engine.run(method, moved, rounds=4, seed=0, state=first.state, earlier_rounds=first.records)
+        then = engine.run(method, moved, rounds=4, seed=0, state=first.state, earlier_rounds=first.rounds)
         groups = {c: int(m.argmax()) for c, m in then.state.membership.items()}
         assert groups["c2"] == groups["c3"] != groups["c0"] == groups["c1"]
-        told = [(r.metrics["cluster.groups"], r.metrics["cluster.moved"]) for r in then.records]
+        told = [(r.metrics["cluster.groups"], r.metrics["cluster.moved"]) for r in then.rounds]
         assert told == [(2, 0), (2, 0), (2, 1), (2, 0)]  # asked again in the third round: c2 has moved
         assert not then.state.round_metrics
 
@@ -299,7 +299,7 @@ def ByLabels(*labels):
     rng = np.random.default_rng(labels)
     y = torch.from_numpy(rng.choice(labels, 200))
     x = torch.from_numpy(rng.normal(size=(200, 6))).float() + 3 * torch.nn.functional.one_hot(y, 6)
-    return dict.fromkeys(("train", "val", "test"), Examples(x, y))
+    return dict.fromkeys(("train", "val", "test"), Samples(x, y))
 
 
 def test_the_method_is_the_papers():
@@ -377,7 +377,7 @@ class TestBudgeted:
     def test_who_waited_longest_comes_next(self, tiny):
         """A budget of a sixth is one client of six that cost the same: all have been there after six rounds."""
         alike = dict.fromkeys(tiny, PROFILES["pi"])
-        even = {c: {k: Examples(e.x[:12], e.y[:12]) for k, e in data.items()} for c, data in tiny.items()}
+        even = {c: {k: Samples(e.x[:12], e.y[:12]) for k, e in data.items()} for c, data in tiny.items()}
         options = {"cluster": {"guard": 1e9}, "select": {"choice": "waiting", "share": 0.17}}
         built = build("fedepc", setting(rounds=6, options=options))
         result = engine.run(built, PlainFleet(even), rounds=6, seed=0, ledger=Ledger(CostModel(profiles=alike)))
@@ -454,7 +454,7 @@ class TestBudgeted:
         runs, state, records = [], None, ()
         for rounds, there in ((3, fleet), (6, half), (9, fleet)):
             result = engine.run(method, PlainFleet(there), rounds=rounds, seed=0, state=state, earlier_rounds=records)
-            state, records = result.state, result.records
+            state, records = result.state, result.rounds
             runs.append(result)
         away = int(runs[0].state.membership["c3"].argmax())
         name = f"expert-{away:03d}"
@@ -469,7 +469,7 @@ class TestBudgeted:
         five = {c: d for c, d in tiny.items() if c != "c5"}
         first = engine.run(method, PlainFleet(five), rounds=6, seed=0)
         assert [p.round for p in first.ledger.entries if p.stage == "train"] == [1, 2]
-        then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, earlier_rounds=first.records)
+        then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, earlier_rounds=first.rounds)
         assert [p.round for p in then.ledger.entries if p.stage == "train"] == [7, 8]
 
     def test_what_was_learned_is_kept(self, tiny):

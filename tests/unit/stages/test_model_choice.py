@@ -26,7 +26,7 @@ from shoal.stages.experts import expert_for
 from shoal.stages.model_choice import AggregateByChoice, RandomRestarts, RechooseModels, all_models
 from shoal.stages.train import LearningRate
 from shoal.store.checkpoint import Checkpoints
-from shoal.types import Examples, Plan, Report, ServerState, Task
+from shoal.types import Plan, Report, Samples, ServerState, Task
 
 LINEAR = load_model("linear", (1,), 2)
 
@@ -40,7 +40,7 @@ UP, DOWN = line(1.0), line(-1.0)
 
 
 def client(x, y):
-    return dict.fromkeys(("train", "val", "test"), Examples(torch.tensor(x)[:, None], torch.tensor(y)))
+    return dict.fromkeys(("train", "val", "test"), Samples(torch.tensor(x)[:, None], torch.tensor(y)))
 
 
 DATA = {
@@ -86,7 +86,7 @@ class TestChoosing:
         assert found == {"rising": 1, "falling": 0, "mostly": 0, "blind": 0}
 
     def test_the_order_of_rows_and_of_models_in_the_task_does_not_matter(self, fleet):
-        backwards = {c: {k: Examples(x.flip(0), y.flip(0)) for k, (x, y) in d.items()} for c, d in DATA.items()}
+        backwards = {c: {k: Samples(x.flip(0), y.flip(0)) for k, (x, y) in d.items()} for c, d in DATA.items()}
         assert choices(executed(fleet, ChooseModel(LINEAR), {"b": DOWN, "a": UP}, backwards)) == CHOICES
 
     def test_what_was_chosen_is_trained(self, fleet):
@@ -358,7 +358,7 @@ class TestMethod:
 def test_a_single_row_is_enough_to_compare_models_with_batch_norm():
     """Compared as served, so that no statistics of a batch are needed."""
     model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
-    row = Examples(torch.randn(1, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([2]))
+    row = Samples(torch.randn(1, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([2]))
     models = {str(k): model.init(k) for k in range(5)}
     losses = [float(torch.nn.functional.cross_entropy(model.predict(m, row.x), row.y)) for m in models.values()]
     training = LocalTraining(model, batch_size=8)

@@ -173,17 +173,17 @@ def test_experts_that_did_not_change_are_not_sent():
     gates = replace(method, stages=method.stages[-1:])
     fleet = Listening(federation)
     first = engine.run(gates, fleet, rounds=1, seed=0, state=ServerState(0, models, member))
-    everybody = first.records[-1].bytes_down
+    everybody = first.rounds[-1].bytes_down
     changed = {k: tree.map_leaves(lambda x: x + 1, m) if k == "expert-003" else m for k, m in models.items()}
     state = replace(first.state, models=changed)
-    second = engine.run(gates, fleet, rounds=2, seed=0, state=state, earlier_rounds=first.records)
+    second = engine.run(gates, fleet, rounds=2, seed=0, state=state, earlier_rounds=first.rounds)
     tasks = fleet.plans[-2].tasks  # the last plan is the evaluation's
     affected = {c for c in federation if member[c][3]}
     assert {c for c, t in tasks.items() if len(t.held) < 2} == affected
     assert len(affected) == 20
     size = sum(x.numel() * 4 for x in models["expert-000"].values())
-    assert second.records[-1].bytes_down < 20 * size + 100 * 1000  # what is held costs a message without a model
+    assert second.rounds[-1].bytes_down < 20 * size + 100 * 1000  # what is held costs a message without a model
     assert everybody > 200 * size
-    third = engine.run(gates, fleet, rounds=3, seed=0, state=second.state, earlier_rounds=second.records)
+    third = engine.run(gates, fleet, rounds=3, seed=0, state=second.state, earlier_rounds=second.rounds)
     assert all(t.held == t.models.keys() for t in fleet.plans[-2].tasks.values())
-    assert third.records[-1].bytes_down < 100 * 1000
+    assert third.rounds[-1].bytes_down < 100 * 1000

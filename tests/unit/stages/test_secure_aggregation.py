@@ -14,7 +14,7 @@ from shoal.client.secure_aggregation import SUM, as_bytes, draw_mask, pair_seed,
 from shoal.client_table import ClientTable
 from shoal.codec import encode_report, encode_task
 from shoal.errors import UserError
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job
 from shoal.methods import Setting, build
 from shoal.models import load_model
@@ -44,7 +44,7 @@ class Listening:
 def play(method, rounds=2, silent=(), data=None, **kw):
     federation = data or tiny_federation(6, (6,))
     settings = {"model": "mlp", "rounds": rounds, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
-    bench = arrange(Job(method=method, fleet="plain", **settings | kw), method, federation)
+    bench = assemble(Job(method=method, fleet="plain", **settings | kw), method, federation)
     private = {}
     fleet = Listening(make_fleet(bench, private), silent)
     result = engine.run(bench.method, fleet, rounds=rounds, seed=4, central_samples=federation.central)
@@ -75,7 +75,7 @@ def test_the_sum_is_the_mean_that_everybody_could_read(weighting):
     plain, _, _ = play("fedavg", set=options)
     secure, _, _ = play(SECURE, set=options)
     assert tree.max_abs_difference(plain.state.models, secure.state.models) < 1e-6
-    losses = [[r.metrics["train.loss"] for r in run.records] for run in (plain, secure)]
+    losses = [[r.metrics["train.loss"] for r in run.rounds] for run in (plain, secure)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
@@ -150,7 +150,7 @@ def test_a_sum_that_cannot_be_read_changes_nothing():
 def test_nobody_is_asked_for_a_sum_that_is_too_small():
     run, fleet, _ = play(SECURE, rounds=1, cohort=2)
     assert not any(p.tasks for p, _ in fleet.heard if p.program.name == "train")
-    assert run.records[0].bytes_up > 0, "keys were told"
+    assert run.rounds[0].bytes_up > 0, "keys were told"
     with pytest.raises(UserError, match=r"secure\.least is 1; it must be 2 or more"):
         play(SECURE, set={"secure": {"least": 1}})
 

@@ -23,7 +23,7 @@ from shoal.stages.query import QueryClients
 from shoal.stages.select import SIZE_STAGE, SelectFromClusters, SelectLargestLoss, SelectRandom
 from shoal.stages.update_selection import sgd_displacement
 from shoal.stages.vectors import report_row
-from shoal.types import Examples, Plan, Report, ServerState, Task
+from shoal.types import Plan, Report, Samples, ServerState, Task
 
 CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", "flis", "haccs", "clsm-fl")
 
@@ -110,7 +110,7 @@ class TestPrograms:
     def test_a_noisy_release_stands_until_labels_have_changed_much(self, fleet, anew, kept):
         """Half of the labels become others: a share of 0.5."""
         program, x = LabelHistogram(2, noise_scale=0.1, rerelease_threshold=anew), torch.zeros(8, 1)
-        running = fleet({c: {"train": Examples(x, torch.zeros(8, dtype=torch.long))} for c in "ab"})
+        running = fleet({c: {"train": Samples(x, torch.zeros(8, dtype=torch.long))} for c in "ab"})
 
         def told(seed):
             reports = running.execute(Plan(program, {c: Task(seed=seed) for c in "ab"}))
@@ -118,7 +118,7 @@ class TestPrograms:
 
         first, same = told(1), told(2)
         assert torch.equal(first, same)
-        running.data = {c: {"train": Examples(x, torch.tensor([0, 1] * 4))} for c in "ab"}
+        running.data = {c: {"train": Samples(x, torch.tensor([0, 1] * 4))} for c in "ab"}
         assert torch.equal(told(3), first) == kept
         if not kept:
             assert told(4).tolist() == told(5).tolist() == pytest.approx([0.5, 0.5], abs=0.2)
@@ -321,7 +321,7 @@ class TestEveryMethod:
         result = engine.run(build(name, setting(rounds=13)), PlainFleet(tiny), rounds=13, seed=1)
         trained = [p for p in result.ledger.entries if p.stage == "train"]
         assert [len(set(p.clients)) for p in trained] == [3] * 13
-        assert all(r.cohort == 3 for r in result.records)
+        assert all(r.cohort_size == 3 for r in result.rounds)
 
     def test_learns(self, tiny, name):
         result = engine.run(
@@ -332,7 +332,7 @@ class TestEveryMethod:
     def test_goes_on_with_one_client(self, tiny, name):
         alone = {"c0": tiny["c0"]}
         result = engine.run(build(name, setting(rounds=12)), PlainFleet(alone), rounds=12, seed=1)
-        assert [r.cohort for r in result.records] == [1] * 12
+        assert [r.cohort_size for r in result.rounds] == [1] * 12
 
     def test_goes_on_when_half_is_silent(self, tiny, name):
         class Deaf(PlainFleet):
@@ -403,4 +403,4 @@ def test_weights_of_a_training_go_beside_those_of_the_choice(tiny):
         engine.run(build("delta", setting(options={"train": {"weighting": w}})), PlainFleet(tiny), rounds=2, seed=0)
         for w in ("size", "uniform")
     ]
-    assert ends[0].records[1].metrics != ends[1].records[1].metrics
+    assert ends[0].rounds[1].metrics != ends[1].rounds[1].metrics

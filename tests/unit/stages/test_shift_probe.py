@@ -11,14 +11,14 @@ from shoal.client.shift_probe import SumClassFeatures
 from shoal.client.train import LocalTraining
 from shoal.client_table import ClientTable
 from shoal.errors import UserError
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job
 from shoal.fleet.plain import PlainFleet
 from shoal.models import load_model
 from shoal.stages.global_and_experts import AggregateGlobalAndExperts, global_and_own_expert
 from shoal.stages.shift_probe import ShiftProbe
 from shoal.stages.train import LearningRate
-from shoal.types import Examples, Report, ServerState, Task
+from shoal.types import Report, Samples, ServerState, Task
 
 SPLIT = {"probe": {"at": 1, "smallest": 1}, "gate": {"epochs": 2}}
 
@@ -31,7 +31,7 @@ def told(clients, shift, rows=40, labels=None, seed=0):
         x = 0.5 * torch.randn(rows, 2, generator=g) + (2.0 * y[:, None] - 1) * (-1 if c in shift else 1)
         model = load_model("linear", (2,), 2)
         program, params = SumClassFeatures(model), {"head.weight": torch.eye(2), "head.bias": torch.zeros(2)}
-        fleet = PlainFleet({c: {"train": Examples(x, y)}})
+        fleet = PlainFleet({c: {"train": Samples(x, y)}})
         reports[c] = fleet.execute_one(program, c, Task({"global": params}))
     return reports
 
@@ -241,7 +241,7 @@ def half_inverted(clients):
 def played(fleet, rounds=4, federation=None, **keys):
     federation = federation or half_inverted(6)
     settings = {"rounds": rounds, "cohort": 3, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4, "fleet": fleet}
-    bench = arrange(Job(method="shoal", model="mlp", set=SPLIT, **settings | keys), "shoal", federation)
+    bench = assemble(Job(method="shoal", model="mlp", set=SPLIT, **settings | keys), "shoal", federation)
     private = {}
     result = engine.run(
         bench.method, make_fleet(bench, private), rounds=rounds, seed=4, central_samples=federation.central
@@ -278,7 +278,7 @@ class TestAfterASplit:
         state = result.state
         assert sorted(method.models_for(state, "c5")) == ["global", "prior"]
         federation = half_inverted(6)
-        bench = arrange(
+        bench = assemble(
             Job(method="shoal", model="mlp", set=SPLIT, rounds=3, cohort=3, fleet="plain"), "shoal", federation
         )
         later = engine.run(bench.method, make_fleet(bench, private), rounds=3, seed=4, state=state)
@@ -287,7 +287,7 @@ class TestAfterASplit:
 
     def test_without_a_split_nobody_is_asked_after_the_probe(self):
         federation = half_inverted(6)
-        bench = arrange(
+        bench = assemble(
             Job(
                 method="shoal",
                 model="mlp",

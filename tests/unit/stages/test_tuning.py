@@ -18,7 +18,7 @@ from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build, dry_build
 from shoal.models import load_model
 from shoal.stages.tuning import ChooseTuning
-from shoal.types import Examples, Plan, Report, ServerState, Task
+from shoal.types import Plan, Report, Samples, ServerState, Task
 
 MODEL = load_model("mlp", (6,), 4)
 TRAINING = LocalTraining(MODEL, epochs=3, batch_size=8, sends_model=False, keeps_model=True, name="personalise")
@@ -81,15 +81,15 @@ def test_the_candidate_that_validation_rows_like_is_what_clients_are_served():
     for data in (federation, {c: {**federation[c], "test": _empty(federation[c]["test"])} for c in federation}):
         fleet = PlainFleet(data)
         result = engine.run(method, fleet, rounds=2, seed=0, eval_every=3 if chosen else 2)
-        figures = result.records[-1].metrics
-        assert "tune.lr" not in result.records[0].metrics  # only where the fleet is evaluated
+        figures = result.rounds[-1].metrics
+        assert "tune.lr" not in result.rounds[0].metrics  # only where the fleet is evaluated
         chosen.append((figures["tune.lr"], figures["tune.epochs"]))
         assert all("model" in fleet.private[c] for c in federation)
     assert chosen[0] == chosen[1] == (0.2, 5.0)
 
 
-def _empty(rows: Examples) -> Examples:
-    return Examples(rows.x[:1], 3 - rows.y[:1])
+def _empty(rows: Samples) -> Samples:
+    return Samples(rows.x[:1], 3 - rows.y[:1])
 
 
 @pytest.mark.parametrize("tune", [False, True])

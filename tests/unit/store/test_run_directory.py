@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal import tree
-from shoal.engine import Evaluation, Record, RoundTiming
+from shoal.engine import Evaluation, RoundRecord, RoundTiming
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store.checkpoint import Checkpoints
@@ -31,7 +31,7 @@ def new_run(path):
 def record(round, evaluated=True):
     scores = {"c1": Score(0.5, 1.25, 0.25, 4)}
     evaluation = Evaluation(scores, Score(0.75, 0.5, 0.7, 100)) if evaluated else None
-    return Record(round, 2, {"train.loss": 0.5}, 10, 20, evaluation)
+    return RoundRecord(round, 2, {"train.loss": 0.5}, 10, 20, evaluation)
 
 
 def test_checkpoint_round_trip(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import shoal
-from shoal.experiment.assemble import arrange
+from shoal.experiment.assemble import assemble
 from shoal.experiment.job import Job
 from shoal.stages.global_and_experts import GLOBAL
 from shoal.stages.momentum import ema_models
@@ -16,7 +16,7 @@ def test_everybody_is_served_the_expert_of_the_group_that_it_was_planted_in():
     fleet = shoal.partition(shoal.load("digits"), "iid+invert:0.5", clients=6, seed=0)
     keys = {"rounds": 3, "cohort": 6, "epochs": 1, "set": {"probe": {"at": 1}}}
     result = shoal.run(oracle, fleet, **keys)
-    state, method = result.state, arrange(Job(**keys), oracle, fleet).method
+    state, method = result.state, assemble(Job(**keys), oracle, fleet).method
     assert sorted(state.models) == ["expert-000", "expert-001", GLOBAL]
     assert {c: int(w.argmax()) for c, w in state.membership.items()} == fleet.planted_groups
     for client, group in fleet.planted_groups.items():

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from shoal.errors import UnusedOption, UserError, did_you_mean
 from shoal.models import Model
 from shoal.stages.edges import Topology, parse_edges
-from shoal.types import ClientId, Examples, Option
+from shoal.types import ClientId, Option, Samples
 
 OptionsClass = TypeVar("Piece")
 _TYPE_WORDS = {int: "whole number", float: "number", bool: "true, false", str: "text"}
@@ -75,7 +75,7 @@ class Setting:
     conditions_of_ineffective: dict[tuple[str, str], str] = field(
         default_factory=dict
     )  # piece and key without effect -> unless what
-    public_samples: Examples | None = None  # rows that no client holds
+    public_samples: Samples | None = None  # rows that no client holds
     num_public_requested: int = 0  # of them, as methods ask
     edges: Topology | None = None  # who is under which edge; None: clients and one server
     planted_groups: Mapping[str, int] | None = (
@@ -131,7 +131,7 @@ class Setting:
             self.mark_without_effect(group, *TRAINING_STEP_OPTIONS, unless=f"{group}.epochs is above 0")
         return program
 
-    def request_public_samples(self, num_samples: int) -> Examples | None:
+    def request_public_samples(self, num_samples: int) -> Samples | None:
         """The rows that no client holds, and that the method would have as many. None where there are none: the user
         may have asked for none, and a method is also built before there are any data."""
         self.num_public_requested = max(self.num_public_requested, num_samples)
@@ -245,7 +245,7 @@ def build_setting(
     job: TrainingJob,
     model: Model,
     cohort_size: int,
-    public_samples: Examples | None = None,
+    public_samples: Samples | None = None,
     edge_names: Mapping[ClientId, str] | None = None,
 ) -> Setting:
     return Setting(

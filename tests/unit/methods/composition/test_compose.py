@@ -12,7 +12,7 @@ from federations import tiny_federation
 from shoal import codec, engine, tree
 from shoal.client.histogram import LabelHistogram
 from shoal.errors import UserError
-from shoal.experiment.assemble import arrange, make_fleet
+from shoal.experiment.assemble import assemble, make_fleet
 from shoal.experiment.job import Job, make_job
 from shoal.experiment.recipe import RECIPES, load_recipe
 from shoal.methods import METHODS, Setting, build
@@ -35,7 +35,7 @@ def play(job, federation=None, fleet="plain"):
     settings = {"model": "mlp", "rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
     settings |= {"pieces": 2 if fleet == "pool" else None}
     job = job.model_copy(update=settings | {"fleet": fleet, "public": 8, "workers": 2})
-    bench, private = arrange(job, job.method, federation), {}
+    bench, private = assemble(job, job.method, federation), {}
     result = engine.run(
         bench.method, make_fleet(bench, private), rounds=3, seed=4, central_samples=federation.central, eval_every=2
     )
@@ -45,7 +45,7 @@ def play(job, federation=None, fleet="plain"):
 def packed(result, private):
     state = result.state
     whole = {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
-    return codec.pack(whole | {"private": private}, {"records": [r.line() for r in result.records]})
+    return codec.pack(whole | {"private": private}, {"records": [r.line() for r in result.rounds]})
 
 
 def test_every_method_of_the_papers_is_a_recipe():
@@ -55,7 +55,7 @@ def test_every_method_of_the_papers_is_a_recipe():
 
 @pytest.mark.parametrize("method", COMPOSED)
 def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(method):
-    recipe = load_recipe(COMPOSED[method], {}).single
+    recipe = load_recipe(COMPOSED[method], {}).single_job
     assert "=" in recipe.method, "it names pieces, not the method"
     assert packed(*play(recipe)) == packed(*play(Job(method=method)))
 
@@ -63,7 +63,7 @@ def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(method):
 def test_a_table_and_a_string_are_the_same(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\ntrain = "proximal"\nselect = "repclust"\nserve = ["average", "prior"]\n')
-    job = load_recipe(file, {}).single
+    job = load_recipe(file, {}).single_job
     assert job.method == "select=repclust,train=proximal,serve=average+prior"
     assert make_job({"method": tomllib.loads(file.read_text())["method"]}) == job
     assert canonical_name(parse_composition(job.method)) == job.method

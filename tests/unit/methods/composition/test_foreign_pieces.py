@@ -152,7 +152,7 @@ def test_methods_with_foreign_pieces_train(method):
     moved = [tree.max_abs_difference(next(iter(first.values())), model) for model in result.state.models.values()]
     assert all(0 < distance < 10 for distance in moved)
     if "cluster=foreign" in method:
-        assert set(result.groups) == set(federation)
+        assert set(result.clusters) == set(federation)
     if "select=foreign" in method:
         norms = UPDATE_NORMS(result.state)
         assert len(norms) >= 3
@@ -171,7 +171,7 @@ def test_an_installed_package_offers_its_pieces_by_name(tmp_path, monkeypatch, f
         build("select=turns", Setting(NETWORK, rounds=2, cohort_size=2))
     method = {"represent": "labels", "cluster": "alien", "select": "turns", "aggregate": "alien"}
     result = shoal.run(method, tiny_federation(4), rounds=2, fleet="plain")
-    assert sorted({name for names in result.groups.values() for name in names}) == ["expert-000", "expert-001"]
+    assert sorted({name for names in result.clusters.values() for name in names}) == ["expert-000", "expert-001"]
 
 
 @pytest.mark.parametrize(
