@@ -60,7 +60,7 @@ def running_service(run: Path) -> Iterator[str]:
 def accuracy(url: str, samples: Samples, prior_inputs: Samples | None, classes: list[str]) -> float:
     with Remote(url) as remote:
         if prior_inputs is not None:
-            remote.learn(prior_inputs.x.numpy(), prepared=True)
+            remote.estimate_prior(prior_inputs.x.numpy(), prepared=True)
         parts = torch.split(samples.x, REQUEST_SAMPLES)
         labels = [label for part in parts for label in remote.predict(part.numpy(), prepared=True).labels]
     return fmean(classes[y] == label for y, label in zip(samples.y.tolist(), labels, strict=True))

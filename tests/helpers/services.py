@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.serve.app import Service
-from shoal.serve.server import Listening, make_server
+from shoal.serve.server import ListenOptions, make_server
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def running_server(run, *, tls=None, limits=None, tokens=None, **options):
     place = {} if tls is None else {"certificate": tls[0], "key": tls[1]}
     if limits is not None:
         place["limits"] = limits
-    listening = Listening(port=held.getsockname()[1], tokens=tokens or {}, **place)
+    listening = ListenOptions(port=held.getsockname()[1], tokens=tokens or {}, **place)
     service = Service(run, **{"poll_s": 0.05} | options)
     server = make_server(service, listening)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [held]})

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from shoal.experiment.job import Job
 from shoal.experiment.run import run_job
-from shoal.serve.export import newest
+from shoal.serve.export import load_newest
 
 SMALL = {"clients": 10, "cohort": 5, "rounds": 2, "epochs": 1, "fleet": "vector"}
 
@@ -62,7 +62,7 @@ def expected():
     """Probabilities by the method itself, from prepared rows."""
 
     def of(run, images, client=None):
-        version = newest(run)
+        version = load_newest(run)
         x = version.blueprint.inputs.preparation(np.asarray(images, dtype=np.float32)[:, None])
         with torch.no_grad():
             models = version.method.models_for(version.state, client)

@@ -96,14 +96,24 @@ def test_python_as_the_page_says(service, folder, monkeypatch, capsys):
 
 def test_limits_are_as_the_page_says(service):
     from shoal.serve.admission import Limits
-    from shoal.serve.batching import Batching
-    from shoal.serve.inputs import MOST_ROWS
+    from shoal.serve.batching import BatchOptions
+    from shoal.serve.inputs import MAX_SAMPLES
 
     text = shoal("serve", "--help").stdout
     assert "--max-body-mb" in text
-    assert Limits().body_bytes == 8 * 2**20
-    assert (Limits().header_s, Limits().body_s, Limits().connections, Limits().per_s) == (10, 10, 1024, 200)
-    assert (Batching().rows, Batching().wait_s, Batching().queue_rows, MOST_ROWS) == (64, 0.002, 4096, 1024)
+    assert Limits().max_body_bytes == 8 * 2**20
+    assert (Limits().header_timeout_s, Limits().body_timeout_s, Limits().max_connections, Limits().requests_per_s) == (
+        10,
+        10,
+        1024,
+        200,
+    )
+    assert (BatchOptions().max_samples, BatchOptions().max_wait_s, BatchOptions().max_queued_samples, MAX_SAMPLES) == (
+        64,
+        0.002,
+        4096,
+        1024,
+    )
     with Remote(service) as remote:
         assert remote.retries == 4
 

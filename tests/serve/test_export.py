@@ -16,13 +16,13 @@ from shoal.cli import app
 from shoal.codec import unpack
 from shoal.errors import UserError
 from shoal.serve import export as exporting
-from shoal.serve.export import export, newest
+from shoal.serve.export import export, load_newest
 from shoal.store.reader import read_run
 
 
 def logits(run, images, cluster=None):
     """From raw images, by the method itself."""
-    version = newest(run)
+    version = load_newest(run)
     x = version.blueprint.inputs.preparation(images[:, None])
     with torch.no_grad():
         if cluster is not None:
@@ -34,14 +34,16 @@ def logits(run, images, cluster=None):
 @pytest.mark.parametrize("format", ["onnx", "torchscript", "safetensors"])
 def test_a_file_answers_as_the_model_does(format, method, cluster, runs, images, tmp_path):
     run = runs(method)
-    made = export(run, format, tmp_path / f"model{exporting.FORMATS[format].output.ending}", cluster)
-    assert made.difference < 1e-5
+    made = export(run, format, tmp_path / f"model{exporting.FORMATS[format].output_kind.ending}", cluster)
+    assert made.max_logit_difference < 1e-5
     assert made.round == 2
-    assert made.bytes == made.path.stat().st_size
-    right = logits(run, images, made.name if cluster else None)
+    assert made.num_bytes == made.path.stat().st_size
+    right = logits(run, images, made.model_name if cluster else None)
     raw = images[:, None].astype(np.float32)
-    assert made.any_rows == (method == "ifca" or format == "safetensors")  # the ensemble asks how many rows there are
-    if not made.any_rows:
+    assert made.has_dynamic_batch == (
+        method == "ifca" or format == "safetensors"
+    )  # the ensemble asks how many rows there are
+    if not made.has_dynamic_batch:
         raw, right = raw[:1], right[:1]
     if format == "onnx":
         session = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
@@ -55,8 +57,8 @@ def test_a_file_answers_as_the_model_does(format, method, cluster, runs, images,
         assert json.loads(extra["shoal.json"]) == {"classes": list("0123456789"), "round": 2}
     else:
         models, facts = unpack(made.path.read_bytes())
-        version = newest(run)
-        found = version.method.predict(models, {}, version.blueprint.inputs.tensor(images))
+        version = load_newest(run)
+        found = version.method.predict(models, {}, version.blueprint.inputs.to_tensor(images))
         assert facts["round"] == 2
     assert torch.allclose(found, right, atol=1e-5)
 
@@ -71,9 +73,9 @@ def test_a_network_of_convolutions(runs, images, tmp_path):
 
 def test_a_file_with_other_answers_is_not_written(runs, tmp_path, monkeypatch):
     def other(version, name, module):
-        return exporting.Written(b"x", lambda x: module(x) + 1)
+        return exporting.EncodedModel(b"x", lambda x: module(x) + 1)
 
-    monkeypatch.setitem(exporting.FORMATS, "safetensors", replace(exporting.FORMATS["safetensors"], write=other))
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", replace(exporting.FORMATS["safetensors"], encode=other))
     with pytest.raises(UserError, match="answers that differ by 1 from"):
         export(runs("ifca"), "safetensors", tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []

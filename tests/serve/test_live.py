@@ -23,11 +23,11 @@ from shoal.errors import UserError
 from shoal.serve import server
 from shoal.serve.admission import Limits
 from shoal.serve.app import Service
-from shoal.serve.batching import Batcher, Batching
-from shoal.serve.export import newest
-from shoal.serve.model_version import Asked, Told
+from shoal.serve.batching import Batcher, BatchOptions
+from shoal.serve.export import load_newest
+from shoal.serve.model_version import PredictRequest, PredictResult
 from shoal.serve.prometheus import Metrics
-from shoal.serve.reload import Watch
+from shoal.serve.reload import CheckpointWatcher
 from shoal.store.checkpoint import Checkpoints
 
 ROWS = {"rows": [[[float((i * j) % 16) for i in range(8)] for j in range(8)]]}
@@ -75,7 +75,7 @@ def test_newer_models_are_taken_up_in_mid_load_without_a_failed_request(training
             time.sleep(0.2)
             finish(round)
 
-    with running_server(place, limits=Limits(per_s=0), poll_s=0.02) as running:
+    with running_server(place, limits=Limits(requests_per_s=0), poll_s=0.02) as running:
         trainer = threading.Thread(target=train)
         trainer.start()
         asyncio.run(load(running.url))
@@ -90,19 +90,19 @@ def test_newer_models_are_taken_up_in_mid_load_without_a_failed_request(training
 def test_a_checkpoint_that_vanishes_or_is_damaged_is_passed_over(training):
     place, finish = training
     checkpoints = Checkpoints(place / "checkpoints")
-    watch, taken = Watch(checkpoints), []
-    assert watch.newer(lambda state: taken.append(state.round))
-    assert not watch.newer(lambda state: taken.append(state.round))
+    watch, taken = CheckpointWatcher(checkpoints), []
+    assert watch.load_newer(lambda state: taken.append(state.round))
+    assert not watch.load_newer(lambda state: taken.append(state.round))
     finish(3)
     (place / "checkpoints/round-000003/state.safetensors").unlink()
-    assert not watch.newer(lambda state: taken.append(state.round))
+    assert not watch.load_newer(lambda state: taken.append(state.round))
     finish(4)
     (place / "checkpoints/round-000005").mkdir()
-    assert watch.newer(lambda state: taken.append(state.round))
+    assert watch.load_newer(lambda state: taken.append(state.round))
     assert taken == [2, 4]
     (place / "checkpoints/round-000005").rmdir()
     finish(4)  # written anew, as after a stop
-    assert watch.newer(lambda state: taken.append(state.round))
+    assert watch.load_newer(lambda state: taken.append(state.round))
 
 
 def test_a_run_without_a_round_is_not_ready(training, http):
@@ -137,18 +137,18 @@ def test_requests_that_come_together_are_one_pass():
         passes.append(len(asked))
         if any(float(a.x.sum()) < 0 for a in asked):
             raise ValueError("a poor row")
-        return [Told(1, a.x) for a in asked]
+        return [PredictResult(1, a.x) for a in asked]
 
     async def ask():
-        batcher = Batcher(answer, Batching(rows=8, wait_s=0.2), Metrics())
+        batcher = Batcher(answer, BatchOptions(max_samples=8, max_wait_s=0.2), Metrics())
         worker = asyncio.create_task(batcher.run())
         rows = [torch.full((1, 2), float(i)) for i in range(20)]
         began = time.monotonic()
-        found = await asyncio.gather(*(batcher.ask(Asked(x)) for x in rows))
+        found = await asyncio.gather(*(batcher.submit(PredictRequest(x)) for x in rows))
         seconds = time.monotonic() - began
-        assert all(torch.equal(told.said, x) for told, x in zip(found, rows, strict=True))
+        assert all(torch.equal(told.predictions, x) for told, x in zip(found, rows, strict=True))
         poor = await asyncio.gather(
-            *(batcher.ask(Asked(torch.full((1, 2), x))) for x in (1.0, -1.0, 2.0)), return_exceptions=True
+            *(batcher.submit(PredictRequest(torch.full((1, 2), x))) for x in (1.0, -1.0, 2.0)), return_exceptions=True
         )
         worker.cancel()
         batcher.close()
@@ -163,28 +163,28 @@ def test_requests_that_come_together_are_one_pass():
 
 
 def test_models_of_several_clusters_in_one_stacked_pass(runs):
-    version = newest(runs("ifca"))
+    version = load_newest(runs("ifca"))
     generator = torch.Generator().manual_seed(0)
     clients = [*version.state.membership, None]
-    asked = [Asked(torch.randn(1 + i % 3, 1, 8, 8, generator=generator), c) for i, c in enumerate(clients)]
-    told = version.answer(asked)
-    lots = {version.lot(c).key: version.lot(c) for c in clients}
+    asked = [PredictRequest(torch.randn(1 + i % 3, 1, 8, 8, generator=generator), c) for i, c in enumerate(clients)]
+    told = version.predict_batch(asked)
+    lots = {version.served_models(c).key: version.served_models(c) for c in clients}
     assert len(lots) > 1
-    assert version._stackable([(lot, torch.zeros(1, 1, 8, 8), {}) for lot in lots.values()])
+    assert version._is_stackable([(lot, torch.zeros(1, 1, 8, 8), {}) for lot in lots.values()])
     with torch.no_grad():
         for (x, client, _), found in zip(asked, told, strict=True):
             alone = version.method.predict(version.method.models_for(version.state, client), {}, x).softmax(-1)
-            assert torch.allclose(found.said.probabilities, alone, atol=1e-6)
+            assert torch.allclose(found.predictions.probabilities, alone, atol=1e-6)
 
 
 def test_a_stop_answers_whom_it_has_let_in(runs, monkeypatch):
     """Also those of whom nothing has been heard when nobody is let in any more; there is a while for them to speak."""
-    monkeypatch.setattr(server, "HEARING_S", 3.0)
+    monkeypatch.setattr(server, "DRAIN_S", 3.0)
     body = json.dumps(ROWS).encode()
     head = (
         f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with running_server(runs("ifca"), limits=Limits(per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(requests_per_s=0)) as running:
         callers = [socket.create_connection(("127.0.0.1", running.port), timeout=20) for _ in range(20)]
         _until(lambda: len(running.server.server_state.connections) == 20)
         running.server.should_exit = True

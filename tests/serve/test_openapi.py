@@ -35,14 +35,14 @@ for media in ("application/x-npy", "image/png", "image/jpeg"):
 
 @pytest.fixture(scope="module")
 def running(runs):
-    with running_server(runs("ensembles:ensemble"), limits=Limits(per_s=0)) as service:
+    with running_server(runs("ensembles:ensemble"), limits=Limits(requests_per_s=0)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def knowing(runs):
     """A method that makes something of how often classes occur."""
-    with running_server(runs("shoal"), limits=Limits(per_s=0)) as service:
+    with running_server(runs("shoal"), limits=Limits(requests_per_s=0)) as service:
         yield service
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from services import problem_detail, read_probabilities, running_server, to_npy
 
-from shoal.serve.export import export, newest
+from shoal.serve.export import export, load_newest
 
 
 def post(http, running, content, media="application/json", **parameters):
@@ -52,7 +52,7 @@ def test_one_row_needs_no_list_around_it(grouped, http, images, expected):
 
 
 def test_prepared_values_are_taken_as_they_are(grouped, http, images, expected):
-    x = newest(grouped.service.run).blueprint.inputs.preparation(images[:, None])
+    x = load_newest(grouped.service.run).blueprint.inputs.preparation(images[:, None])
     answer = ask(http, grouped, x, prepared="true")
     assert torch.allclose(read_probabilities(answer), expected(grouped.service.run, images), atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_an_image_is_scaled_to_the_values_of_the_training_data(grouped, http, im
 
 
 def test_who_answered_is_said(grouped, routed, http, images):
-    version = newest(routed.service.run)
+    version = load_newest(routed.service.run)
     x = version.blueprint.inputs.preparation(images[:, None])
     said = version.method.predict_routed(version.state.models, {}, x)
     rows = ask(http, routed, images).json()["answers"]
@@ -75,7 +75,7 @@ def test_who_answered_is_said(grouped, routed, http, images):
     assert [row["score"] for row in rows] == pytest.approx(said.confidence.tolist(), abs=1e-6)
     assert [row["confidence"] for row in rows] == pytest.approx(said.logits.softmax(-1).amax(-1).tolist(), abs=1e-6)
     one = ask(http, grouped, images[:1]).json()["answers"][0]
-    sizes = torch.stack(list(newest(grouped.service.run).state.membership.values())).sum(0)
+    sizes = torch.stack(list(load_newest(grouped.service.run).state.membership.values())).sum(0)
     assert one["expert"] == f"expert-{int(sizes.argmax()):03d}"
     assert one["score"] is None
 
@@ -88,7 +88,7 @@ def test_a_method_with_one_model_names_no_expert(runs, http, images):
 @pytest.mark.parametrize("which", ["grouped", "routed"])
 def test_a_client_of_the_run_is_served_its_clusters_model(which, request, http, images, expected):
     grouped = request.getfixturevalue(which)
-    membership = newest(grouped.service.run).state.membership
+    membership = load_newest(grouped.service.run).state.membership
     assert len({int(weights.argmax()) for weights in membership.values()}) > 1
     for client, weights in membership.items():
         answer = ask(http, grouped, images, client=client)

@@ -78,10 +78,10 @@ def test_remote_learns_and_remembers_while_it_is_alone(run, held, tmp_path):
     rows = max(held.values(), key=lambda r: len(r.y))
     with running_server(run) as service:
         remote = Remote(service.url, cache=tmp_path, retries=0)
-        assert remote.learn(rows.x.numpy(), prepared=True) is not None
+        assert remote.estimate_prior(rows.x.numpy(), prepared=True) is not None
         online = remote.predict(rows.x.numpy(), prepared=True)
     offline = remote.predict(rows.x.numpy(), prepared=True)
-    assert (online.offline, offline.offline) == (False, True)
+    assert (online.is_offline, offline.is_offline) == (False, True)
     assert online.labels == offline.labels
 
 

@@ -10,8 +10,8 @@ import pytest
 from services import running_server
 
 from shoal.errors import UserError
-from shoal.serve import Away, Refused, Remote
-from shoal.serve.auth import hashed
+from shoal.serve import Remote, RequestRejected, ServiceUnavailable
+from shoal.serve.auth import hash_token
 
 NO_PAUSE = {"sleep": lambda seconds: None}
 
@@ -27,9 +27,9 @@ def test_answers_are_those_of_the_service(grouped, http, images):
     with Remote(grouped.url) as remote:
         found = remote.predict(images, abstain_below=0.5)
     said = http.post(f"{grouped.url}/v1/predict", json={"rows": images.tolist()}, params={"abstain_below": 0.5}).json()
-    close(found.answers, said["answers"])
+    close(found.predictions, said["answers"])
     assert found.round == 2
-    assert not found.offline
+    assert not found.is_offline
     assert found.labels == [row["label"] for row in said["answers"]]
 
 
@@ -39,13 +39,13 @@ def test_while_the_service_is_away_the_kept_models_answer_the_same(client, runs,
         remote = Remote(running.url, client=client, cache=tmp_path, **NO_PAUSE)
         before = remote.predict(images)
     after = remote.predict(images, abstain_below=0.5)
-    assert after.offline
+    assert after.is_offline
     assert after.round == 2
-    close(after.answers, [a | {"abstained": a["confidence"] < 0.5} | _label(a, 0.5) for a in before.answers])
-    with pytest.raises(Refused, match="must be 1 x 8 x 8 for one row"):
+    close(after.predictions, [a | {"abstained": a["confidence"] < 0.5} | _label(a, 0.5) for a in before.predictions])
+    with pytest.raises(RequestRejected, match="must be 1 x 8 x 8 for one row"):
         remote.predict([[1.0, 2.0]])
-    remote.kept.write_bytes(remote.kept.read_bytes()[:-8])
-    with pytest.raises(Away, match="is damaged; remove it"):
+    remote.cached_file.write_bytes(remote.cached_file.read_bytes()[:-8])
+    with pytest.raises(ServiceUnavailable, match="is damaged; remove it"):
         remote.predict(images)
 
 
@@ -58,39 +58,39 @@ def test_code_that_the_service_names_is_not_run_unasked(runs, images, tmp_path):
         with Remote(running.url, cache=tmp_path, **NO_PAUSE) as remote:
             before = remote.predict(images)
         asked = {"cache": tmp_path, **NO_PAUSE, "retries": 0}
-        careful, trusting = Remote(running.url, **asked), Remote(running.url, own_code=True, **asked)
+        careful, trusting = Remote(running.url, **asked), Remote(running.url, trusts_user_code=True, **asked)
     with pytest.raises(UserError, match="give own_code=True if you trust it"):
         careful.predict(images)
-    close(trusting.predict(images).answers, before.answers)
+    close(trusting.predict(images).predictions, before.predictions)
 
 
 def test_models_are_fetched_only_when_they_are_newer(grouped, tmp_path):
     with Remote(grouped.url, cache=tmp_path) as remote:
         assert remote.refresh()
-        kept = remote.kept.read_bytes()
+        kept = remote.cached_file.read_bytes()
         assert not remote.refresh()
-        remote.kept.write_bytes(kept[:-1] + b"x")
+        remote.cached_file.write_bytes(kept[:-1] + b"x")
         assert remote.refresh()
-        assert remote.kept.read_bytes() == kept
-        assert [p.name for p in tmp_path.iterdir()] == [remote.kept.name]
+        assert remote.cached_file.read_bytes() == kept
+        assert [p.name for p in tmp_path.iterdir()] == [remote.cached_file.name]
 
 
 def test_nothing_kept_and_nobody_there(tmp_path):
     with Remote("http://127.0.0.1:9", cache=tmp_path, retries=2, **NO_PAUSE) as remote:
-        with pytest.raises(Away, match="after 3 attempts"):
+        with pytest.raises(ServiceUnavailable, match="after 3 attempts"):
             remote.predict([[1.0]])
         with pytest.raises(UserError, match="one array of numbers"):
             remote.predict([["a"]])
 
 
 def test_what_is_wrong_is_not_tried_again(grouped, images, runs):
-    with Remote(grouped.url) as remote, pytest.raises(Refused, match="422: rows: the shape is 2"):
+    with Remote(grouped.url) as remote, pytest.raises(RequestRejected, match="422: rows: the shape is 2"):
         remote.predict([1.0, 2.0])
-    with running_server(runs("ifca"), tokens={"lab": hashed("secret")}) as running:
-        with Remote(running.url) as remote, pytest.raises(Refused, match="401: a token is needed"):
+    with running_server(runs("ifca"), tokens={"lab": hash_token("secret")}) as running:
+        with Remote(running.url) as remote, pytest.raises(RequestRejected, match="401: a token is needed"):
             remote.predict(images)
         with Remote(running.url, token="secret") as remote:
-            assert len(remote.predict(images).answers) == 12
+            assert len(remote.predict(images).predictions) == 12
 
 
 class Failing(BaseHTTPRequestHandler):
@@ -130,7 +130,7 @@ def test_attempts_are_repeated_with_growing_pauses(tmp_path):
             assert 0.8 <= pauses[2] <= 2.4
             assert pauses[3] == 5  # but never for longer
             server.failures, server.seen = [(503, None)] * 9, []
-            with pytest.raises(Away, match="it answers 503"):
+            with pytest.raises(ServiceUnavailable, match="it answers 503"):
                 remote.predict([[1.0]])
             assert len(server.seen) == 5
     finally:
@@ -148,21 +148,21 @@ def test_a_service_that_is_known_to_be_away_is_asked_once_in_a_while(runs, tmp_p
             remote.refresh()
         url = f"http://127.0.0.1:{server.server_port}"
         with Remote(url, cache=tmp_path, clock=lambda: now[0], **NO_PAUSE) as remote:
-            remote.kept.write_bytes(next(tmp_path.iterdir()).read_bytes())
+            remote.cached_file.write_bytes(next(tmp_path.iterdir()).read_bytes())
             asked = []
             for second in range(8):
                 now[0] = float(second)
                 before = len(server.seen)
-                assert all(remote.predict(images[:1]).offline for _ in range(3))
+                assert all(remote.predict(images[:1]).is_offline for _ in range(3))
                 asked.append(len(server.seen) - before)
             assert asked == [5, 1, 0, 1, 0, 0, 0, 1]  # after 1, 2 and 4 s
             server.failures.is_clear()
-            assert remote.predict(images[:1]).offline
+            assert remote.predict(images[:1]).is_offline
             now[0] = 15.0
-            assert not remote.predict(images[:1]).offline
+            assert not remote.predict(images[:1]).is_offline
             server.failures[:] = [(503, None)] * 99
             before = len(server.seen)
-            assert remote.predict(images[:1]).offline
+            assert remote.predict(images[:1]).is_offline
             assert len(server.seen) - before == 5  # from the beginning
     finally:
         server.shutdown()

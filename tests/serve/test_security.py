@@ -20,11 +20,11 @@ from cryptography.x509.oid import NameOID
 from services import problem_detail, running_server, to_npy
 
 from shoal.errors import UserError
-from shoal.serve import Remote, Untrusted
+from shoal.serve import Remote, UntrustedCertificate
 from shoal.serve.admission import Limits
-from shoal.serve.auth import bearer_of, hashed, new_token, read_tokens, tokens_from
-from shoal.serve.rate_limit import MOST_CALLERS, Rates
-from shoal.serve.server import Listening
+from shoal.serve.auth import find_token_name, hash_token, load_tokens, new_token, read_tokens
+from shoal.serve.rate_limit import MAX_CALLERS, RateLimiter
+from shoal.serve.server import ListenOptions
 
 ROWS = {"rows": [[[0.0] * 8] * 8]}
 
@@ -38,7 +38,7 @@ def test_tokens(runs, tmp_path):
     token, other = new_token("lab", file), new_token("ward-3", file)
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
-    with running_server(runs("ifca"), tokens=tokens_from(file)) as running:
+    with running_server(runs("ifca"), tokens=load_tokens(file)) as running:
         for good in (token, other):
             assert predict(running, headers={"Authorization": f"Bearer {good}"}).status_code == 200
         for bad, sentence in (
@@ -58,26 +58,26 @@ def test_tokens(runs, tmp_path):
 def test_the_file_of_tokens(tmp_path, monkeypatch):
     file = tmp_path / "tokens.txt"
     token = new_token("lab", file)
-    assert bearer_of(tokens_from(file), f"bearer {token}") == "lab"
+    assert find_token_name(load_tokens(file), f"bearer {token}") == "lab"
     with pytest.raises(UserError, match="has a token of that name"):
         new_token("lab", file)
     with pytest.raises(UserError, match="it must be up to 64 letters"):
         new_token("a b", file)
-    monkeypatch.setenv("SHOAL_TOKENS", f"ci {hashed('abc')}, night {hashed('def')}")
-    assert set(tokens_from(file)) == {"ci", "night", "lab"}
+    monkeypatch.setenv("SHOAL_TOKENS", f"ci {hash_token('abc')}, night {hash_token('def')}")
+    assert set(load_tokens(file)) == {"ci", "night", "lab"}
     with pytest.raises(UserError, match="line 2: not of the form NAME HASH"):
         read_tokens(["# ours", "lab abc"], "tokens.txt")
     with pytest.raises(UserError, match="there is no such file"):
-        tokens_from(tmp_path / "other.txt")
+        load_tokens(tmp_path / "other.txt")
 
 
 def test_strangers_are_not_let_in_without_tokens():
     for host in ("127.0.0.1", "::1", "localhost"):
-        Listening(host=host)
+        ListenOptions(host=host)
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
         with pytest.raises(UserError, match="there are no tokens"):
-            Listening(host=host)
-        Listening(host=host, tokens={"lab": hashed("x")})
+            ListenOptions(host=host)
+        ListenOptions(host=host, tokens={"lab": hash_token("x")})
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_an_untrusted_certificate_is_not_an_absent_service(runs, certificate, tm
     with running_server(runs("ifca"), tls=certificate) as running:
         trusted = ssl.create_default_context(cafile=str(certificate[0]))
         Remote(running.url, cache=tmp_path, verify=trusted).predict(rows)
-        with pytest.raises(Untrusted, match="cannot be trusted"):
+        with pytest.raises(UntrustedCertificate, match="cannot be trusted"):
             Remote(running.url, cache=tmp_path, sleep=slept.append).predict(rows)
     assert slept == [], "nor is it asked again"
 
@@ -138,9 +138,9 @@ def test_a_silent_tls_caller_does_not_hold_up_the_stop(runs, certificate):
 
 def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
     with pytest.raises(UserError, match="belong together"):
-        Listening(certificate=certificate[0])
+        ListenOptions(certificate=certificate[0])
     with pytest.raises(UserError, match="there is no such file"):
-        Listening(certificate=certificate[0], key=tmp_path / "key.pem")
+        ListenOptions(certificate=certificate[0], key=tmp_path / "key.pem")
     other = tmp_path / "other.pem"
     other.write_bytes(certificate[1].read_bytes()[:60])
     for tls, why in (
@@ -154,7 +154,7 @@ def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
 
 
 def test_a_body_that_is_too_large(runs):
-    with running_server(runs("ifca"), limits=Limits(body_bytes=10_000, per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(max_body_bytes=10_000, requests_per_s=0)) as running:
         url, media = f"{running.url}/v1/predict", {"Content-Type": "application/x-npy"}
         answer = httpx.post(url, content=b"x" * 10_001, headers=media, trust_env=False)
         assert "10001 bytes, but may have 10000" in problem_detail(answer, 413)
@@ -169,7 +169,7 @@ def test_a_body_that_is_too_large(runs):
 
 
 def test_a_stream_without_an_end_is_cut_off(runs):
-    with running_server(runs("ifca"), limits=Limits(body_bytes=10_000, per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(max_body_bytes=10_000, requests_per_s=0)) as running:
         with socket.create_connection(("127.0.0.1", running.port), timeout=10) as s:
             s.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             sent = 0
@@ -202,7 +202,7 @@ def closed_after(running, first, drip=b"", every_s=0.1, most_s=8):
 
 
 def test_slow_callers_are_let_go(runs):
-    limits = Limits(header_s=0.5, body_s=0.5, per_s=0)
+    limits = Limits(header_timeout_s=0.5, body_timeout_s=0.5, requests_per_s=0)
     post = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with running_server(runs("ifca"), limits=limits) as running:
         for first, drip in ((b"", b""), (b"GET /heal", b""), (b"GET /healthz HTTP/1.1\r\n", b"X: y\r\n")):
@@ -221,7 +221,7 @@ def test_slow_callers_are_let_go(runs):
 
 
 def test_what_is_not_http(runs):
-    with running_server(runs("ifca"), limits=Limits(per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(requests_per_s=0)) as running:
         for nonsense in (b"\x16\x03\x01\x02\x00\x01", b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
             _, said = closed_after(running, nonsense)
             head, _, body = said.partition(b"\r\n\r\n")
@@ -231,7 +231,7 @@ def test_what_is_not_http(runs):
 
 
 def test_too_many_connections(runs):
-    with running_server(runs("ifca"), limits=Limits(connections=3, per_s=0)) as running:
+    with running_server(runs("ifca"), limits=Limits(max_connections=3, requests_per_s=0)) as running:
         held = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(3)]
         time.sleep(0.1)
         with socket.create_connection(("127.0.0.1", running.port), timeout=2) as one_more:
@@ -244,7 +244,7 @@ def test_too_many_connections(runs):
 
 def test_rates():
     now = 0.0
-    rates = Rates(2, clock=lambda: now)
+    rates = RateLimiter(2, clock=lambda: now)
     assert [rates.wait_s("a") for _ in range(3)] == [0, 0, 0.5]  # a bucket of 2, and half a second for the next
     assert rates.wait_s("b") == 0
     now = 0.5
@@ -252,14 +252,14 @@ def test_rates():
     assert rates.wait_s("a") == 0.5
     now = 100.0
     assert [rates.wait_s("a") for _ in range(3)] == [0, 0, 0.5]  # no more than the bucket holds
-    for i in range(MOST_CALLERS + 10):
+    for i in range(MAX_CALLERS + 10):
         rates.wait_s(f"other {i}")
-    assert len(rates._buckets) == MOST_CALLERS
-    assert all(Rates(0).wait_s("a") == 0 for _ in range(1000))
+    assert len(rates._buckets) == MAX_CALLERS
+    assert all(RateLimiter(0).wait_s("a") == 0 for _ in range(1000))
 
 
 def test_who_asks_too_often_waits(runs, http):
-    with running_server(runs("ifca"), limits=Limits(per_s=2)) as running:
+    with running_server(runs("ifca"), limits=Limits(requests_per_s=2)) as running:
         answers = [http.post(f"{running.url}/v1/predict", json=ROWS) for _ in range(9)]
         late = [a for a in answers if a.status_code != 200]
         assert 1 <= len(late) <= 7
@@ -271,22 +271,22 @@ def test_who_asks_too_often_waits(runs, http):
 
 
 def test_each_token_has_a_rate_of_its_own(runs):
-    tokens = {name: hashed(name) for name in ("one", "two")}
-    with running_server(runs("ifca"), limits=Limits(per_s=3), tokens=tokens) as running:
+    tokens = {name: hash_token(name) for name in ("one", "two")}
+    with running_server(runs("ifca"), limits=Limits(requests_per_s=3), tokens=tokens) as running:
         one, two = ({"Authorization": f"Bearer {name}"} for name in tokens)
         assert 429 in [predict(running, headers=one).status_code for _ in range(6)]
         assert predict(running, headers=two).status_code == 200
 
 
 def test_a_full_queue_is_said_so(runs, images):
-    from shoal.serve.batching import Batching
+    from shoal.serve.batching import BatchOptions
 
     async def all_at_once(url):
         async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
             body = {"content": to_npy(images), "headers": {"Content-Type": "application/x-npy"}}
             return await asyncio.gather(*(client.post(url, **body) for _ in range(12)))
 
-    with running_server(runs("ifca"), batching=Batching(1000, 0.5, queue_rows=30), poll_s=5) as running:
+    with running_server(runs("ifca"), batching=BatchOptions(1000, 0.5, max_queued_samples=30), poll_s=5) as running:
         answers = asyncio.run(all_at_once(f"{running.url}/v1/predict"))
         full = [a for a in answers if a.status_code != 200]
         assert len(full) == 10  # twelve rows each: two fit

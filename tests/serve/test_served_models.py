@@ -11,12 +11,12 @@ from services import problem_detail, running_server
 from shoal import tree
 from shoal.client_table import ClientTable
 from shoal.codec import unpack
-from shoal.serve.assign import memberships
-from shoal.serve.export import newest
+from shoal.serve.assign import cluster_memberships
+from shoal.serve.export import load_newest
 
 
 def test_models_are_listed_and_fetched(grouped, http):
-    state = newest(grouped.service.run).state
+    state = load_newest(grouped.service.run).state
     listed = http.get(f"{grouped.url}/v1/models").json()
     assert listed["round"] == 2
     assert listed["method"] == "ifca"
@@ -33,11 +33,11 @@ def test_models_are_listed_and_fetched(grouped, http):
 
 
 def test_what_a_client_is_served_can_be_fetched(grouped, http):
-    version = newest(grouped.service.run)
+    version = load_newest(grouped.service.run)
     for client in version.state.membership:
         models, facts = unpack(http.get(f"{grouped.url}/v1/models/served", params={"client": client}).content)
         assert tree.max_abs_difference(models, version.method.models_for(version.state, client)) == 0
-        assert facts["expert"] == version.lot(client).expert
+        assert facts["expert"] == version.served_models(client).expert
     sentence = problem_detail(http.get(f"{grouped.url}/v1/models/expert-000", params={"client": client}), 404)
     assert "model expert-000 is the same for everybody: leave client out, or ask for served" in sentence
 
@@ -89,7 +89,7 @@ GROUPS = {"partition": "labels:0-2/3-5/6-9", "clients": 9, "cohort": 9}
 @pytest.mark.parametrize("method", ["fedepc", "fedgroup", "scmoe", "clsm-fl"])
 def test_who_tells_what_a_client_told_belongs_where_it_belongs(method, runs, http):
     run = runs(method, **GROUPS, rounds=3)
-    state = newest(run).state
+    state = load_newest(run).state
     kept = state.memory["train" if method in ("scmoe", "clsm-fl") else "cluster"]
     known = ClientTable.from_tree(kept.get("known", kept))
     if method == "fedgroup":
@@ -116,10 +116,10 @@ def test_who_tells_what_a_client_told_belongs_where_it_belongs(method, runs, htt
 
 def test_fuzzy_memberships_are_those_of_the_training(runs):
     run = runs("clsm-fl", **GROUPS, rounds=3)
-    version = newest(run)
+    version = load_newest(run)
     known = ClientTable.from_tree(version.state.memory["train"]["known"])
     for client, vector in zip(known.clients, known["able"], strict=True):
-        found = memberships(version.method, version.state, vector.tolist())
+        found = cluster_memberships(version.method, version.state, vector.tolist())
         assert list(found.values()) == pytest.approx(version.state.membership[client].tolist(), abs=0.02)
 
 

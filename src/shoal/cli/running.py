@@ -164,10 +164,10 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
     paper = None
     if recipe.paper is not None:
         paper = compare_with_paper(records, recipe.paper)
-        records = [replace(record, judged=paper.judged, counted=paper.counted) for record in records]
+        records = [replace(record, judged=paper.accuracy_key, counted=paper.joules_scope) for record in records]
     write_page(records, page, recipe.title, paper=paper, force=force)
     if as_json:
-        beside = {"paper": paper.json()} if paper is not None else {}
+        beside = {"paper": paper.to_json()} if paper is not None else {}
         print_json({"title": recipe.title, "runs": summarise(records), **beside, "report": str(page)})
     else:
         out.print(f"[bold]{escape_markup(recipe.title)}")
@@ -180,17 +180,17 @@ def run_grid(recipe: Any, folder: Path, as_json: bool, force: bool = False) -> N
 
 def finish_comparison(records: list[Any], page: Path, as_json: bool, request: Any = None, force: bool = False) -> None:
     """Writes the page and prints the tables."""
-    from shoal.report import Answers, Questions, sheet_view, summarise, write_page
+    from shoal.report import Comparison, ComparisonRequest, report_table_view, summarise, write_page
 
-    asked = request or Questions()
-    answers = Answers(records, asked)
-    write_page(records, page, questions=asked, force=force)
+    asked = request or ComparisonRequest()
+    answers = Comparison(records, asked)
+    write_page(records, page, request=asked, force=force)
     if as_json:
-        print_json({"runs": summarise(records), **answers.json(), "report": str(page)})
+        print_json({"runs": summarise(records), **answers.to_json(), "report": str(page)})
         return
     print_run_table(records)
-    for sheet in answers.sheets():
-        out.print(sheet_view(sheet))
+    for sheet in answers.tables():
+        out.print(report_table_view(sheet))
     out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
 
 

@@ -253,16 +253,16 @@ def compare(
         from shoal.experiment.assemble import validate_job
         from shoal.experiment.job import SETTINGS, make_job
         from shoal.methods import METHODS, is_method
-        from shoal.report import PAGE, Questions, parse_accuracy, parse_counted
+        from shoal.report import PAGE, ComparisonRequest, parse_accuracy, parse_joules_scope
         from shoal.store.outputs import check_output
         from shoal.store.reader import read_run
 
         if out_path is not None:
             check_output(out_path, PAGE, force)  # better now than after hours
-        questions = Questions.parse(to_accuracy, at_budget, reference, sustained_rounds)
+        questions = ComparisonRequest.parse(to_accuracy, at_budget, reference, sustained_rounds)
         reading = {
             "judged": parse_accuracy("--accuracy", accuracy),
-            "counted": parse_counted("--joules", joules),
+            "counted": parse_joules_scope("--joules", joules),
         }
         methods = [m for m in runs_and_methods if not Path(m).is_dir() and is_method(m)]
         runs_and_methods = expand_run_folders(runs_and_methods, methods)

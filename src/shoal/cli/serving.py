@@ -80,19 +80,19 @@ def serve(
 def _build_service(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     try:
         from shoal.serve.app import Service
-        from shoal.serve.server import Listening
+        from shoal.serve.server import ListenOptions
     except ImportError as error:
         raise UserError(
             f"shoal serve needs the extra of that name: pip install -c constraints.txt -e '.[serve]' ({error})"
         ) from None
     from shoal.serve.admission import Limits
-    from shoal.serve.auth import tokens_from
-    from shoal.serve.batching import Batching
+    from shoal.serve.auth import load_tokens
+    from shoal.serve.batching import BatchOptions
 
     o = options
-    batching = Batching(o["max_batch"], o["max_wait_ms"] / 1000, o["queue"])
-    limits = Limits(body_bytes=int(o["max_body_mb"] * 2**20), per_s=o["rate"])
-    listening = Listening(o["host"], o["port"], tokens_from(o["tokens"]), o["certificate"], o["key"], limits)
+    batching = BatchOptions(o["max_batch"], o["max_wait_ms"] / 1000, o["queue"])
+    limits = Limits(max_body_bytes=int(o["max_body_mb"] * 2**20), requests_per_s=o["rate"])
+    listening = ListenOptions(o["host"], o["port"], load_tokens(o["tokens"]), o["certificate"], o["key"], limits)
     return listening, Service(run_dir, batching, o["abstain_below"], o["poll_s"])
 
 
@@ -158,10 +158,10 @@ def export(
         if as_json:
             print_json(asdict(made) | {"path": str(made.path)})
         else:
-            rows = "any number of rows" if made.any_rows else "one row at a time"
+            rows = "any number of rows" if made.has_dynamic_batch else "one row at a time"
             out.print(
-                f"{made.path}: {made.name} of round {made.round} for {rows}, {made.bytes:,} bytes; "
-                f"its answers differ from the model's by {made.difference:.1e} at most",
+                f"{made.path}: {made.model_name} of round {made.round} for {rows}, {made.num_bytes:,} bytes; "
+                f"its answers differ from the model's by {made.max_logit_difference:.1e} at most",
                 highlight=False,
                 soft_wrap=True,
             )

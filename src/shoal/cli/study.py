@@ -47,7 +47,7 @@ def study(
         if not report_only:
             with hint_repeat_command(f"shoal study {name} --budget {budget} --out {folder}"):
                 _run_study(entries, folder, plan.num_inputs, workers)
-        from shoal.report import sheet_view
+        from shoal.report import report_table_view
         from shoal.study.measurements import StudyRuns
         from shoal.study.tables import StudyReport, write_study_tables
 
@@ -57,7 +57,7 @@ def study(
             print_json(report.to_json() | {"files": [str(f) for f in files]})
         else:
             if report.claims:
-                out.print(sheet_view(report.claims_table()))
+                out.print(report_table_view(report.claims_table()))
             out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
         if not report_only:
             end_with_failures(len(report.runs.failures), len(entries), "; the same command runs them again")
@@ -66,7 +66,7 @@ def study(
 def _run_study(entries: list[Any], folder: Path, num_inputs: tuple[int, ...], workers: int | None) -> None:
     from shoal.experiment.assemble import validate_job
     from shoal.fleet.pool import count_cores
-    from shoal.report.summary import duration
+    from shoal.report.summary import duration_text
     from shoal.study.runner import run_entries
 
     first = {(e.cell, e.variant): e for e in reversed(entries)}
@@ -75,8 +75,8 @@ def _run_study(entries: list[Any], folder: Path, num_inputs: tuple[int, ...], wo
 
     def tell(progress: Progress) -> None:
         err.print(
-            f"{progress.done_fraction:.0%} done ({progress.num_done} of {progress.num_total}), about {duration(progress.remaining_s)} left: {progress.entry.label} "
-            + (f"failed: {progress.failure}" if progress.failure else f"took {duration(progress.duration_s)}"),
+            f"{progress.done_fraction:.0%} done ({progress.num_done} of {progress.num_total}), about {duration_text(progress.remaining_s)} left: {progress.entry.label} "
+            + (f"failed: {progress.failure}" if progress.failure else f"took {duration_text(progress.duration_s)}"),
             highlight=False,
             soft_wrap=True,
             markup=False,

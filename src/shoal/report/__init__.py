@@ -1,8 +1,8 @@
 """What a run gave: tables in the terminal, figures, and one page that works offline."""
 
-from shoal.report.comparison import Answers, Questions
-from shoal.report.cost_curves import at_budget, parse_accuracy, parse_counted, to_accuracy
-from shoal.report.html import PAGE, write_page, write_partition_page, write_sheets
+from shoal.report.comparison import Comparison, ComparisonRequest
+from shoal.report.cost_curves import accuracy_at_budget, cost_to_accuracy, parse_accuracy, parse_joules_scope
+from shoal.report.html import PAGE, write_page, write_partition_page, write_tables
 from shoal.report.plots import (
     accuracy_over_bytes,
     accuracy_over_joules,
@@ -12,31 +12,38 @@ from shoal.report.plots import (
     partition_heatmap,
 )
 from shoal.report.summary import summarise, summarise_seeds
-from shoal.report.terminal import compare_table, evaluation_view, paper_view, partition_view, result_table, sheet_view
+from shoal.report.terminal import (
+    compare_table,
+    evaluation_view,
+    paper_view,
+    partition_view,
+    report_table_view,
+    result_table,
+)
 
 __all__ = [
     "PAGE",
-    "Answers",
-    "Questions",
+    "Comparison",
+    "ComparisonRequest",
+    "accuracy_at_budget",
     "accuracy_over_bytes",
     "accuracy_over_joules",
     "accuracy_over_rounds",
-    "at_budget",
     "client_boxes",
     "compare_table",
+    "cost_to_accuracy",
     "evaluation_view",
     "joule_bars",
     "paper_view",
     "parse_accuracy",
-    "parse_counted",
+    "parse_joules_scope",
     "partition_heatmap",
     "partition_view",
+    "report_table_view",
     "result_table",
-    "sheet_view",
     "summarise",
     "summarise_seeds",
-    "to_accuracy",
     "write_page",
     "write_partition_page",
-    "write_sheets",
+    "write_tables",
 ]

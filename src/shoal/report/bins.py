@@ -23,12 +23,18 @@ def bin_counts(partition: Mapping[str, Any], max_rows: int, max_columns: int | N
     clients = [str(c) for c in partition["clients"]]
     classes = [str(c) for c in partition["classes"]]
     counts = np.asarray(partition["counts"], dtype=np.int64).reshape(len(clients), len(classes))
-    tall = max(1, math.ceil(len(clients) / max_rows))
-    wide = max(1, math.ceil(len(classes) / (max_columns or max(1, len(classes)))))
+    clients_per_row = max(1, math.ceil(len(clients) / max_rows))
+    classes_per_column = max(1, math.ceil(len(classes) / (max_columns or max(1, len(classes)))))
     if counts.size:
-        counts = np.add.reduceat(counts, range(0, len(clients), tall), axis=0)
-        counts = np.add.reduceat(counts, range(0, len(classes), wide), axis=1)
-    return Bins(_ranges(clients, tall), _ranges(classes, wide), counts, tall, wide)
+        counts = np.add.reduceat(counts, range(0, len(clients), clients_per_row), axis=0)
+        counts = np.add.reduceat(counts, range(0, len(classes), classes_per_column), axis=1)
+    return Bins(
+        _ranges(clients, clients_per_row),
+        _ranges(classes, classes_per_column),
+        counts,
+        clients_per_row,
+        classes_per_column,
+    )
 
 
 def _ranges(names: Sequence[str], size: int) -> list[str]:

@@ -12,95 +12,101 @@ from typing import Any
 
 from shoal.errors import UserError
 from shoal.report.cost_curves import (
-    OF_ACCURACY,
-    PART_NAMES,
-    PARTS,
-    Bill,
+    ACCURACY_DESCRIPTIONS,
+    JOULE_PART_NAMES,
+    JOULE_PARTS,
+    EnergyBreakdown,
     Spread,
-    accuracy_of,
-    at_budget,
-    course,
+    accuracy_at_budget,
+    cost_curve,
+    cost_to_accuracy,
+    default_sustained_rounds,
+    effective_accuracy_key,
     has_joules,
-    over_seeds,
-    server_share,
-    to_accuracy,
-    usual_held,
+    server_joules_fraction,
+    spread_over_seeds,
 )
-from shoal.report.summary import duration, joules_text, percent
-from shoal.report.table import Sheet, best_cells, spread_text
+from shoal.report.summary import duration_text, joules_text, percent_text
+from shoal.report.table import ReportTable, best_cells, spread_text
 from shoal.store.reader import RunRecord, differing_settings, run_labels, runs_by_job
 
-UNITS = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
-OF_JOULES = ("devices", "link", "radio_w", "count_idle")
-SERVER_TOLD = 0.1  # the share of a run's joules from which on the server's are pointed out
+JOULES_PER_UNIT = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
+ENERGY_SETTINGS = ("devices", "link", "radio_w", "count_idle")
+SERVER_NOTE_FRACTION = 0.1  # the share of a run's joules from which on the server's are pointed out
 
 
 @dataclass(frozen=True)
 class Budget:
     text: str
     amount: float
-    relative: bool  # a share of the reference, else joules
+    is_relative: bool  # a share of the reference, else joules
 
     def joules(self, reference_joules: float | None) -> float | None:
         """None: a share of what is not known."""
-        if not self.relative:
+        if not self.is_relative:
             return self.amount
         return None if reference_joules is None else self.amount * reference_joules
 
 
 @dataclass(frozen=True)
-class Questions:
-    levels: tuple[float, ...] = ()
+class ComparisonRequest:
+    target_accuracies: tuple[float, ...] = ()
     budgets: tuple[Budget, ...] = ()
-    of: str | None = None  # whose joules are 100 %
-    held: int | None = None  # None: `usual_held`
+    reference: str | None = None  # whose joules are 100 %
+    sustained_rounds: int | None = None  # None: `usual_held`
 
     @classmethod
     def parse(
-        cls, levels: str | None, budgets: str | None, of: str | None = None, held: int | None = None
-    ) -> Questions:
+        cls,
+        target_accuracies: str | None,
+        budgets: str | None,
+        reference: str | None = None,
+        sustained_rounds: int | None = None,
+    ) -> ComparisonRequest:
         """From the options of the command line: "0.4,0.5" and "60,80,1.5kJ"."""
-        if held is not None and held < 1:
-            raise UserError(f"--held is {held}; it must be a number of evaluated rounds, 1 or more")
-        if of is not None and budgets is None:
-            raise UserError(f"--of is {of!r}, but it says whose joules are 100 % of --at-budget, which is not given")
+        if sustained_rounds is not None and sustained_rounds < 1:
+            raise UserError(f"--held is {sustained_rounds}; it must be a number of evaluated rounds, 1 or more")
+        if reference is not None and budgets is None:
+            raise UserError(
+                f"--of is {reference!r}, but it says whose joules are 100 % of --at-budget, which is not given"
+            )
         return cls(
-            tuple(dict.fromkeys(parse_level("--to-accuracy", t) for t in levels.split(",")))
-            if levels is not None
+            tuple(dict.fromkeys(parse_target_accuracy("--to-accuracy", t) for t in target_accuracies.split(",")))
+            if target_accuracies is not None
             else (),
             tuple(dict.fromkeys(parse_budget("--at-budget", t) for t in budgets.split(",")))
             if budgets is not None
             else (),
-            of,
-            held,
+            reference,
+            sustained_rounds,
         )
 
 
-def parse_level(where: str, text: str) -> float:
-    level = _number(text)
+def parse_target_accuracy(flag: str, text: str) -> float:
+    level = _parse_number(text)
     if level is None or not 0 < level <= 1:
-        raise UserError(f"{where} has {text!r}; an accuracy must be above 0 and at most 1, such as 0.4")
+        raise UserError(f"{flag} has {text!r}; an accuracy must be above 0 and at most 1, such as 0.4")
     return level
 
 
-def parse_budget(where: str, text: str) -> Budget:
+def parse_budget(flag: str, text: str) -> Budget:
     found = re.fullmatch(r"(.*?)\s*(%|[kM]?J|k?Wh)?", text.strip())
     number, unit = found.groups() if found else ("", None)
-    amount = _number(number)
+    amount = _parse_number(number)
     if amount is None or amount <= 0:
         raise UserError(
-            f"{where} has {text!r}; a budget must be percents such as 60, or joules such as 500J, 1.5kJ, 2Wh"
+            f"{flag} has {text!r}; a budget must be percents such as 60, or joules such as 500J, 1.5kJ, 2Wh"
         )
-    if unit in UNITS:
-        return Budget(f"{amount:g} {unit}", amount * UNITS[unit], relative=False)
-    return Budget(f"{amount:g} %", amount / 100, relative=True)
+    if unit in JOULES_PER_UNIT:
+        return Budget(f"{amount:g} {unit}", amount * JOULES_PER_UNIT[unit], is_relative=False)
+    return Budget(f"{amount:g} %", amount / 100, is_relative=True)
 
 
-def _rounds(x: float) -> str:
+def _rounds_text(x: float) -> str:
     return f"{x:.1f}".removesuffix(".0")
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -111,20 +117,20 @@ def _number(text: str) -> float | None:
 @dataclass(frozen=True)
 class Reference:
     name: str
-    runs: int
+    num_runs: int
     joules: float | None  # of a whole run, their mean; None: they failed
 
     @property
     def sentence(self) -> str:
         if self.joules is None:
             return f"What 100 % is is not known, because {self.name} failed."
-        whose = f"the mean of {self.runs} runs" if self.runs > 1 else "the whole run"
+        whose = f"the mean of {self.num_runs} runs" if self.num_runs > 1 else "the whole run"
         return f"100 % is {joules_text(self.joules)}: {whose} of {self.name}."
 
 
-def reference(records: Sequence[RunRecord], of: str | None = None, where: str = "--of") -> Reference:
+def find_reference(records: Sequence[RunRecord], reference_name: str | None = None, flag: str = "--of") -> Reference:
     """Whose joules are 100 %: by default the runs of fedavg, else the first run."""
-    name, runs = referred(records, of, where)
+    name, runs = reference_runs(records, reference_name, flag)
     if all(run.failure for run in runs):
         return Reference(name, 0, None)
     if not (finished := [run for run in runs if run.is_finished]):
@@ -132,28 +138,36 @@ def reference(records: Sequence[RunRecord], of: str | None = None, where: str = 
             f"the reference {name} has not finished, so what 100 % is is not known; give joules, such as 500J"
         )
     require_joules(finished)
-    return Reference(name, len(finished), fmean(course(run)[-1].joules for run in finished))
+    return Reference(name, len(finished), fmean(cost_curve(run)[-1].joules for run in finished))
 
 
-def referred(records: Sequence[RunRecord], of: str | None, where: str) -> tuple[str, Sequence[RunRecord]]:
+def reference_runs(
+    records: Sequence[RunRecord], reference_name: str | None, flag: str
+) -> tuple[str, Sequence[RunRecord]]:
     """The runs that are called so, finished or not."""
     names: dict[str, list[RunRecord]] = {name: [run] for name, run in zip(run_labels(records), records, strict=True)}
     names |= dict(runs_by_job(records))
     for method in {run.label for run in records}:
-        same = [r for r in records if r.label == method]
-        names[method] = same if len(differing_settings(same)) == 0 or differing_settings(same) == ["seed"] else []
-    if of is None:
-        of = "fedavg" if "fedavg" in names else run_labels(records)[0]
-    if names.get(of):
-        return of, names[of]
-    if of in names:
-        raise UserError(f"{where} is {of!r}, but its runs differ in more than the seed; give one of {_known(names)}")
-    if here := [run for run in records if run.path.resolve() == Path(of).resolve()]:
-        return of, here
-    raise UserError(f"{where} is {of!r}, which is none of the runs; give one of {_known(names)}, or a run directory")
+        same_label = [r for r in records if r.label == method]
+        names[method] = (
+            same_label if len(differing_settings(same_label)) == 0 or differing_settings(same_label) == ["seed"] else []
+        )
+    if reference_name is None:
+        reference_name = "fedavg" if "fedavg" in names else run_labels(records)[0]
+    if names.get(reference_name):
+        return reference_name, names[reference_name]
+    if reference_name in names:
+        raise UserError(
+            f"{flag} is {reference_name!r}, but its runs differ in more than the seed; give one of {_list_names(names)}"
+        )
+    if same_folder := [run for run in records if run.path.resolve() == Path(reference_name).resolve()]:
+        return reference_name, same_folder
+    raise UserError(
+        f"{flag} is {reference_name!r}, which is none of the runs; give one of {_list_names(names)}, or a run directory"
+    )
 
 
-def _known(names: Mapping[str, Sequence[RunRecord]]) -> str:
+def _list_names(names: Mapping[str, Sequence[RunRecord]]) -> str:
     return ", ".join(name for name, runs in names.items() if runs)
 
 
@@ -168,12 +182,12 @@ class ToAccuracy:
     label: str
     method: str
     seeds: list[int]
-    accuracy_of: str
-    level: float
-    held: int
+    accuracy_key: str
+    target_accuracy: float
+    sustained_rounds: int
     round: Spread | None
     joules: Spread | None
-    parts: Mapping[str, Spread | None]
+    joules_by_part: Mapping[str, Spread | None]
     sim_s: Spread | None
 
 
@@ -182,30 +196,32 @@ class AtBudget:
     label: str
     method: str
     seeds: list[int]
-    accuracy_of: str
+    accuracy_key: str
     budget: str
     budget_joules: float | None
-    held: int
+    sustained_rounds: int
     accuracy: Spread | None
 
 
-class Answers:
+class Comparison:
     """Of every job, over its seeds: a row per job, an answer per level or budget."""
 
-    def __init__(self, records: Sequence[RunRecord], questions: Questions) -> None:
-        self.questions = questions
-        self.groups = runs_by_job(records)
-        self.held = questions.held or usual_held(records)
-        if questions.levels or questions.budgets:
-            require_joules([run for _, runs in self.groups for run in runs])
-        relative = any(budget.relative for budget in questions.budgets)
-        self.reference = reference(records, questions.of) if relative or questions.of else None
-        self.to_accuracy = [[self._reached(*group, level) for level in questions.levels] for group in self.groups]
-        whole = self.reference.joules if self.reference else None
-        self.budgets = [(budget, budget.joules(whole)) for budget in questions.budgets]
-        self.at_budget = [[self._bought(*group, *budget) for budget in self.budgets] for group in self.groups]
+    def __init__(self, records: Sequence[RunRecord], request: ComparisonRequest) -> None:
+        self.request = request
+        self.jobs = runs_by_job(records)
+        self.sustained_rounds = request.sustained_rounds or default_sustained_rounds(records)
+        if request.target_accuracies or request.budgets:
+            require_joules([run for _, runs in self.jobs for run in runs])
+        relative = any(budget.is_relative for budget in request.budgets)
+        self.reference = find_reference(records, request.reference) if relative or request.reference else None
+        self.to_accuracy = [
+            [self._cost_to_accuracy(*group, level) for level in request.target_accuracies] for group in self.jobs
+        ]
+        reference_joules = self.reference.joules if self.reference else None
+        self.budgets = [(budget, budget.joules(reference_joules)) for budget in request.budgets]
+        self.at_budget = [[self._accuracy_at_budget(*group, *budget) for budget in self.budgets] for group in self.jobs]
 
-    def json(self) -> dict[str, list[dict[str, Any]]]:
+    def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """Only what was asked for."""
         found = {
             "to_accuracy": [asdict(a) for row in self.to_accuracy for a in row],
@@ -213,130 +229,144 @@ class Answers:
         }
         return {key: rows for key, rows in found.items() if rows}
 
-    def sheets(self) -> list[Sheet]:
-        sheets = (self._accuracy_sheet(), self._budget_sheet()) if self.groups else ()
-        return [sheet for sheet in sheets if len(sheet.heads) > 1]
+    def tables(self) -> list[ReportTable]:
+        sheets = (self._accuracy_table(), self._budget_table()) if self.jobs else ()
+        return [sheet for sheet in sheets if len(sheet.headers) > 1]
 
-    def _reached(self, label: str, runs: Sequence[RunRecord], level: float) -> ToAccuracy:
-        found = [to_accuracy(run, level, self.held) for run in runs]
+    def _cost_to_accuracy(self, label: str, runs: Sequence[RunRecord], target_accuracy: float) -> ToAccuracy:
+        reached = [cost_to_accuracy(run, target_accuracy, self.sustained_rounds) for run in runs]
         return ToAccuracy(
-            *_who(label, runs),
-            level,
-            self.held,
-            over_seeds([r.round if r else None for r in found]),
-            over_seeds([r.joules if r else None for r in found]),
-            {part: over_seeds([r.parts[part] if r else None for r in found]) for part in PARTS},
-            over_seeds([r.sim_s if r else None for r in found]),
+            *_job_fields(label, runs),
+            target_accuracy,
+            self.sustained_rounds,
+            spread_over_seeds([r.round if r else None for r in reached]),
+            spread_over_seeds([r.joules if r else None for r in reached]),
+            {part: spread_over_seeds([r.joules_by_part[part] if r else None for r in reached]) for part in JOULE_PARTS},
+            spread_over_seeds([r.sim_s if r else None for r in reached]),
         )
 
-    def _bought(self, label: str, runs: Sequence[RunRecord], budget: Budget, joules: float | None) -> AtBudget:
-        accuracy = over_seeds([at_budget(run, joules, self.held) for run in runs])
-        return AtBudget(*_who(label, runs), budget.text, joules, self.held, accuracy)
+    def _accuracy_at_budget(
+        self, label: str, runs: Sequence[RunRecord], budget: Budget, joules: float | None
+    ) -> AtBudget:
+        accuracy = spread_over_seeds([accuracy_at_budget(run, joules, self.sustained_rounds) for run in runs])
+        return AtBudget(*_job_fields(label, runs), budget.text, joules, self.sustained_rounds, accuracy)
 
-    def _accuracy_sheet(self) -> Sheet:
+    def _accuracy_table(self) -> ReportTable:
         rows = [
             [
                 text
                 for a in row
                 for text in (
                     spread_text(a.joules, joules_text),
-                    spread_text(a.sim_s, duration),
-                    spread_text(a.round, _rounds),
+                    spread_text(a.sim_s, duration_text),
+                    spread_text(a.round, _rounds_text),
                 )
             ]
             for row in self.to_accuracy
         ]
-        held = f"Until accuracy had been there or above for {self.held} evaluated rounds in a row; –: never."
-        return Sheet(
+        sustained_note = (
+            f"Until accuracy had been there or above for {self.sustained_rounds} evaluated rounds in a row; –: never."
+        )
+        return ReportTable(
             "Joules, simulated time and rounds to an accuracy",
-            ("Run", *(h for level in self.questions.levels for h in (f"to {100 * level:g} %", "time", "rounds"))),
-            self._named(rows),
-            best_cells(
-                [[row[i].joules for row in self.to_accuracy] for i in range(len(self.questions.levels))], min, step=3
+            (
+                "Run",
+                *(h for level in self.request.target_accuracies for h in (f"to {100 * level:g} %", "time", "rounds")),
             ),
-            (held, *self._notes()),
+            self._with_row_headers(rows),
+            best_cells(
+                [[row[i].joules for row in self.to_accuracy] for i in range(len(self.request.target_accuracies))],
+                min,
+                step=3,
+            ),
+            (sustained_note, *self._notes()),
         )
 
-    def _budget_sheet(self) -> Sheet:
-        rows = [[spread_text(a.accuracy, percent) for a in row] for row in self.at_budget]
+    def _budget_table(self) -> ReportTable:
+        rows = [[spread_text(a.accuracy, percent_text) for a in row] for row in self.at_budget]
         heads = [
-            f"{budget.text}\n{joules_text(joules)}" if budget.relative and joules is not None else budget.text
+            f"{budget.text}\n{joules_text(joules)}" if budget.is_relative and joules is not None else budget.text
             for budget, joules in self.budgets
         ]
-        held = f"The highest accuracy (%) that was held for {self.held} evaluated rounds in a row; –: none was."
-        return Sheet(
+        sustained_note = f"The highest accuracy (%) that was held for {self.sustained_rounds} evaluated rounds in a row; –: none was."
+        return ReportTable(
             "Accuracy at a budget of joules",
             ("Run", *heads),
-            self._named(rows),
+            self._with_row_headers(rows),
             best_cells([[row[i].accuracy for row in self.at_budget] for i in range(len(heads))], max),
-            (held, *((self.reference.sentence,) if self.reference else ()), *self._notes()),
+            (sustained_note, *((self.reference.sentence,) if self.reference else ()), *self._notes()),
         )
 
-    def _named(self, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-        return tuple((_name(*group), *row) for group, row in zip(self.groups, rows, strict=True))
+    def _with_row_headers(self, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+        return tuple((_row_header(*group), *row) for group, row in zip(self.jobs, rows, strict=True))
 
     def _notes(self) -> list[str]:
-        runs = [run for _, group in self.groups for run in group]
+        runs = [run for _, group in self.jobs for run in group]
         return [
             *joules_notes(runs),
-            accuracy_note(self.groups),
-            *other_devices(self.groups),
-            *short_runs(self.groups, self.held),
+            accuracy_note(self.jobs),
+            *device_notes(self.jobs),
+            *short_run_notes(self.jobs, self.sustained_rounds),
         ]
 
 
-def joules_notes(runs: Sequence[RunRecord], leave_out: str = "shoal compare --joules clients") -> list[str]:
+def joules_notes(runs: Sequence[RunRecord], exclude_hint: str = "shoal compare --joules clients") -> list[str]:
     """Whose joules these are, and a caution where those measured are many."""
     if all(run.joules_scope == "clients" for run in runs):
         return ["Joules: of all clients (modelled), without the server."]
-    told = ["Joules: of all clients (modelled) and of the server (its processor seconds, times assumed watts)."]
-    most = max(map(server_share, runs), default=0.0)
-    if most > SERVER_TOLD:
-        told.append(
-            f"Up to {most:.0%} of a run’s joules are the server’s: measured, they vary from run to run; "
-            f"{leave_out} leaves them out."
+    notes = ["Joules: of all clients (modelled) and of the server (its processor seconds, times assumed watts)."]
+    max_server_fraction = max(map(server_joules_fraction, runs), default=0.0)
+    if max_server_fraction > SERVER_NOTE_FRACTION:
+        notes.append(
+            f"Up to {max_server_fraction:.0%} of a run’s joules are the server’s: measured, they vary from run to run; "
+            f"{exclude_hint} leaves them out."
         )
-    return told
+    return notes
 
 
-def bill_sheet(jobs: Sequence[Bill], notes: Sequence[str] = ()) -> Sheet:
+def energy_breakdown_table(breakdowns: Sequence[EnergyBreakdown], notes: Sequence[str] = ()) -> ReportTable:
     """The numbers of the bars: what is too small to be seen there."""
     rows = []
-    for bill in jobs:
+    for bill in breakdowns:
         shares = [
-            f"{joules_text(x)}\n{100 * x / (bill.joules or 1):.2g} %" for x in (bill.parts[part] for part in PARTS)
+            f"{joules_text(x)}\n{100 * x / (bill.joules or 1):.2g} %"
+            for x in (bill.joules_by_part[part] for part in JOULE_PARTS)
         ]
-        rows.append((bill.label, *shares, *map(joules_text, (bill.joules, bill.whole_joules)), _rounds(bill.rounds)))
-    heads = ("Run", *(PART_NAMES[part] for part in PARTS), "together", "whole run", "rounds")
-    return Sheet("", heads, tuple(rows), notes=tuple(notes))
+        rows.append(
+            (bill.label, *shares, *map(joules_text, (bill.joules, bill.whole_joules)), _rounds_text(bill.mean_rounds))
+        )
+    heads = ("Run", *(JOULE_PART_NAMES[part] for part in JOULE_PARTS), "together", "whole run", "rounds")
+    return ReportTable("", heads, tuple(rows), notes=tuple(notes))
 
 
-def _who(label: str, runs: Sequence[RunRecord]) -> tuple[str, str, list[int], str]:
-    return label, runs[0].label, [run.config["seed"] for run in runs], accuracy_of(runs[0])
+def _job_fields(label: str, runs: Sequence[RunRecord]) -> tuple[str, str, list[int], str]:
+    return label, runs[0].label, [run.config["seed"] for run in runs], effective_accuracy_key(runs[0])
 
 
-def _name(label: str, runs: Sequence[RunRecord]) -> str:
+def _row_header(label: str, runs: Sequence[RunRecord]) -> str:
     seeds = f"{len(runs)} seeds" if len(runs) > 1 else ""
     unfinished = "" if runs[0].is_finished else "unfinished"
     return "\n".join(filter(None, (label, seeds, unfinished)))
 
 
-def accuracy_note(groups: Sequence[tuple[str, Sequence[RunRecord]]]) -> str:
+def accuracy_note(jobs: Sequence[tuple[str, Sequence[RunRecord]]]) -> str:
     kinds: dict[str, list[str]] = {}
-    for label, runs in groups:
-        kinds.setdefault(accuracy_of(runs[0]), []).append(label)
+    for label, runs in jobs:
+        kinds.setdefault(effective_accuracy_key(runs[0]), []).append(label)
     if len(kinds) == 1:
-        return f"Accuracy: {OF_ACCURACY[next(iter(kinds))]}."
-    told = "; ".join(f"{OF_ACCURACY[kind]} for {', '.join(who)}" for kind, who in kinds.items())
-    return f"Accuracy: {told}. These are not the same thing."
+        return f"Accuracy: {ACCURACY_DESCRIPTIONS[next(iter(kinds))]}."
+    descriptions = "; ".join(f"{ACCURACY_DESCRIPTIONS[kind]} for {', '.join(who)}" for kind, who in kinds.items())
+    return f"Accuracy: {descriptions}. These are not the same thing."
 
 
-def other_devices(groups: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
-    unlike = [key for key in differing_settings([runs[0] for _, runs in groups]) if key in OF_JOULES]
+def device_notes(jobs: Sequence[tuple[str, Sequence[RunRecord]]]) -> list[str]:
+    unlike = [key for key in differing_settings([runs[0] for _, runs in jobs]) if key in ENERGY_SETTINGS]
     return [f"These runs differ in {', '.join(unlike)}: their joules are not directly comparable."] if unlike else []
 
 
-def short_runs(groups: Sequence[tuple[str, Sequence[RunRecord]]], held: int) -> list[str]:
+def short_run_notes(jobs: Sequence[tuple[str, Sequence[RunRecord]]], sustained_rounds: int) -> list[str]:
     """Who cannot have held anything: a dash must not be read as a failure to learn."""
-    short = [label for label, runs in groups if any(len(run.evaluated_rounds) < held for run in runs)]
-    return [f"Fewer than {held} evaluated rounds: {', '.join(short)}; --held asks for fewer."] if short else []
+    short = [label for label, runs in jobs if any(len(run.evaluated_rounds) < sustained_rounds for run in runs)]
+    return (
+        [f"Fewer than {sustained_rounds} evaluated rounds: {', '.join(short)}; --held asks for fewer."] if short else []
+    )

@@ -16,10 +16,10 @@ from plotly.offline import get_plotlyjs
 
 from shoal import __version__
 from shoal.errors import UserError
-from shoal.report.appendix import more_sheets
-from shoal.report.comparison import Answers, Questions, bill_sheet, joules_notes
-from shoal.report.cost_curves import bills, has_joules, usual_held
-from shoal.report.paper_tables import PaperTable, ordering_sheet, paper_sheets
+from shoal.report.appendix import appendix_tables
+from shoal.report.comparison import Comparison, ComparisonRequest, energy_breakdown_table, joules_notes
+from shoal.report.cost_curves import default_sustained_rounds, energy_breakdowns, has_joules
+from shoal.report.paper_tables import PaperTable, ordering_table, paper_report_tables
 from shoal.report.plots import (
     accuracy_over_bytes,
     accuracy_over_joules,
@@ -28,21 +28,28 @@ from shoal.report.plots import (
     joule_bars,
     partition_heatmap,
 )
-from shoal.report.summary import best_rows, caution, columns_of, remarks, summarise, summarise_seeds
-from shoal.report.table import Sheet
+from shoal.report.summary import (
+    best_rows,
+    comparability_warning,
+    run_remarks,
+    shown_columns,
+    summarise,
+    summarise_seeds,
+)
+from shoal.report.table import ReportTable
 from shoal.store.outputs import OutputKind, begins_with, write_output
 from shoal.store.reader import RunRecord, differing_settings, require_rounds, run_labels
 
-FACTS = (
+SHARED_SETTINGS = (
     "method", "data", "partition", "clients", "rounds", "cohort", "epochs", "batch_size", "lr", "momentum",
     "model", "seed",
 )  # fmt: skip
-CHOSEN = (
+OPTIONAL_SETTINGS = (
     "devices", "link", "radio_w", "count_idle", "battery", "budget_joules", "deadline_s", "measure", "country",
 )  # fmt: skip
 PAGE = OutputKind("an HTML page", ".html", begins_with('<meta name="generator" content="shoal '))
-BEST = ' class="best"'
-MOST_OPEN_ROWS = 12
+BEST_CELL = ' class="best"'
+MAX_OPEN_ROWS = 12
 
 
 def write_page(
@@ -50,27 +57,27 @@ def write_page(
     path: Path,
     title: str | None = None,
     *,
-    questions: Questions = Questions(),  # noqa: B008  frozen
+    request: ComparisonRequest = ComparisonRequest(),  # noqa: B008  frozen
     paper: PaperTable | None = None,
     force: bool = False,
 ) -> Path:
     """Writes the page of runs. A file that is there must be a page of shoal, unless `force` says otherwise."""
     if not runs:
         raise UserError("The report needs at least one run directory, but none was given.")
-    whole = [run for run in runs if run.failure is None]  # a failed run is a row of the results, and in no figure
-    for run in whole:
+    completed = [run for run in runs if run.failure is None]  # a failed run is a row of the results, and in no figure
+    for run in completed:
         require_rounds(run)
     sections = [
-        _settings(whole or runs),
+        _settings(completed or runs),
         _results(runs),
-        *(_card(_sheet(sheet)) for sheet in Answers(runs, questions).sheets()),
-        *([_paper(paper)] if paper else []),
-        *map(_card, _figures(whole, questions.held or usual_held(whole))),
-        *([_card("".join(map(_short, more)))] if (more := more_sheets(whole)) else []),
-        *([_partitions(whole)] if whole else []),
+        *(_card(_report_table(sheet)) for sheet in Comparison(runs, request).tables()),
+        *([_paper_card(paper)] if paper else []),
+        *map(_card, _plots(completed, request.sustained_rounds or default_sustained_rounds(completed))),
+        *([_card("".join(map(_fold_if_long, more)))] if (more := appendix_tables(completed)) else []),
+        *([_partitions(completed)] if completed else []),
         _configs(runs),
     ]
-    return _write(path, title or _heading(runs), _origin(runs), sections, force)
+    return _write(path, title or _heading(runs), _run_origin(runs), sections, force)
 
 
 def write_partition_page(partition: Mapping[str, Any], path: Path, force: bool = False) -> Path:
@@ -79,9 +86,9 @@ def write_partition_page(partition: Mapping[str, Any], path: Path, force: bool =
     return _write(path, heading, "", [_card(_partition(partition))], force)
 
 
-def write_sheets(sheets: Sequence[Sheet], path: Path, heading: str, force: bool = False) -> Path:
+def write_tables(tables: Sequence[ReportTable], path: Path, heading: str, force: bool = False) -> Path:
     """Tables alone."""
-    return _write(path, heading, "", [_card(_sheet(sheet)) for sheet in sheets], force)
+    return _write(path, heading, "", [_card(_report_table(sheet)) for sheet in tables], force)
 
 
 def _write(path: Path, heading: str, origin: str, sections: Sequence[str], force: bool) -> Path:
@@ -99,12 +106,12 @@ def _write(path: Path, heading: str, origin: str, sections: Sequence[str], force
 
 def _heading(runs: Sequence[RunRecord]) -> str:
     methods = list(dict.fromkeys(run.label for run in runs))
-    data = list(dict.fromkeys(_plain(run.config.get("data", "")) for run in runs))
+    data = list(dict.fromkeys(_plain_text(run.config.get("data", "")) for run in runs))
     what = f"{', '.join(methods)} on {', '.join(data)}"
     return what if len(runs) == 1 else f"{what}: {len(runs)} runs"
 
 
-def _origin(runs: Sequence[RunRecord]) -> str:
+def _run_origin(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
         failed = sum(run.failure is not None for run in runs)
         counts = {"failed": failed, "unfinished": sum(not run.is_finished for run in runs) - failed}
@@ -119,22 +126,22 @@ def _origin(runs: Sequence[RunRecord]) -> str:
 def _settings(runs: Sequence[RunRecord]) -> str:
     unlike = differing_settings(runs)
     first = runs[0].settings
-    chosen = [k for k in CHOSEN if first.get(k) not in (None, False, "none")]
+    chosen = [k for k in OPTIONAL_SETTINGS if first.get(k) not in (None, False, "none")]
     unused = ["cohort"] if all((run.result or {}).get("cohort", "unknown") is None for run in runs) else []
-    shared = {k: first[k] for k in (*FACTS, *chosen) if k in first and k not in (*unlike, *unused)}
+    shared = {k: first[k] for k in (*SHARED_SETTINGS, *chosen) if k in first and k not in (*unlike, *unused)}
     facts = "".join(
-        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>" for k, v in shared.items()
+        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain_text(v))}</dd></div>" for k, v in shared.items()
     )
     body = f'<dl class="facts">{facts}</dl>'
     if unlike:
-        rows = [[_plain(run.settings.get(k)) for k in unlike] for run in runs]
+        rows = [[_plain_text(run.settings.get(k)) for k in unlike] for run in runs]
         differences = _plain_table(runs, unlike, rows)
-        body = f"<h2>In common</h2>{body}{_folded('What differs', differences)}"
+        body = f"<h2>In common</h2>{body}{_details('What differs', differences)}"
     return _card(body)
 
 
-def _plain_table(runs: Sequence[RunRecord], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in ("run", *heads))
+def _plain_table(runs: Sequence[RunRecord], headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in ("run", *headers))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row)}</tr>'
         for name, row in zip(run_labels(runs), rows, strict=True)
@@ -146,25 +153,25 @@ def _results(runs: Sequence[RunRecord]) -> str:
     parts = ["<h2>Results</h2>", _table(summarise(runs))]
     if len(runs) > 1:
         parts.append('<p class="quiet">Highlighted: the best finished run of each column.</p>')
-    parts += [f'<p class="quiet">{escape(remark)}</p>' for remark in remarks(runs)]
-    if warning := caution(runs):
+    parts += [f'<p class="quiet">{escape(remark)}</p>' for remark in run_remarks(runs)]
+    if warning := comparability_warning(runs):
         parts.append(f'<p class="warn">{escape(warning)}</p>')
     if seeds := summarise_seeds(runs):
         parts += ["<h2>Over seeds</h2>", _table(seeds)]
         parts.append('<p class="quiet">Mean ± sample standard deviation over the seeds of finished runs.</p>')
-    meanings = "".join(f"<li>{escape(c.title)}: {escape(c.meaning)}</li>" for c in columns_of(summarise(runs)))
-    parts.append(_folded("What the columns mean", f"<ul>{meanings}</ul>"))
+    meanings = "".join(f"<li>{escape(c.title)}: {escape(c.meaning)}</li>" for c in shown_columns(summarise(runs)))
+    parts.append(_details("What the columns mean", f"<ul>{meanings}</ul>"))
     return _card("".join(parts))
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = columns_of(rows)
+    columns = shown_columns(rows)
     head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns)
     best = [best_rows(rows, column) for column in columns]
     body = ""
     for i, row in enumerate(rows):
         cells = "".join(
-            f"<td{BEST if i in winners else ''}>{escape(column.text(row))}</td>"
+            f"<td{BEST_CELL if i in winners else ''}>{escape(column.text(row))}</td>"
             for column, winners in zip(columns, best, strict=True)
         )
         if row.get("failure"):
@@ -189,40 +196,47 @@ def _run_cell(row: Mapping[str, Any]) -> str:
     )
 
 
-def _sheet(sheet: Sheet) -> str:
-    title = f"<h2>{escape(sheet.title)}</h2>" if sheet.title else ""
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in sheet.heads)
+def _report_table(table: ReportTable) -> str:
+    title = f"<h2>{escape(table.title)}</h2>" if table.title else ""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in table.headers)
     body = ""
-    for i, (name, *cells) in enumerate(sheet.rows):
-        marks = [BEST if (i, j) in sheet.best else "" for j, _ in enumerate(cells, start=1)]
+    for i, (name, *cells) in enumerate(table.rows):
+        marks = [BEST_CELL if (i, j) in table.best_cells else "" for j, _ in enumerate(cells, start=1)]
         row = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks, cells, strict=True))
         body += f'<tr><th scope="row">{escape(name)}</th>{row}</tr>'
-    notes = f'<p class="quiet">{escape(" ".join(sheet.notes))}</p>' if sheet.notes else ""
+    notes = f'<p class="quiet">{escape(" ".join(table.notes))}</p>' if table.notes else ""
     return (
         f'{title}<div class="scroll"><table class="sheet"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{notes}"
     )
 
 
-def _short(sheet: Sheet) -> str:
+def _fold_if_long(table: ReportTable) -> str:
     """A long table is folded."""
-    if len(sheet.rows) <= MOST_OPEN_ROWS:
-        return _sheet(sheet)
-    return _folded(escape(sheet.title), _sheet(replace(sheet, title="")))
+    if len(table.rows) <= MAX_OPEN_ROWS:
+        return _report_table(table)
+    return _details(escape(table.title), _report_table(replace(table, title="")))
 
 
-def _paper(table: PaperTable) -> str:
-    every = ordering_sheet(table)
-    return _card("".join(map(_sheet, paper_sheets(table))) + _folded(every.title, _sheet(replace(every, title=""))))
+def _paper_card(table: PaperTable) -> str:
+    all_orderings = ordering_table(table)
+    return _card(
+        "".join(map(_report_table, paper_report_tables(table)))
+        + _details(all_orderings.title, _report_table(replace(all_orderings, title="")))
+    )
 
 
-def _figures(runs: Sequence[RunRecord], held: int) -> list[str]:
+def _plots(runs: Sequence[RunRecord], sustained_rounds: int) -> list[str]:
     if not any(run.evaluated_rounds for run in runs):
         return ['<p class="quiet">No round has been evaluated yet, so there are no figures.</p>']
-    figures = [_figure(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
-    if counted := [run for run in runs if has_joules(run)]:
-        bars = _figure(joule_bars(counted, held)) + _sheet(bill_sheet(bills(counted, held)[1], joules_notes(counted)))
-        figures += [_figure(accuracy_over_joules(counted)), bars]
+    figures = [_plot(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
+    if runs_with_joules := [run for run in runs if has_joules(run)]:
+        bars = _plot(joule_bars(runs_with_joules, sustained_rounds)) + _report_table(
+            energy_breakdown_table(
+                energy_breakdowns(runs_with_joules, sustained_rounds)[1], joules_notes(runs_with_joules)
+            )
+        )
+        figures += [_plot(accuracy_over_joules(runs_with_joules)), bars]
     return figures
 
 
@@ -237,17 +251,17 @@ def _partitions(runs: Sequence[RunRecord]) -> str:
     (first, _), *others = distinct.items()
     body = _partition(partitions[first])
     for key, names in others:
-        body += _folded(f"Partition of {escape(', '.join(names))}", _partition(partitions[key]))
+        body += _details(f"Partition of {escape(', '.join(names))}", _partition(partitions[key]))
     return _card(body)
 
 
 def _partition(partition: Mapping[str, Any]) -> str:
     facts = "".join(
-        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain(v))}</dd></div>"
+        f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain_text(v))}</dd></div>"
         for k, v in partition.get("figures", {}).items()
     )
     note = f'<p class="quiet">{escape(str(partition["note"]))}</p>' if partition.get("note") else ""
-    return f'{_figure(partition_heatmap(partition))}<dl class="facts">{facts}</dl>{note}'
+    return f'{_plot(partition_heatmap(partition))}<dl class="facts">{facts}</dl>{note}'
 
 
 def _configs(runs: Sequence[RunRecord]) -> str:
@@ -255,11 +269,11 @@ def _configs(runs: Sequence[RunRecord]) -> str:
     for run, name in zip(runs, run_labels(runs), strict=True):
         text = json.dumps({"config": run.config, "about": run.about}, indent=2, ensure_ascii=False)
         summary = f'{escape(name)} <span class="quiet">{escape(str(run.path))}</span>'
-        parts.append(_folded(summary, f"<pre>{escape(text)}</pre>"))
+        parts.append(_details(summary, f"<pre>{escape(text)}</pre>"))
     return _card("".join(parts))
 
 
-def _figure(figure: Figure) -> str:
+def _plot(figure: Figure) -> str:
     """The title moves into the page, where it wraps on a narrow screen."""
     title, reading = figure.layout.title.text, figure.layout.title.subtitle.text
     height = figure.layout.height or figure.layout.template.layout.height
@@ -267,16 +281,16 @@ def _figure(figure: Figure) -> str:
     return (
         f'<figure><figcaption><h2>{title}</h2><p class="quiet">{reading}</p></figcaption>'
         f'<div class="plot" role="img" aria-label="{title}" style="min-height:{height}px"></div>'
-        f'<script type="application/json">{_inert(figure.to_json())}</script></figure>'
+        f'<script type="application/json">{_escape_json(figure.to_json())}</script></figure>'
     )
 
 
-def _inert(text: str) -> str:
+def _escape_json(text: str) -> str:
     """JSON that can neither close its script element nor open a comment."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _folded(summary: str, body: str) -> str:
+def _details(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>{body}</details>"
 
 
@@ -284,7 +298,7 @@ def _card(body: str) -> str:
     return f'<section class="card">{body}</section>'
 
 
-def _plain(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-SAID = {
+BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+STEP_LABELS = {
     "what": "what it is",
     "client_sends": "each client sends",
     "client_keeps": "each client keeps",
@@ -27,38 +27,38 @@ def steps_view(facts: Mapping[str, Any]) -> RenderableType:
         title = Text(f"\n{step['step']} = {step['piece']}" if step["step"] else f"\n{step['piece']}", style="bold cyan")
         if step.get("source", "-") != "-":
             title.append(f"   {step['source']}", style="dim")
-        blocks += [title, Padding(_body(step), (0, 0, 0, 2))]
+        blocks += [title, Padding(_step_table(step), (0, 0, 0, 2))]
     blocks += [Text(f"\nnote: {note}") for note in facts["notes"]]
     blocks.append(Text("\nBytes are counted, joules modelled: of all clients together, in one round.", style="dim"))
     return Group(*blocks)
 
 
-def _body(step: Mapping[str, Any]) -> Table:
+def _step_table(step: Mapping[str, Any]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
-    for key, label in SAID.items():
+    for key, label in STEP_LABELS.items():
         if step.get(key, "nothing") not in ("nothing", ""):
             table.add_row(label, step[key])
-    asking = [stage for stage in step["stages"] if stage["schedule"]["clients"] != "none"]
-    for stage in asking:
-        named = len(asking) > 1 or stage["stage"] not in (step["step"], step["piece"])
+    client_stages = [stage for stage in step["stages"] if stage["schedule"]["clients"] != "none"]
+    for stage in client_stages:
+        named = len(client_stages) > 1 or stage["stage"] not in (step["step"], step["piece"])
         table.add_row(f"when ({stage['stage']})" if named else "when", stage["schedule"]["sentence"])
         for when, cost in stage["costs"].items():
-            table.add_row(when, _cost(cost))
+            table.add_row(when, _cost_text(cost))
     return table
 
 
-def _cost(cost: Mapping[str, Any]) -> str:
+def _cost_text(cost: Mapping[str, Any]) -> str:
     if not cost["clients"]:
         return "no client receives a task"
     who = "edge servers" if cost["asked"] == "edges" else "clients"
-    sent = f"{_bytes(cost['bytes_down'])} down, {_bytes(cost['bytes_up'])} up"
+    sent = f"{_bytes_text(cost['bytes_down'])} down, {_bytes_text(cost['bytes_up'])} up"
     return f"{cost['clients']:.3g} {who}, {sent}, {cost['joules']:.3g} J"
 
 
-def _bytes(count: float) -> str:
-    for size, unit in UNITS:
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} bytes"
+def _bytes_text(num_bytes: float) -> str:
+    for size, unit in BYTE_UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"

@@ -9,13 +9,13 @@ from shoal.report.cost_curves import Spread
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ReportTable:
     """Cells may have several lines."""
 
     title: str
-    heads: tuple[str, ...]  # the first is of the rows' names
+    headers: tuple[str, ...]  # the first is of the rows' names
     rows: tuple[tuple[str, ...], ...]
-    best: frozenset[tuple[int, int]] = frozenset()  # (row, column), with the names as column 0
+    best_cells: frozenset[tuple[int, int]] = frozenset()  # (row, column), with the names as column 0
     notes: tuple[str, ...] = ()
 
 
@@ -26,8 +26,8 @@ def spread_text(value: Spread | None, show: Callable[[float], str]) -> str:
     lines = [show(value.mean)]
     if value.std is not None:
         lines.append(f"± {show(value.std) if value.std else '0'}")
-    if not value.complete:
-        lines.append(f"{value.seeds} of {value.of} seeds")
+    if not value.is_complete:
+        lines.append(f"{value.num_values} of {value.num_seeds} seeds")
     return "\n".join(lines)
 
 
@@ -37,7 +37,7 @@ def best_cells(
     """The best mean of each column, among rows where every seed has the number; none without a choice."""
     found = set()
     for i, column in enumerate(columns):
-        means = {row: v.mean for row, v in enumerate(column) if v is not None and v.complete}
+        means = {row: v.mean for row, v in enumerate(column) if v is not None and v.is_complete}
         if len(set(means.values())) > 1:
             top = best(list(means.values()))
             found |= {(row, first + i * step) for row, mean in means.items() if mean == top}

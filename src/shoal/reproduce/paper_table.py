@@ -15,26 +15,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.errors import UserError, did_you_mean
 from shoal.report.comparison import (
-    UNITS,
+    JOULES_PER_UNIT,
     Reference,
     accuracy_note,
+    find_reference,
     joules_notes,
     parse_budget,
-    parse_level,
-    reference,
-    referred,
+    parse_target_accuracy,
+    reference_runs,
     require_joules,
-    short_runs,
+    short_run_notes,
 )
 from shoal.report.cost_curves import (
-    HELD,
+    SUSTAINED_ROUNDS,
     Spread,
-    at_budget,
+    accuracy_at_budget,
+    cost_to_accuracy,
     final_accuracy,
-    final_figure,
-    over_seeds,
+    final_metric,
     parse_accuracy,
-    to_accuracy,
+    spread_over_seeds,
 )
 from shoal.report.paper_tables import Cell, Ordering, PaperTable, Verdict
 from shoal.store.reader import RunRecord, runs_by_job
@@ -55,8 +55,8 @@ class Paper(BaseModel):
     column_keys: tuple[str, ...] = ()
     accuracy: Literal["central", "local"] | None = None
     unit: str = "%"
-    held: int = Field(default=HELD, ge=1)
-    of: str | None = None  # whose joules are 100 %: fedavg, if it is there
+    sustained_rounds: int = Field(default=SUSTAINED_ROUNDS, ge=1)
+    reference: str | None = None  # whose joules are 100 %: fedavg, if it is there
     joules_scope: Literal["all", "clients"] = "all"  # whose count: clients leaves the server's out
 
     @property
@@ -66,7 +66,7 @@ class Paper(BaseModel):
             return self.unit == "%"
         if self.column_keys:
             return False
-        return any(parse_budget("", c).relative for c in self.columns if not self.is_final(c))
+        return any(parse_budget("", c).is_relative for c in self.columns if not self.is_final(c))
 
     def is_final(self, column: str) -> bool:
         return self.metric in END_METRICS or (self.metric == "at_budget" and column == "final")
@@ -85,13 +85,13 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
         raise UserError(
             f"[paper] by is {list(paper.column_keys)} with metric {paper.metric!r}; it must be one of {', '.join(END_METRICS)}"
         )
-    units = ("%", "rounds", "s", *UNITS) if paper.metric == "to_accuracy" else ("%", "")
+    units = ("%", "rounds", "s", *JOULES_PER_UNIT) if paper.metric == "to_accuracy" else ("%", "")
     if paper.unit not in units:
         known = ", ".join(repr(u) for u in units)
         raise UserError(f"[paper] unit is {paper.unit!r}; with metric {paper.metric!r} it must be one of {known}")
     for column in paper.columns:
         if paper.metric == "to_accuracy":
-            parse_level("[paper] columns", column)
+            parse_target_accuracy("[paper] columns", column)
         elif paper.metric in END_METRICS and not paper.column_keys and column != "final":
             raise UserError(
                 f"[paper] columns has {column!r}; with metric {paper.metric!r} it must be final, unless `by` says more"
@@ -105,8 +105,8 @@ def validate_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods
     """All that can be refused before the jobs are run. A method that the recipe does not run is the reader's to see;
     one that does not exist is a slip of the pen."""
     paper = read_paper(table)
-    if paper.is_relative or paper.of is not None:
-        referred(plans, paper.of, "[paper] of")
+    if paper.is_relative or paper.reference is not None:
+        reference_runs(plans, paper.reference, "[paper] of")
     known = {*methods, *(plan.label for plan in plans)}
     for column, numbers in paper.columns.items():
         for row in numbers:
@@ -126,16 +126,16 @@ def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -
     groups = list(finished.items())
     if paper_spec.metric not in END_METRICS:
         require_joules([run for _, runs in groups for run in runs])
-    reference_run = reference(records, paper_spec.of, "[paper] of") if paper_spec.is_relative else None
+    reference_run = find_reference(records, paper_spec.reference, "[paper] of") if paper_spec.is_relative else None
     cells = [
         Cell(
             row,
             column,
-            over_seeds(
+            spread_over_seeds(
                 [_our_number(run, paper_spec, row, column, reference_run) for run in jobs.get((row, column), ())]
             ),
             numbers.get(row),
-            failed=sum(run.failure is not None for run in jobs.get((row, column), ())),
+            num_failed_seeds=sum(run.failure is not None for run in jobs.get((row, column), ())),
         )
         for column, numbers in paper_spec.columns.items()
         for row in rows
@@ -144,7 +144,10 @@ def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -
         if paper_spec.metric != "figures":
             notes.append(accuracy_note(groups))
         if paper_spec.metric not in END_METRICS:
-            notes += [*short_runs(groups, paper_spec.held), *joules_notes(records, '[paper] joules = "clients"')]
+            notes += [
+                *short_run_notes(groups, paper_spec.sustained_rounds),
+                *joules_notes(records, '[paper] joules = "clients"'),
+            ]
     return PaperTable(
         **paper_spec.model_dump(include={"source", "metric", "unit", "held"}),
         columns=tuple(paper_spec.columns),
@@ -156,9 +159,9 @@ def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -
             for o in _orderings([c for c in cells if c.column == column and (c.row, column) in jobs])
         ),
         notes=(*([reference_run.sentence] if reference_run else []), *notes),
-        keys="figure" if paper_spec.metric == "figures" else ", ".join(paper_spec.row_keys),
-        judged=judged,
-        counted=paper_spec.joules_scope,
+        row_keys="figure" if paper_spec.metric == "figures" else ", ".join(paper_spec.row_keys),
+        accuracy_key=judged,
+        joules_scope=paper_spec.joules_scope,
     )
 
 
@@ -199,18 +202,18 @@ def _our_number(run: RunRecord, paper: Paper, row: str, column: str, reference_r
     if run.failure or whole_joules is None:
         return None
     if paper.metric == "figures":
-        return final_figure(run, row, paper.held)
+        return final_metric(run, row, paper.sustained_rounds)
     if paper.metric == "to_accuracy":
-        reached = to_accuracy(run, float(column), paper.held)
+        reached = cost_to_accuracy(run, float(column), paper.sustained_rounds)
         if reached is None:
             return None
         if paper.unit in ("rounds", "s"):
             return reached.round if paper.unit == "rounds" else reached.sim_s
-        return reached.joules / (whole_joules / 100 if paper.unit == "%" else UNITS[paper.unit])
+        return reached.joules / (whole_joules / 100 if paper.unit == "%" else JOULES_PER_UNIT[paper.unit])
     if paper.is_final(column):
-        accuracy = final_accuracy(run, paper.held)
+        accuracy = final_accuracy(run, paper.sustained_rounds)
     else:
-        accuracy = at_budget(run, parse_budget("", column).joules(whole_joules), paper.held)
+        accuracy = accuracy_at_budget(run, parse_budget("", column).joules(whole_joules), paper.sustained_rounds)
     return accuracy if accuracy is None or paper.unit != "%" else 100 * accuracy
 
 
@@ -235,9 +238,9 @@ def _mean_difference(a: Spread | None, b: Spread | None) -> tuple[float | None, 
     """
     if a is None or b is None:
         return None, None
-    if a.std is None or b.std is None or not (a.complete and b.complete):
+    if a.std is None or b.std is None or not (a.is_complete and b.is_complete):
         return a.mean - b.mean, None
-    return a.mean - b.mean, sqrt(a.std**2 / a.seeds + b.std**2 / b.seeds)
+    return a.mean - b.mean, sqrt(a.std**2 / a.num_values + b.std**2 / b.num_values)
 
 
 def _verdict(difference: float | None, error: float | None) -> Verdict:

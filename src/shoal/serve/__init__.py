@@ -1,5 +1,5 @@
 """The prediction service for clients that never trained, and the caller's side of it."""
 
-from shoal.serve.remote import Away, Predicted, Refused, Remote, Untrusted
+from shoal.serve.remote import PredictResponse, Remote, RequestRejected, ServiceUnavailable, UntrustedCertificate
 
-__all__ = ["Away", "Predicted", "Refused", "Remote", "Untrusted"]
+__all__ = ["PredictResponse", "Remote", "RequestRejected", "ServiceUnavailable", "UntrustedCertificate"]

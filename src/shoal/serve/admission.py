@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.serve.auth import bearer_of
+from shoal.serve.auth import find_token_name
 from shoal.serve.problems import Problem, retry_after
 from shoal.serve.prometheus import Metrics
-from shoal.serve.rate_limit import Rates
+from shoal.serve.rate_limit import RateLimiter
 
 log = logging.getLogger(__name__)
 
-OPEN = ("/healthz", "/readyz")  # for load balancers: they say nothing of the models
+UNAUTHENTICATED_PATHS = ("/healthz", "/readyz")  # for load balancers: they say nothing of the models
 
 
 @dataclass(frozen=True)
 class Limits:
-    body_bytes: int = 8 * 2**20
-    body_s: float = 10.0
-    header_s: float = 10.0
-    per_s: float = 200.0  # requests of one caller; 0: as many as it likes
-    connections: int = 1024
+    max_body_bytes: int = 8 * 2**20
+    body_timeout_s: float = 10.0
+    header_timeout_s: float = 10.0
+    requests_per_s: float = 200.0  # requests of one caller; 0: as many as it likes
+    max_connections: int = 1024
 
 
-def _why(authorization: str) -> str:
+def _authorization_problem(authorization: str) -> str:
     """What is wrong with a header that lets nobody in."""
     if not authorization:
         return "a token is needed: send the header Authorization: Bearer TOKEN with one that the service knows"
@@ -40,12 +40,12 @@ def _why(authorization: str) -> str:
 
 
 @dataclass(frozen=True)
-class Gate:
+class AdmissionControl:
     app: ASGIApp
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
     tokens: Mapping[str, str] = field(default_factory=dict)  # name -> hash; none: everybody may ask
-    rates: Rates = field(default_factory=lambda: Rates(0))
+    rate_limiter: RateLimiter = field(default_factory=lambda: RateLimiter(0))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +53,7 @@ class Gate:
             return
         begun, status = time.perf_counter(), 500
 
-        async def noticed(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -63,71 +63,77 @@ class Gate:
             headers = Headers(scope=scope)
             try:
                 self._admit(scope, headers)
-                whole = await self._whole(headers, receive)
+                receive_body = await self._read_body(headers, receive)
             except Problem as problem:
                 problem.headers["Connection"] = "close"  # what is left of the body is not read
-                await problem.response()(scope, receive, noticed)
+                await problem.response()(scope, receive, send_and_record)
                 return
-            await self._answered(scope, whole, noticed)
+            await self._run_app(scope, receive_body, send_and_record)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(path, status).inc()
-            self.metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+            self.metrics.request_seconds.labels(path).observe(time.perf_counter() - begun)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.app(scope, receive, send)
         except Exception:  # it has been answered with 500 before it came here; the connection may be kept
             log.exception("a request to %s failed", scope["path"])
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        if scope["path"] in OPEN:
+        if scope["path"] in UNAUTHENTICATED_PATHS:
             return
         address = scope["client"][0] if scope.get("client") else "unknown"
         caller = f"address {address}"
         if self.tokens:
-            given = headers.get("authorization", "")
-            name = bearer_of(self.tokens, given)
+            authorization = headers.get("authorization", "")
+            name = find_token_name(self.tokens, authorization)
             if name is None:
-                self._count(f"stranger {address}")
-                raise Problem(401, _why(given), "Authorization", {"WWW-Authenticate": "Bearer"})
+                self._enforce_rate(f"stranger {address}")
+                raise Problem(
+                    401, _authorization_problem(authorization), "Authorization", {"WWW-Authenticate": "Bearer"}
+                )
             caller = f"token {name}"
-        self._count(caller)
+        self._enforce_rate(caller)
 
-    def _count(self, caller: str) -> None:
-        wait_s = self.rates.wait_s(caller)
+    def _enforce_rate(self, caller: str) -> None:
+        wait_s = self.rate_limiter.wait_s(caller)
         if wait_s:
-            raise Problem(429, f"more than {self.rates.per_s:g} requests a second", headers=retry_after(wait_s))
+            raise Problem(
+                429, f"more than {self.rate_limiter.requests_per_s:g} requests a second", headers=retry_after(wait_s)
+            )
 
-    async def _whole(self, headers: Headers, receive: Receive) -> Receive:
+    async def _read_body(self, headers: Headers, receive: Receive) -> Receive:
         """The body, read to its end if it is small and comes soon, and then given in one piece."""
-        most = self.limits.body_bytes
-        announced = headers.get("content-length", "0")
-        if announced.isdigit() and int(announced) > most:
-            raise Problem(413, f"the body has {announced} bytes, but may have {most}", "body")
-        if announced == "0" and "transfer-encoding" not in headers:
+        max_bytes = self.limits.max_body_bytes
+        content_length = headers.get("content-length", "0")
+        if content_length.isdigit() and int(content_length) > max_bytes:
+            raise Problem(413, f"the body has {content_length} bytes, but may have {max_bytes}", "body")
+        if content_length == "0" and "transfer-encoding" not in headers:
             return receive
         body = bytearray()
         try:
-            async with asyncio.timeout(self.limits.body_s):
+            async with asyncio.timeout(self.limits.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return receive
                     body += message.get("body", b"")
-                    if len(body) > most:
-                        raise Problem(413, f"the body has more than {most} bytes, which is all it may have", "body")
+                    if len(body) > max_bytes:
+                        raise Problem(
+                            413, f"the body has more than {max_bytes} bytes, which is all it may have", "body"
+                        )
                     if not message.get("more_body"):
                         break
         except TimeoutError:
-            raise Problem(408, f"the body was not here within {self.limits.body_s:g} s", "body") from None
-        given = False
+            raise Problem(408, f"the body was not here within {self.limits.body_timeout_s:g} s", "body") from None
+        has_sent = False
 
-        async def once() -> Message:
+        async def receive_once() -> Message:
             nonlocal given
-            if given:
+            if has_sent:
                 return await receive()
-            given = True
+            has_sent = True
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
-        return once
+        return receive_once

@@ -21,70 +21,70 @@ from torch import Tensor
 from shoal import __version__
 from shoal.codec import packed_bytes
 from shoal.serve import schemas
-from shoal.serve.assign import NoClusters, memberships
-from shoal.serve.batching import Batcher, Batching
-from shoal.serve.blueprint import Blueprint, clients_of
-from shoal.serve.inputs import IMAGES, Inputs, Unfit
-from shoal.serve.model_version import SERVED, Asked, Told, Version
-from shoal.serve.predictions import etag_of, rows_of
-from shoal.serve.problems import Problem, described, install, retry_after
+from shoal.serve.assign import NoClusters, cluster_memberships
+from shoal.serve.batching import Batcher, BatchOptions
+from shoal.serve.blueprint import Blueprint, read_clients
+from shoal.serve.inputs import IMAGES, Inputs, InvalidInput
+from shoal.serve.model_version import SERVING_MODEL, ModelVersion, PredictRequest, PredictResult
+from shoal.serve.predictions import compute_etag, response_rows
+from shoal.serve.problems import Problem, error_responses, install_handlers, retry_after
 from shoal.serve.prometheus import CONTENT_TYPE, Metrics
-from shoal.serve.reload import Watch
+from shoal.serve.reload import CheckpointWatcher
 from shoal.store.checkpoint import Checkpoints
 from shoal.tree import leaves
 from shoal.types import ServerState
 
 log = logging.getLogger(__name__)
 
-ALWAYS = (401, 413, 408, 429, 500)  # what the gate, or a fault of ours, may answer on any path
-Options = TypeVar("Options", bound=BaseModel)
-Client = Annotated[str | None, Query(description=schemas.OF_CLIENT)]
+COMMON_STATUSES = (401, 413, 408, 429, 500)  # what the gate, or a fault of ours, may answer on any path
+OptionsModel = TypeVar("Options", bound=BaseModel)
+ClientParameter = Annotated[str | None, Query(description=schemas.CLIENT_DESCRIPTION)]
 
 
 @dataclass
 class Service:
     """A run, the newest of its models, and those who wait for their answers."""
 
-    run: Path
-    batching: Batching = field(default_factory=Batching)
+    run_dir: Path
+    batching: BatchOptions = field(default_factory=BatchOptions)
     abstain_below: float = 0.0
     poll_s: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
-    version: Version | None = None
+    version: ModelVersion | None = None
 
     def __post_init__(self) -> None:
-        self.blueprint = Blueprint.of_run(self.run)
+        self.blueprint = Blueprint.from_run(self.run_dir)
         _ = (
             self.blueprint.method
         )  # what cannot be rebuilt here, such as a class that is not at hand, is refused at once
-        self.clients, self.held_out = clients_of(self.run)
-        self.watch = Watch(Checkpoints(self.run / "checkpoints"))
+        self.clients, self.unseen_clients = read_clients(self.run_dir)
+        self.watcher = CheckpointWatcher(Checkpoints(self.run_dir / "checkpoints"))
         self.batcher: Batcher | None = None
 
-    def look(self) -> bool:
+    def load_newer(self) -> bool:
         """Whether there was a newer checkpoint. Passes that are under way end with the models they began with."""
-        return self.watch.newer(self._take_up)
+        return self.watcher.load_newer(self._replace_version)
 
-    def _take_up(self, state: ServerState) -> None:
-        version = Version(self.blueprint, state)
+    def _replace_version(self, state: ServerState) -> None:
+        version = ModelVersion(self.blueprint, state)
         if self.version is not None:
-            self.metrics.swaps.inc()
+            self.metrics.model_swaps.inc()
         self.version = version
-        self.metrics.round.set(version.round)
+        self.metrics.model_round.set(version.round)
         log.info("serving the models of round %d", version.round)
 
     @property
-    def now(self) -> Version:
+    def current_version(self) -> ModelVersion:
         if self.version is None:
             raise Problem(503, "the run has no finished round yet", headers=retry_after(self.poll_s))
         return self.version
 
-    async def answer(self, asked: Asked) -> Told:
+    async def predict(self, request: PredictRequest) -> PredictResult:
         assert self.batcher is not None, "the service is running"
-        return await self.batcher.ask(asked)
+        return await self.batcher.submit(request)
 
-    def known(self, client: str | None) -> str | None:
-        if client in self.held_out:
+    def check_client(self, client: str | None) -> str | None:
+        if client in self.unseen_clients:
             raise Problem(
                 422,
                 f"client is {client!r}, which was held out and never trained, so it has no model of its own; leave "
@@ -99,14 +99,14 @@ class Service:
         while True:
             await asyncio.sleep(self.poll_s)
             try:
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.load_newer)
             except Exception:  # an odd checkpoint must not end the watch over the next ones
                 log.exception("a newer checkpoint could not be taken up")
 
     @asynccontextmanager
-    async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(self.look)
-        self.batcher = Batcher(lambda asked: self.now.answer(asked), self.batching, self.metrics)
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(self.load_newer)
+        self.batcher = Batcher(lambda asked: self.current_version.predict_batch(asked), self.batching, self.metrics)
         tasks = [asyncio.create_task(self.batcher.run()), asyncio.create_task(self._poll())]
         yield
         for task in tasks:
@@ -122,65 +122,65 @@ def make_app(service: Service) -> FastAPI:
         title="shoal",
         version=__version__,
         summary=f"Predictions of a {service.blueprint.job.method} run for clients that never trained.",
-        lifespan=service.running,
+        lifespan=service.lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
-    install(app)
-    _predict(app, service)
-    _prior(app, service)
-    _assign(app, service)
-    _models(app, service)
-    _health(app, service)
-    app.openapi = partial(_described, app, app.openapi)  # type: ignore[method-assign]
+    install_handlers(app)
+    _add_predict_route(app, service)
+    _add_prior_route(app, service)
+    _add_assign_route(app, service)
+    _add_model_routes(app, service)
+    _add_health_routes(app, service)
+    app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]
     return app
 
 
-def _described(app: FastAPI, original: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _openapi(app: FastAPI, original: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if app.openapi_schema is None:
-        from shoal.serve.problems import Details
+        from shoal.serve.problems import ProblemDetails
 
         found = original()
         schemas_of = found.setdefault("components", {}).setdefault("schemas", {})
-        schemas_of["Details"] = Details.model_json_schema()
+        schemas_of["Details"] = ProblemDetails.model_json_schema()
     return app.openapi_schema or {}
 
 
-def _predict(app: FastAPI, service: Service) -> None:
+def _add_predict_route(app: FastAPI, service: Service) -> None:
     inputs = service.blueprint.inputs
 
     @app.post(
         "/v1/predict",
         response_model=schemas.Prediction,
-        responses=described(400, 409, 415, 422, 503, *ALWAYS),
-        description=schemas.asking(inputs),
-        openapi_extra=schemas.predicting(inputs),
+        responses=error_responses(400, 409, 415, 422, 503, *COMMON_STATUSES),
+        description=schemas.describe_request(inputs),
+        openapi_extra=schemas.request_schema(inputs),
     )
     async def predict(request: Request) -> Response:
-        options = _options_of(request, schemas.Options)
-        client, counts = service.known(options.client), _counts_of(options.counts, service)
-        service.now.lot(client)  # refused before anything is queued
-        x = await _inputs_of(request, inputs, options.prepared)
-        round, said = await service.answer(Asked(x, client, counts))
+        options = _parse_options(request, schemas.PredictOptions)
+        client, counts = service.check_client(options.client), _parse_label_counts(options.label_counts, service)
+        service.current_version.served_models(client)  # refused before anything is queued
+        x = await _read_inputs(request, inputs, options.prepared)
+        round_index, predictions = await service.predict(PredictRequest(x, client, counts))
         below = service.abstain_below if options.abstain_below is None else options.abstain_below
-        answers = rows_of(said, inputs.classes, below)
-        _counted(answers, service.metrics)
-        return _json({"round": round, "answers": answers})
+        response = response_rows(predictions, inputs.classes, below)
+        _count_predictions(response, service.metrics)
+        return _json_response({"round": round_index, "answers": response})
 
 
-async def _inputs_of(request: Request, inputs: Inputs, prepared: bool) -> Tensor:
+async def _read_inputs(request: Request, inputs: Inputs, prepared: bool) -> Tensor:
     body, media = await request.body(), request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media in ("application/json", ""):
-        return inputs.tensor(_rows_of(body), prepared)
-    if media == schemas.NPY:
-        return inputs.tensor(inputs.from_npy(body), prepared)
+        return inputs.to_tensor(_parse_json_samples(body), prepared)
+    if media == schemas.NPY_TYPE:
+        return inputs.to_tensor(inputs.read_npy(body), prepared)
     if media in IMAGES:
-        return inputs.tensor(inputs.from_image(body, media))
-    known = ", ".join(schemas.bodies(inputs))
+        return inputs.to_tensor(inputs.read_image(body, media))
+    known = ", ".join(schemas.media_types(inputs))
     raise Problem(415, f"the content type is {media[:100]!r}; it must be one of {known}", "Content-Type")
 
 
-def _counts_of(text: str | None, service: Service) -> tuple[float, ...] | None:
+def _parse_label_counts(text: str | None, service: Service) -> tuple[float, ...] | None:
     if text is None:
         return None
     _refuse_without_prior(service)
@@ -196,30 +196,30 @@ def _refuse_without_prior(service: Service) -> None:
         raise Problem(409, f"method {name} makes nothing of how often classes occur with a client")
 
 
-def _prior(app: FastAPI, service: Service) -> None:
+def _add_prior_route(app: FastAPI, service: Service) -> None:
     inputs = service.blueprint.inputs
 
     @app.post(
         "/v1/prior",
-        response_model=schemas.Prior,
-        responses=described(400, 409, 415, 422, 503, *ALWAYS),
-        openapi_extra=schemas.predicting(inputs, schemas.Estimating),
+        response_model=schemas.ClassPrior,
+        responses=error_responses(400, 409, 415, 422, 503, *COMMON_STATUSES),
+        openapi_extra=schemas.request_schema(inputs, schemas.PriorOptions),
     )
-    async def prior(request: Request) -> schemas.Prior:
+    async def prior(request: Request) -> schemas.ClassPrior:
         """How often each class occurs with somebody who never trained, estimated from inputs without labels."""
-        options, version = _options_of(request, schemas.Estimating), service.now
+        options, version = _parse_options(request, schemas.PriorOptions), service.current_version
         _refuse_without_prior(service)
-        x = await _inputs_of(request, inputs, options.prepared)
-        found = await asyncio.to_thread(version.prior, x)
+        x = await _read_inputs(request, inputs, options.prepared)
+        found = await asyncio.to_thread(version.estimate_prior, x)
         if found is None:
-            return schemas.Prior(round=version.round, inputs=len(x), counts=None, parameter=None)
+            return schemas.ClassPrior(round=version.round, num_inputs=len(x), label_counts=None, label_counts_text=None)
         counts = [round(n, 6) for n in found.tolist()]
         named = dict(zip(inputs.classes, counts, strict=True))
         text = ",".join(f"{n:.6f}" for n in counts)
-        return schemas.Prior(round=version.round, inputs=len(x), counts=named, parameter=text)
+        return schemas.ClassPrior(round=version.round, num_inputs=len(x), label_counts=named, label_counts_text=text)
 
 
-def _options_of(request: Request, options: type[Options]) -> Options:
+def _parse_options(request: Request, options: type[OptionsModel]) -> OptionsModel:
     """By pydantic alone: FastAPI takes a quarter of a request's time for three parameters."""
     try:
         return options.model_validate(dict(request.query_params))
@@ -235,63 +235,65 @@ def _options_of(request: Request, options: type[Options]) -> Options:
         raise Problem(422, said, field) from None
 
 
-def _rows_of(body: bytes) -> Any:
+def _parse_json_samples(body: bytes) -> Any:
     try:
         found = from_json(body)
     except ValueError as error:
-        raise Unfit("body", f"body: not JSON: {error}", malformed=True) from None
+        raise InvalidInput("body", f"body: not JSON: {error}", is_malformed=True) from None
     if not isinstance(found, dict) or set(found) != {"rows"}:
-        raise Unfit("body", 'body: it must be an object with the one key "rows", such as {"rows": [[0, 1], [2, 3]]}')
+        raise InvalidInput(
+            "body", 'body: it must be an object with the one key "rows", such as {"rows": [[0, 1], [2, 3]]}'
+        )
     if b"true" in body or b"false" in body:  # numpy would take them for 1 and 0; there is no other place for them
-        raise Unfit("rows", "rows: true and false are no numbers; all values must be numbers, such as 1 and 0")
+        raise InvalidInput("rows", "rows: true and false are no numbers; all values must be numbers, such as 1 and 0")
     return found["rows"]
 
 
-def _counted(answers: list[dict[str, Any]], metrics: Metrics) -> None:
-    for answer in answers:
-        metrics.rows.labels(answer["expert"] or "").inc()
+def _count_predictions(predictions: list[dict[str, Any]], metrics: Metrics) -> None:
+    for answer in predictions:
+        metrics.predicted_samples.labels(answer["expert"] or "").inc()
         if answer["abstained"]:
-            metrics.abstained.inc()
+            metrics.abstained_samples.inc()
 
 
-def _json(value: Any) -> Response:
+def _json_response(value: Any) -> Response:
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
 
-def _assign(app: FastAPI, service: Service) -> None:
+def _add_assign_route(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/clusters/assign",
         response_model=schemas.Memberships,
-        responses=described(400, 409, 422, 503, *ALWAYS),
+        responses=error_responses(400, 409, 422, 503, *COMMON_STATUSES),
     )
     async def assign(body: schemas.Representation) -> schemas.Memberships:
         """The clusters that somebody belongs to who tells this of itself."""
-        version = service.now
+        version = service.current_version
         try:
-            found = memberships(version.method, version.state, body.representation)
+            found = cluster_memberships(version.method, version.state, body.representation)
         except NoClusters as error:
             raise Problem(409, str(error)) from None
         nearest = max(found, key=lambda name: found[name])
         return schemas.Memberships(round=version.round, nearest=nearest, memberships=found)
 
 
-def _models(app: FastAPI, service: Service) -> None:
+def _add_model_routes(app: FastAPI, service: Service) -> None:
     unchanged: dict[int | str, dict[str, Any]] = {
         304: {"description": "Not Modified: the caller has it already, by its If-None-Match"},
     }
 
-    @app.get("/v1/models", response_model=schemas.Models, responses=unchanged | described(503, *ALWAYS))
+    @app.get("/v1/models", response_model=schemas.Models, responses=unchanged | error_responses(503, *COMMON_STATUSES))
     @app.head("/v1/models", include_in_schema=False)
     async def models(request: Request) -> Response:
         """What can be fetched: what a client that never trained is served, and every model by itself."""
-        version, blueprint = service.now, service.blueprint
+        version, blueprint = service.current_version, service.blueprint
         facts = [
             schemas.ModelFacts(
                 id=name,
-                parameters=sum(x.numel() for x in leaves(version.models(name))),
-                bytes=packed_bytes(version.models(name), version.facts(name)),
+                num_parameters=sum(x.numel() for x in leaves(version.models(name))),
+                num_bytes=packed_bytes(version.models(name), version.facts(name)),
             )
-            for name in version.ids
+            for name in version.model_names
         ]
         listed = schemas.Models(
             round=version.round,
@@ -303,7 +305,7 @@ def _models(app: FastAPI, service: Service) -> None:
             models=facts,
         )
         data = listed.model_dump_json().encode()
-        return _tagged(request, data, etag_of(data), version.round, "application/json")
+        return _etag_response(request, data, compute_etag(data), version.round, "application/json")
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     found: dict[int | str, dict[str, Any]] = {
@@ -314,45 +316,50 @@ def _models(app: FastAPI, service: Service) -> None:
     @app.get(
         "/v1/models/{id}",
         response_class=Response,
-        responses=found | described(404, 409, 422, 503, *ALWAYS),
+        responses=found | error_responses(404, 409, 422, 503, *COMMON_STATUSES),
     )
     @app.head("/v1/models/{id}", include_in_schema=False)
-    async def model(id: str, request: Request, client: Client = None) -> Response:
+    async def model(id: str, request: Request, client: ClientParameter = None) -> Response:
         """A model as safetensors, with an ETag; `served` is all that answers, and a client's own with ?client=."""
-        version, client = service.now, service.known(client)
-        if id not in version.ids:
-            raise Problem(404, f"there is no model {id[:100]!r}; it must be one of {', '.join(version.ids)}", "id")
-        if client is not None and id != SERVED:
-            raise Problem(404, f"model {id} is the same for everybody: leave client out, or ask for {SERVED}", "id")
-        version.lot(client)
-        data, etag = await asyncio.to_thread(version.file, id, client)
-        return _tagged(request, data, etag, version.round, "application/octet-stream")
+        version, client = service.current_version, service.check_client(client)
+        if id not in version.model_names:
+            raise Problem(
+                404, f"there is no model {id[:100]!r}; it must be one of {', '.join(version.model_names)}", "id"
+            )
+        if client is not None and id != SERVING_MODEL:
+            raise Problem(
+                404, f"model {id} is the same for everybody: leave client out, or ask for {SERVING_MODEL}", "id"
+            )
+        version.served_models(client)
+        data, etag = await asyncio.to_thread(version.packed_file, id, client)
+        return _etag_response(request, data, etag, version.round, "application/octet-stream")
 
 
-def _tagged(request: Request, data: bytes, etag: str, round: int, media: str) -> Response:
+def _etag_response(request: Request, data: bytes, etag: str, round_index: int, media: str) -> Response:
     """The data, unless the caller has them already."""
-    headers = {"ETag": etag, "Cache-Control": "no-cache", "Shoal-Round": str(round)}
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if etag in known or "*" in known:
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Shoal-Round": str(round_index)}
+    known_etags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if etag in known_etags or "*" in known_etags:
         return Response(status_code=304, headers=headers)
     return Response(data, headers=headers, media_type=media)
 
 
-def _health(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", response_model=schemas.Health, responses=described(*ALWAYS))
+def _add_health_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/healthz", response_model=schemas.Health, responses=error_responses(*COMMON_STATUSES))
     async def healthz() -> schemas.Health:
         """The process is alive."""
         return schemas.Health(status="ok", round=service.version.round if service.version else None)
 
-    @app.get("/readyz", response_model=schemas.Health, responses=described(503, *ALWAYS))
+    @app.get("/readyz", response_model=schemas.Health, responses=error_responses(503, *COMMON_STATUSES))
     async def readyz() -> schemas.Health:
         """There are models to answer with."""
-        return schemas.Health(status="ready", round=service.now.round)
+        return schemas.Health(status="ready", round=service.current_version.round)
 
     @app.get(
         "/metrics",
         response_class=Response,
-        responses=described(*ALWAYS) | {200: {"description": "For Prometheus", "content": {"text/plain": {}}}},
+        responses=error_responses(*COMMON_STATUSES)
+        | {200: {"description": "For Prometheus", "content": {"text/plain": {}}}},
     )
     async def metrics() -> Response:
         """What is counted, for Prometheus."""

@@ -11,22 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shoal.serve.model_version import Asked, Told
+from shoal.serve.model_version import PredictRequest, PredictResult
 from shoal.serve.prometheus import Metrics
 
-SHORT_S = 0.02  # of a pass
-Waiting = tuple[Asked, "asyncio.Future[Told]"]
+SHORT_BATCH_S = 0.02  # of a pass
+QueuedRequest = tuple[PredictRequest, "asyncio.Future[Told]"]
 
 
-class Overloaded(Exception):
+class QueueFull(Exception):
     """More rows are waiting than the queue may hold."""
 
 
 @dataclass(frozen=True)
-class Batching:
-    rows: int = 64  # of one pass at most, unless one request alone has more
-    wait_s: float = 0.002  # for company, after the first request of a pass
-    queue_rows: int = 4096
+class BatchOptions:
+    max_samples: int = 64  # of one pass at most, unless one request alone has more
+    max_wait_s: float = 0.002  # for company, after the first request of a pass
+    max_queued_samples: int = 4096
 
 
 class Batcher:
@@ -37,69 +37,74 @@ class Batcher:
     of a small network many times as long as they are.
     """
 
-    def __init__(self, answer: Callable[[Sequence[Asked]], list[Told]], options: Batching, metrics: Metrics) -> None:
-        self._answer, self.options, self.metrics = answer, options, metrics
-        self._queue: deque[Waiting] = deque()
-        self._rows = 0
-        self._row_s = math.inf  # what a row took in the last pass: at first nothing is known
-        self._some, self._enough = asyncio.Event(), asyncio.Event()
+    def __init__(
+        self,
+        predict: Callable[[Sequence[PredictRequest]], list[PredictResult]],
+        options: BatchOptions,
+        metrics: Metrics,
+    ) -> None:
+        self._predict, self.options, self.metrics = predict, options, metrics
+        self._queue: deque[QueuedRequest] = deque()
+        self._num_queued = 0
+        self._s_per_sample = math.inf  # what a row took in the last pass: at first nothing is known
+        self._has_requests, self._has_full_batch = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
-    async def ask(self, asked: Asked) -> Told:
-        if self._rows and self._rows + len(asked.x) > self.options.queue_rows:
-            raise Overloaded
-        future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
-        self._queue.append((asked, future))
-        self._count(len(asked.x))
-        self._some.set()
-        if self._rows >= self.options.rows:
-            self._enough.set()
+    async def submit(self, request: PredictRequest) -> PredictResult:
+        if self._num_queued and self._num_queued + len(request.x) > self.options.max_queued_samples:
+            raise QueueFull
+        future: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
+        self._queue.append((request, future))
+        self._add_queued(len(request.x))
+        self._has_requests.set()
+        if self._num_queued >= self.options.max_samples:
+            self._has_full_batch.set()
         return await future
 
-    def _count(self, rows: int) -> None:
-        self._rows += rows
-        self.metrics.queued.set(self._rows)
+    def _add_queued(self, num_samples: int) -> None:
+        self._num_queued += num_samples
+        self.metrics.queued_samples.set(self._num_queued)
 
     async def run(self) -> None:
         """Until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._some.wait()
-            if self.options.wait_s and self._rows < self.options.rows:
+            await self._has_requests.wait()
+            if self.options.max_wait_s and self._num_queued < self.options.max_samples:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._enough.wait(), self.options.wait_s)
-            batch = self._take()
-            if self._row_s * sum(len(asked.x) for asked, _ in batch) < SHORT_S:
-                _tell(batch, self._compute(batch))
+                    await asyncio.wait_for(self._has_full_batch.wait(), self.options.max_wait_s)
+            batch = self._take_batch()
+            if self._s_per_sample * sum(len(asked.x) for asked, _ in batch) < SHORT_BATCH_S:
+                _resolve_futures(batch, self._compute(batch))
                 await asyncio.sleep(0)
             else:
-                _tell(batch, await loop.run_in_executor(self._thread, self._compute, batch))
+                _resolve_futures(batch, await loop.run_in_executor(self._thread, self._compute, batch))
 
-    def _take(self) -> list[Waiting]:
-        batch: list[Waiting] = []
+    def _take_batch(self) -> list[QueuedRequest]:
+        batch: list[QueuedRequest] = []
         rows = 0
-        while self._queue and (not batch or rows + len(self._queue[0][0].x) <= self.options.rows):
+        while self._queue and (not batch or rows + len(self._queue[0][0].x) <= self.options.max_samples):
             batch.append(self._queue.popleft())
             rows += len(batch[-1][0].x)
-        self._count(-rows)
-        self._enough.clear()
+        self._add_queued(-rows)
+        self._has_full_batch.clear()
         if not self._queue:
-            self._some.clear()
-        self.metrics.batch_rows.observe(rows)
+            self._has_requests.clear()
+        self.metrics.batch_samples.observe(rows)
         return batch
 
-    def _compute(self, batch: Sequence[Waiting]) -> Sequence[Told | Exception]:
+    def _compute(self, batch: Sequence[QueuedRequest]) -> Sequence[PredictResult | Exception]:
         begun = time.thread_time()
         try:
-            return self._answer([asked for asked, _ in batch])
+            return self._predict([asked for asked, _ in batch])
         except Exception:  # one request must not fail its neighbours
-            return [self._alone(asked) for asked, _ in batch]
+            return [self._predict_alone(asked) for asked, _ in batch]
         finally:
-            self._row_s = (time.thread_time() - begun) / sum(len(asked.x) for asked, _ in batch)
+            self._s_per_sample = (time.thread_time() - begun) / sum(len(asked.x) for asked, _ in batch)
 
-    def _alone(self, asked: Asked) -> Told | Exception:
+    def _predict_alone(self, request: PredictRequest) -> PredictResult | Exception:
         try:
-            return self._answer([asked])[0]
+            return self._predict([request])[0]
         except Exception as error:
             return error
 
@@ -107,8 +112,8 @@ class Batcher:
         self._thread.shutdown(wait=True)
 
 
-def _tell(batch: Sequence[Waiting], found: Sequence[Told | Exception]) -> None:
-    for (_, future), answer in zip(batch, found, strict=True):
+def _resolve_futures(batch: Sequence[QueuedRequest], results: Sequence[PredictResult | Exception]) -> None:
+    for (_, future), answer in zip(batch, results, strict=True):
         if future.done():  # whoever asked has gone
             continue
         if isinstance(answer, Exception):

@@ -21,7 +21,19 @@ from shoal.store.reader import read_run
 from shoal.types import ClientId, Method
 
 # of a job, what its method and model are made from; nothing that says where data lie
-KEYS = ("method", "model", "rounds", "cohort", "epochs", "batch_size", "lr", "momentum", "eval_every", "set", "edges")
+JOB_KEYS = (
+    "method",
+    "model",
+    "rounds",
+    "cohort",
+    "epochs",
+    "batch_size",
+    "lr",
+    "momentum",
+    "eval_every",
+    "set",
+    "edges",
+)
 
 
 @dataclass(frozen=True)
@@ -30,33 +42,33 @@ class Blueprint:
     inputs: Inputs
 
     @classmethod
-    def of_run(cls, path: Path) -> Blueprint:
+    def from_run(cls, path: Path) -> Blueprint:
         run = read_run(path)
-        kept = path / "inputs.json"
-        if not kept.exists():
+        inputs_file = path / "inputs.json"
+        if not inputs_file.exists():
             raise UserError(
                 f"{path} has no inputs.json: it was begun by an older version, which did not keep how inputs are "
                 "prepared; run it again"
             )
-        job = {k: run.config[k] for k in KEYS if k in run.config}
+        job = {k: run.config[k] for k in JOB_KEYS if k in run.config}
         if run.config.get("edge_column") is not None:
             job["edges"] = "place"  # which column said it is of no use without the data
-        return cls.read({"job": job, "inputs": json.loads(kept.read_text())}, str(kept))
+        return cls.from_facts({"job": job, "inputs": json.loads(inputs_file.read_text())}, str(inputs_file))
 
     @classmethod
-    def read(cls, facts: Mapping[str, Any], where: str) -> Blueprint:
+    def from_facts(cls, facts: Mapping[str, Any], source: str) -> Blueprint:
         try:
             inputs = TypeAdapter(Inputs).validate_python(facts["inputs"])
         except (ValidationError, KeyError) as error:
-            raise UserError(f"{where} does not say what models are given: {str(error).splitlines()[0]}") from None
+            raise UserError(f"{source} does not say what models are given: {str(error).splitlines()[0]}") from None
         return cls(make_job(facts["job"]), inputs)
 
     def facts(self) -> dict[str, Any]:
-        job = json.loads(self.job.model_dump_json(include=set(KEYS)))
+        job = json.loads(self.job.model_dump_json(include=set(JOB_KEYS)))
         return {"job": job, "inputs": asdict(self.inputs)}
 
     @property
-    def own_code(self) -> str | None:
+    def user_code(self) -> str | None:
         """The user's own class or function that would be imported to rebuild it."""
         return next((name for name in (self.job.model, self.job.method) if ":" in name), None)
 
@@ -69,7 +81,7 @@ class Blueprint:
         return build(self.job.method, build_setting(self.job, self.model, int(self.job.cohort)))
 
 
-def clients_of(path: Path) -> tuple[frozenset[ClientId], frozenset[ClientId]]:
+def read_clients(path: Path) -> tuple[frozenset[ClientId], frozenset[ClientId]]:
     """Those who trained, and those who were held out."""
     partition = read_run(path).partition
     return frozenset(partition["clients"]), frozenset(partition.get("unseen", ()))

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shoal.serve.inputs import Unfit
+from shoal.serve.inputs import InvalidInput
 from shoal.types import Method, Params, Tree
 
 
-class Answered(NamedTuple):
+class Predictions(NamedTuple):
     probabilities: Tensor  # rows x classes
     experts: Sequence[str | None]  # which model answered each row
-    scores: Sequence[float | None]  # how sure the rule was that chose it
+    routing_confidences: Sequence[float | None]  # how sure the rule was that chose it
 
-    def part(self, rows: slice) -> Answered:
-        return Answered(self.probabilities[rows], self.experts[rows], self.scores[rows])
+    def slice_rows(self, rows: slice) -> Predictions:
+        return Predictions(self.probabilities[rows], self.experts[rows], self.routing_confidences[rows])
 
 
 @dataclass(frozen=True, eq=False)
-class Lot:
+class ServedModels:
     """The models that one caller is served."""
 
     models: Mapping[str, Params]
@@ -35,37 +35,56 @@ class Lot:
         return tuple(id(model) for model in self.models.values())
 
 
-def answered(method: Method, lot: Lot, x: Tensor, private: Tree | None = None) -> Answered:
+def predict_rows(method: Method, served_models: ServedModels, x: Tensor, private: Tree | None = None) -> Predictions:
     """By `route` where the method has one, else by `predict`: exactly what a run evaluates."""
     private = {} if private is None else private
     if method.predict_routed is None:
-        return worded(lot, method.predict(lot.models, private, x))
-    return worded(lot, *method.predict_routed(lot.models, private, x))
+        return to_predictions(served_models, method.predict(served_models.models, private, x))
+    return to_predictions(served_models, *method.predict_routed(served_models.models, private, x))
 
 
-def worded(lot: Lot, logits: Tensor, expert: Tensor | None = None, score: Tensor | None = None) -> Answered:
-    rows, names = len(logits), sorted(lot.models)
-    if expert is None or lot.expert is not None:  # a client's own is named by its group, whatever it is sent as
-        experts: list[str | None] = [lot.expert] * rows
+def to_predictions(
+    served_models: ServedModels,
+    logits: Tensor,
+    model_indices: Tensor | None = None,
+    routing_confidence: Tensor | None = None,
+) -> Predictions:
+    rows, names = len(logits), sorted(served_models.models)
+    if (
+        model_indices is None or served_models.expert is not None
+    ):  # a client's own is named by its group, whatever it is sent as
+        experts: list[str | None] = [served_models.expert] * rows
     else:
-        experts = [names[k] for k in expert.tolist()]
-    return Answered(logits.float().softmax(-1), experts, [None] * rows if score is None else score.tolist())
+        experts = [names[k] for k in model_indices.tolist()]
+    return Predictions(
+        logits.float().softmax(-1),
+        experts,
+        [None] * rows if routing_confidence is None else routing_confidence.tolist(),
+    )
 
 
-def etag_of(data: bytes) -> str:
+def compute_etag(data: bytes) -> str:
     return f'"{sha256(data).hexdigest()[:32]}"'
 
 
-def rows_of(said: Answered, classes: Sequence[str], below: float) -> list[dict[str, Any]]:
+def response_rows(predictions: Predictions, classes: Sequence[str], abstain_below: float) -> list[dict[str, Any]]:
     """One object for each row; without a label where the confidence is below the threshold."""
-    best, places = said.probabilities.max(1)
+    best, class_indices = predictions.probabilities.max(1)
     if not all(map(math.isfinite, best.tolist())):
-        raise Unfit("rows", "rows: values are so far from those that the model was trained on that it has no answer")
-    columns = (best.tolist(), places.tolist(), said.probabilities.tolist(), said.experts, said.scores)
+        raise InvalidInput(
+            "rows", "rows: values are so far from those that the model was trained on that it has no answer"
+        )
+    columns = (
+        best.tolist(),
+        class_indices.tolist(),
+        predictions.probabilities.tolist(),
+        predictions.experts,
+        predictions.routing_confidences,
+    )
     return [
         {
-            "label": None if confidence < below else classes[place],
-            "abstained": confidence < below,
+            "label": None if confidence < abstain_below else classes[place],
+            "abstained": confidence < abstain_below,
             "confidence": confidence,
             "probabilities": dict(zip(classes, row, strict=True)),
             "expert": expert,

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from shoal.serve.batching import Overloaded
-from shoal.serve.inputs import Unfit
-from shoal.serve.model_version import NeedsPrivate
+from shoal.serve.batching import QueueFull
+from shoal.serve.inputs import InvalidInput
+from shoal.serve.model_version import NeedsPrivateState
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -39,7 +39,7 @@ class Problem(Exception):
         return Response(self.body(), self.status, self.headers, MEDIA_TYPE)
 
 
-class Details(BaseModel):
+class ProblemDetails(BaseModel):
     """The body of every answer that is an error."""
 
     model_config = ConfigDict(
@@ -63,7 +63,7 @@ class Details(BaseModel):
     field: str | None = Field(None, description="What it is about: a key of the body, or a parameter.")
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For the OpenAPI description of a path."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Details"}}}
     return {s: {"description": HTTPStatus(s).phrase, "content": content} for s in statuses}
@@ -73,18 +73,18 @@ def retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def problem_of(error: Exception) -> Problem:
+def to_problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
-        case Unfit():
-            return Problem(400 if error.malformed else 422, str(error), error.field)
-        case NeedsPrivate():
+        case InvalidInput():
+            return Problem(400 if error.is_malformed else 422, str(error), error.field)
+        case NeedsPrivateState():
             return Problem(409, str(error), "client")
-        case Overloaded():
+        case QueueFull():
             return Problem(503, "the queue is full: too many rows wait for an answer", headers=retry_after(1))
         case RequestValidationError():
-            return _invalid(error)
+            return _validation_problem(error)
         case HTTPException():
             return Problem(error.status_code, _detail(error), headers=error.headers)
     return Problem(500, "something is wrong in the service itself; its log says what")
@@ -100,7 +100,7 @@ def _detail(error: HTTPException) -> str:
     return str(error.detail)
 
 
-def _invalid(error: RequestValidationError) -> Problem:
+def _validation_problem(error: RequestValidationError) -> Problem:
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     field = ".".join(place[1:]) or place[0]
@@ -112,9 +112,9 @@ def _invalid(error: RequestValidationError) -> Problem:
     return Problem(422, f"{field}{said[:100]}: {message[0].lower()}{message[1:]}", field)
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
-        return problem_of(error).response()
+        return to_problem(error).response()
 
-    for kind in (Problem, Unfit, NeedsPrivate, Overloaded, RequestValidationError, HTTPException, Exception):
+    for kind in (Problem, InvalidInput, NeedsPrivateState, QueueFull, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)

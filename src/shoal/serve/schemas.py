@@ -6,30 +6,30 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shoal.serve.inputs import IMAGES, LARGEST, MOST_ROWS, Inputs
+from shoal.serve.inputs import IMAGES, MAX_SAMPLES, MAX_VALUE, Inputs
 
-NPY = "application/x-npy"
-NUMBERS = r"^[0-9]{1,9}(\.[0-9]{1,9})?(,[0-9]{1,9}(\.[0-9]{1,9})?)*$"
-OF_CLIENT = "A client of the run: it is served the model of its cluster."
+NPY_TYPE = "application/x-npy"
+NUMBER_LIST = r"^[0-9]{1,9}(\.[0-9]{1,9})?(,[0-9]{1,9}(\.[0-9]{1,9})?)*$"
+CLIENT_DESCRIPTION = "A client of the run: it is served the model of its cluster."
 
 
-class Options(BaseModel):
+class PredictOptions(BaseModel):
     """What may stand behind the question mark of a prediction."""
 
     model_config = ConfigDict(extra="forbid")
 
-    client: str | None = Field(None, description=OF_CLIENT)
+    client: str | None = Field(None, description=CLIENT_DESCRIPTION)
     prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
     abstain_below: float | None = Field(None, ge=0, le=1, description="No label for rows of less confidence.")
-    counts: str | None = Field(
+    label_counts: str | None = Field(
         None,
-        pattern=NUMBERS,
+        pattern=NUMBER_LIST,
         description="How often each class occurs with whoever asks, in the order of classes: as /v1/prior gives it.",
         examples=["12,0,3.5"],
     )
 
 
-class Estimating(BaseModel):
+class PriorOptions(BaseModel):
     """What may stand behind the question mark of an estimate."""
 
     model_config = ConfigDict(extra="forbid")
@@ -37,29 +37,29 @@ class Estimating(BaseModel):
     prepared: bool = Field(False, description="Values are prepared already, as the training data were.")
 
 
-class RowAnswer(BaseModel):
+class RowPrediction(BaseModel):
     label: str | None = Field(description="The class that is most likely; null where the service abstains.")
     abstained: bool
     confidence: float = Field(description="The largest of the probabilities.")
     probabilities: dict[str, float] = Field(description="By class.")
     expert: str | None = Field(description="Which model answered; null where the method has one for all.")
-    score: float | None = Field(
+    routing_confidence: float | None = Field(
         description="How sure the rule was that chose it; null where the method has no such rule."
     )
 
 
 class Prediction(BaseModel):
     round: int = Field(description="Of the training: after which the models were that answered.")
-    answers: list[RowAnswer] = Field(description="One for each row, in their order.")
+    predictions: list[RowPrediction] = Field(description="One for each row, in their order.")
 
 
-class Prior(BaseModel):
+class ClassPrior(BaseModel):
     round: int = Field(description="Of the training: after which the models were that it follows from.")
-    inputs: int = Field(description="How many rows it was estimated from.")
-    counts: dict[str, float] | None = Field(
+    num_inputs: int = Field(description="How many rows it was estimated from.")
+    label_counts: dict[str, float] | None = Field(
         description="How many of them are of each class; null where they tell nothing that is sure enough."
     )
-    parameter: str | None = Field(description="The same for `counts` of a prediction.")
+    label_counts_text: str | None = Field(description="The same for `counts` of a prediction.")
 
 
 class Representation(BaseModel):
@@ -80,8 +80,8 @@ class Memberships(BaseModel):
 
 class ModelFacts(BaseModel):
     id: str
-    parameters: int
-    bytes: int = Field(description="Of the file at /v1/models/{id}.")
+    num_parameters: int
+    num_bytes: int = Field(description="Of the file at /v1/models/{id}.")
 
 
 class Models(BaseModel):
@@ -99,12 +99,12 @@ class Health(BaseModel):
     round: int | None = Field(None, description="Of the models that are served.")
 
 
-def bodies(inputs: Inputs) -> tuple[str, ...]:
+def media_types(inputs: Inputs) -> tuple[str, ...]:
     """The kinds of body that a prediction can be asked with."""
-    return ("application/json", NPY, *(IMAGES if inputs.takes_images else ()))
+    return ("application/json", NPY_TYPE, *(IMAGES if inputs.takes_images else ()))
 
 
-def asking(inputs: Inputs) -> str:
+def describe_request(inputs: Inputs) -> str:
     """What a prediction is asked with, for people."""
     kinds = "JSON, a .npy array (numpy.save), or one PNG or JPEG image" if inputs.takes_images else "JSON or .npy"
     columns = (
@@ -113,24 +113,26 @@ def asking(inputs: Inputs) -> str:
     return f"A label and probabilities for each row: {kinds}.{columns}"
 
 
-def predicting(inputs: Inputs, options_of: type[BaseModel] = Options) -> dict[str, Any]:
+def request_schema(inputs: Inputs, options_model: type[BaseModel] = PredictOptions) -> dict[str, Any]:
     """The options, the kinds of body, and an example of the right shape."""
-    content: dict[str, Any] = {"application/json": {"schema": _body(inputs), "example": {"rows": [_example(inputs)]}}}
-    content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in bodies(inputs)[1:]}
+    content: dict[str, Any] = {
+        "application/json": {"schema": _body_schema(inputs), "example": {"rows": [_example(inputs)]}}
+    }
+    content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types(inputs)[1:]}
     options = [
         {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in options_of.model_json_schema()["properties"].items()
+        for name, schema in options_model.model_json_schema()["properties"].items()
     ]
     return {"parameters": options, "requestBody": {"required": True, "content": content}}
 
 
-def _body(inputs: Inputs) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+def _body_schema(inputs: Inputs) -> dict[str, Any]:
+    row: dict[str, Any] = {"type": "number", "minimum": -MAX_VALUE, "maximum": MAX_VALUE}
     for n in reversed(inputs.shape):
         row = {"type": "array", "items": row, "minItems": n, "maxItems": n}
     if inputs.columns:
         row["description"] = f"By column: {', '.join(inputs.columns)}"
-    many = {"type": "array", "items": row, "minItems": 1, "maxItems": MOST_ROWS}
+    many = {"type": "array", "items": row, "minItems": 1, "maxItems": MAX_SAMPLES}
     return {
         "type": "object",
         "properties": {"rows": {"anyOf": [row, many]}},

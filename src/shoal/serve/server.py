@@ -18,15 +18,15 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shoal.errors import UserError
-from shoal.serve.admission import Gate, Limits
+from shoal.serve.admission import AdmissionControl, Limits
 from shoal.serve.app import Service, make_app
 from shoal.serve.problems import MEDIA_TYPE, Problem
-from shoal.serve.rate_limit import Rates
+from shoal.serve.rate_limit import RateLimiter
 
 BACKLOG = 1024  # connections that wait to be taken
-GRACE_S = 20  # for requests that are under way when the service is asked to stop
-HEARING_S = 0.1  # for what has been sent on connections that were let in: unread, it would be cut off with them
-FAREWELL_S = 1  # for a caller to confirm that its TLS connection ends; asyncio alone would wait for half a minute
+SHUTDOWN_GRACE_S = 20  # for requests that are under way when the service is asked to stop
+DRAIN_S = 0.1  # for what has been sent on connections that were let in: unread, it would be cut off with them
+TLS_CLOSE_S = 1  # for a caller to confirm that its TLS connection ends; asyncio alone would wait for half a minute
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -37,40 +37,40 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > self.limits.max_connections:
             transport.close()
             return
-        self._expect_headers()
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._headers_are_here()
+        self._cancel_header_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._timer is None:  # a later request on a connection that was kept
-            self._expect_headers()
+            self._start_header_timer()
 
     def on_headers_complete(self) -> None:
-        self._headers_are_here()
+        self._cancel_header_timer()
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._hang_up_if_closing()
+        self._abort_if_closing()
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._hang_up_if_closing()
+        self._abort_if_closing()
 
-    def _hang_up_if_closing(self) -> None:
+    def _abort_if_closing(self) -> None:
         if self.transport.is_closing():
-            self.loop.call_later(FAREWELL_S, self.transport.abort)
+            self.loop.call_later(TLS_CLOSE_S, self.transport.abort)
 
-    def _expect_headers(self) -> None:
-        self._timer = self.loop.call_later(self.limits.header_s, self.timeout_keep_alive_handler)
+    def _start_header_timer(self) -> None:
+        self._timer = self.loop.call_later(self.limits.header_timeout_s, self.timeout_keep_alive_handler)
 
-    def _headers_are_here(self) -> None:
+    def _cancel_header_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -93,12 +93,12 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await asyncio.sleep(HEARING_S)
+        await asyncio.sleep(DRAIN_S)
         await super().shutdown(sockets)
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -131,16 +131,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_server(service: Service, listening: Listening) -> uvicorn.Server:
-    limits = listening.limits
-    gate = Gate(make_app(service), service.metrics, limits, listening.tokens, Rates(limits.per_s))
+def make_server(service: Service, options: ListenOptions) -> uvicorn.Server:
+    limits = options.limits
+    gate = AdmissionControl(
+        make_app(service), service.metrics, limits, options.tokens, RateLimiter(limits.requests_per_s)
+    )
     tls: dict[str, Any] = {}
-    if listening.certificate and listening.key:
-        tls = {"ssl_certfile": str(listening.certificate), "ssl_keyfile": str(listening.key)}
+    if options.certificate and options.key:
+        tls = {"ssl_certfile": str(options.certificate), "ssl_keyfile": str(options.key)}
     config = uvicorn.Config(
         gate,
-        host=listening.host,
-        port=listening.port,
+        host=options.host,
+        port=options.port,
         http=type("Guarded", (GuardedProtocol,), {"limits": limits}),
         ws="none",
         lifespan="on",
@@ -149,49 +151,54 @@ def make_server(service: Service, listening: Listening) -> uvicorn.Server:
         log_level=logging.WARNING,
         server_header=False,
         timeout_keep_alive=10,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         **tls,
     )
     try:
         config.load()
     except OSError as error:  # ssl's errors are among them
         raise UserError(
-            f"certificate {listening.certificate} and key {listening.key} cannot be used: {_why_not(listening, error)}"
+            f"certificate {options.certificate} and key {options.key} cannot be used: {_tls_problem(options, error)}"
         ) from None
     return GracefulServer(config)
 
 
-def _why_not(listening: Listening, error: OSError) -> str:
+def _tls_problem(options: ListenOptions, error: OSError) -> str:
     """In words, where what the files hold tells it."""
-    assert listening.certificate is not None and listening.key is not None, "only with both can it fail"
-    first, second = listening.certificate.read_bytes(), listening.key.read_bytes()
+    assert options.certificate is not None and options.key is not None, "only with both can it fail"
+    certificate_bytes, key_bytes = options.certificate.read_bytes(), options.key.read_bytes()
     certificate, key = b"BEGIN CERTIFICATE", b"PRIVATE KEY-----"
-    if certificate not in first and key not in second and certificate in second and key in first:
+    if (
+        certificate not in certificate_bytes
+        and key not in key_bytes
+        and certificate in key_bytes
+        and key in certificate_bytes
+    ):
         return "the first holds a private key and the second a certificate; they are probably swapped"
-    if certificate not in first:
-        return f"{listening.certificate} holds no certificate; it must be a PEM file with one"
-    if key not in second:
-        return f"{listening.key} holds no private key; it must be a PEM file with one"
+    if certificate not in certificate_bytes:
+        return f"{options.certificate} holds no certificate; it must be a PEM file with one"
+    if key not in key_bytes:
+        return f"{options.key} holds no private key; it must be a PEM file with one"
     return str(error)
 
 
-def bound(listening: Listening) -> tuple[socket.socket, Listening]:
+def bind_socket(options: ListenOptions) -> tuple[socket.socket, ListenOptions]:
     """The socket on which callers may wait from now on, and the port that it has."""
-    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-    held = socket.socket(family)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    server_socket = socket.socket(family)
+    server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        held.bind((listening.host, listening.port))
+        server_socket.bind((options.host, options.port))
     except OSError as error:
-        held.close()
-        raise UserError(f"port {listening.port} of {listening.host} cannot be taken: {error.strerror}") from None
-    held.listen(BACKLOG)
-    return held, replace(listening, port=held.getsockname()[1])
+        server_socket.close()
+        raise UserError(f"port {options.port} of {options.host} cannot be taken: {error.strerror}") from None
+    server_socket.listen(BACKLOG)
+    return server_socket, replace(options, port=server_socket.getsockname()[1])
 
 
-def serve(service: Service, listening: Listening, told: Callable[[str], None]) -> None:
+def serve(service: Service, options: ListenOptions, on_start: Callable[[str], None]) -> None:
     torch.set_num_threads(1)  # passes are small, and threads of one pass would wait for each other
-    server = make_server(service, listening)
-    held, listening = bound(listening)
-    told(listening.url)
+    server = make_server(service, options)
+    held, options = bind_socket(options)
+    on_start(options.url)
     server.run(sockets=[held])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from shoal.report.cost_curves import to_accuracy
+from shoal.report.cost_curves import cost_to_accuracy
 from shoal.store.reader import RunRecord, read_failure, read_run
 from shoal.study.plan import Entry, Study
 from shoal.study.runner import UNSEEN_FILE, is_finished
@@ -97,7 +97,7 @@ class StudyRun:
     def cost_to_target(self) -> dict[str, float]:
         """Client-epochs of training, and joules of clients for everything; nothing where it was never reached."""
         target = self.entry.target_accuracy
-        reached = None if target is None else to_accuracy(self.record, target, self.sustained_rounds)
+        reached = None if target is None else cost_to_accuracy(self.record, target, self.sustained_rounds)
         return self.cost_up_to(reached.round, reached.joules) if reached else {}
 
     def cost_up_to(self, round_number: int, joules: float) -> dict[str, float]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal import __version__
-from shoal.report.cost_curves import Spread, over_seeds
-from shoal.report.html import PAGE, write_sheets
+from shoal.report.cost_curves import Spread, spread_over_seeds
+from shoal.report.html import PAGE, write_tables
 from shoal.report.summary import joules_text
-from shoal.report.table import Sheet, best_cells, spread_text
+from shoal.report.table import ReportTable, best_cells, spread_text
 from shoal.store.atomic_files import json_bytes
 from shoal.store.outputs import OutputKind, begins_with, check_output, write_output
 from shoal.study.measurements import Interval, StudyRun, StudyRuns
@@ -66,7 +66,7 @@ class StudyReport:
         total, missing, failed = len(self.runs.entries), len(self.runs.missing), len(self.runs.failures)
         return f"{total - missing} of {total} runs are finished." + (f" {failed} failed." if failed else "")
 
-    def tables(self) -> list[Sheet]:
+    def tables(self) -> list[ReportTable]:
         cells, tuned = self.runs.cells, tuning_table(self.runs)
         return [
             *([self.claims_table()] if self.claims else []),
@@ -77,22 +77,22 @@ class StudyReport:
             *([self._failures_table()] if self.runs.failures else []),
         ]
 
-    def claims_table(self) -> Sheet:
+    def claims_table(self) -> ReportTable:
         rows = [(str(n), j.verdict, _verdict_counts(j), j.claim.statement) for n, j in enumerate(self.claims, start=1)]
-        return Sheet("Claims", ("", "verdict", "tests", "claim"), tuple(rows), notes=(self.progress_sentence,))
+        return ReportTable("Claims", ("", "verdict", "tests", "claim"), tuple(rows), notes=(self.progress_sentence,))
 
-    def _failures_table(self) -> Sheet:
+    def _failures_table(self) -> ReportTable:
         rows = [(f"{cell}, {variant}, seed {seed}", why) for (cell, variant, seed), why in self.runs.failures.items()]
-        return Sheet("Failed runs", ("", "reason"), tuple(rows), notes=("The same command runs them again.",))
+        return ReportTable("Failed runs", ("", "reason"), tuple(rows), notes=("The same command runs them again.",))
 
-    def _tests_table(self) -> Sheet:
+    def _tests_table(self) -> ReportTable:
         rows = [
             (str(n), _test_text(o.test), o.cell, _interval_text(o.interval), _basis_text(o), o.verdict)
             for n, j in enumerate(self.claims, start=1)
             for o in j.outcomes
         ]
         heads = ("Claim", "test", "cell", "found", "by", "verdict")
-        return Sheet("Every test of a claim", heads, tuple(rows))
+        return ReportTable("Every test of a claim", heads, tuple(rows))
 
     def _columns(self, cell: str) -> list[tuple[str, str, Callable[[float], str]]]:
         """Head, figure, how it is shown."""
@@ -112,7 +112,7 @@ class StudyReport:
         )
         return [(head, figure, percent_text) for head, figure in accuracies + served] + cost
 
-    def _cell_table(self, cell: str) -> Sheet:
+    def _cell_table(self, cell: str) -> ReportTable:
         columns, variants, cost = (
             self._columns(cell),
             self.runs.variants(cell),
@@ -124,7 +124,7 @@ class StudyReport:
             for variant, line in zip(variants, table, strict=True)
         ]
         best = best_cells([[line[i] for line in table] for i in range(3)], max)
-        return Sheet(
+        return ReportTable(
             f"{cell}: accuracy in %",
             ("", *(head for head, _, _ in columns)),
             tuple(rows),
@@ -137,9 +137,9 @@ class StudyReport:
 
     def _spread(self, cell: str, variant: str, metric: str) -> Spread | None:
         found = self.runs.of_variant(cell, variant)
-        return over_seeds([m.metric(metric) for m in found])
+        return spread_over_seeds([m.metric(metric) for m in found])
 
-    def _differences_table(self, cell: str) -> Sheet:
+    def _differences_table(self, cell: str) -> ReportTable:
         ours = self.study.our_variant
         others = [v for v in self.runs.variants(cell) if v != ours]
         rows = []
@@ -147,7 +147,7 @@ class StudyReport:
             found = [self.runs.difference(cell, ours, other, figure) for figure in COMPARED_METRICS]
             how = dict.fromkeys(x.basis for x in found if x is not None)
             rows.append((other, *map(_interval_text, found), "; ".join(how)))
-        return Sheet(
+        return ReportTable(
             f"{cell}: what {ours} has more than each, in points",
             ("than", *COMPARED_METRICS.values(), "by"),
             tuple(rows),
@@ -211,15 +211,15 @@ def write_study_tables(report: StudyReport, out: Path, force: bool = False) -> l
     check_output_files(out, force)  # all of them before the first is written
     write_output(markdown, ("\n\n".join([*text, *map(_markdown_table, sheets)]) + "\n").encode(), MARKDOWN, force)
     write_output(data, json_bytes({"generator": GENERATOR} | report.to_json()), JSON, force)
-    return [markdown, data, write_sheets(sheets, page, report.heading, force)]
+    return [markdown, data, write_tables(sheets, page, report.heading, force)]
 
 
-def _markdown_table(table: Sheet) -> str:
+def _markdown_table(table: ReportTable) -> str:
     def cell(i: int, j: int, text: str) -> str:
         joined = " ".join(text.split("\n")).replace("|", r"\|")
-        return f"**{joined}**" if (i, j) in table.best else joined
+        return f"**{joined}**" if (i, j) in table.best_cells else joined
 
-    lines = [f"| {' | '.join(table.heads)} |", f"|{'---|' * len(table.heads)}"]
+    lines = [f"| {' | '.join(table.headers)} |", f"|{'---|' * len(table.headers)}"]
     lines += [f"| {' | '.join(cell(i, j, x) for j, x in enumerate(row))} |" for i, row in enumerate(table.rows)]
     return "\n\n".join([f"## {table.title}", "\n".join(lines), *table.notes])
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.methods.composition.tuning import PERSONALISE, Tuning
-from shoal.report.table import Sheet
+from shoal.report.table import ReportTable
 from shoal.study.measurements import StudyRun, StudyRuns
 
 NOTE = (
@@ -38,7 +38,7 @@ def tuning_choice(run: StudyRun) -> TuningChoice | None:
     return TuningChoice(int(passes), step, tuple(name for name, edge in at.items() if edge))
 
 
-def tuning_table(runs: StudyRuns) -> Sheet:
+def tuning_table(runs: StudyRuns) -> ReportTable:
     """A line for each variant of a cell that tuned anything."""
     found = [
         (cell, variant, _choices_of(runs, cell, variant)) for cell in runs.cells for variant in runs.variants(cell)
@@ -48,7 +48,9 @@ def tuning_table(runs: StudyRuns) -> Sheet:
         for cell, variant, seeds in found
         if seeds
     ]
-    return Sheet("What tuning chose", ("Cell", "variant", "passes", "step", "at an edge"), tuple(rows), notes=(NOTE,))
+    return ReportTable(
+        "What tuning chose", ("Cell", "variant", "passes", "step", "at an edge"), tuple(rows), notes=(NOTE,)
+    )
 
 
 def _choices_of(runs: StudyRuns, cell: str, variant: str) -> list[TuningChoice]:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.errors import UserError
-from shoal.report import Answers, Questions
-from shoal.report.comparison import parse_budget, reference
+from shoal.report import Comparison, ComparisonRequest
+from shoal.report.comparison import find_reference, parse_budget
 from shoal.store.reader import read_run
 
 
@@ -57,40 +57,40 @@ def test_a_bad_budget_is_named(text):
 )
 def test_bad_questions_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
-        Questions.parse(*arguments)
+        ComparisonRequest.parse(*arguments)
 
 
 def test_the_reference_is_fedavg_or_the_first_or_as_asked(runs, paths):
-    assert (reference(runs).name, reference(runs).runs, reference(runs).joules) == ("fedavg", 2, 50)
-    assert reference(runs[2:]).joules == 40
-    assert reference(runs, "local").name == "local"
-    assert reference(runs, "fedavg seed=1").joules == 60
-    assert reference(runs, str(paths[1])).joules == 60
+    assert (find_reference(runs).name, find_reference(runs).num_runs, find_reference(runs).joules) == ("fedavg", 2, 50)
+    assert find_reference(runs[2:]).joules == 40
+    assert find_reference(runs, "local").name == "local"
+    assert find_reference(runs, "fedavg seed=1").joules == 60
+    assert find_reference(runs, str(paths[1])).joules == 60
     with pytest.raises(UserError, match=r"--of is 'fedprox', which is none of the runs; give one of .*local"):
-        reference(runs, "fedprox")
+        find_reference(runs, "fedprox")
 
 
 def test_an_unfinished_reference_is_refused(write_course):
     run = read_run(write_course("a", [0.1, 0.2], finished=False))
     with pytest.raises(UserError, match="the reference fedavg has not finished"):
-        reference([run])
+        find_reference([run])
 
 
 def test_joules_to_an_accuracy_over_seeds(runs):
-    fedavg, local = Answers(runs, Questions.parse("0.3,0.4", None, held=2)).to_accuracy
+    fedavg, local = Comparison(runs, ComparisonRequest.parse("0.3,0.4", None, sustained_rounds=2)).to_accuracy
     # 0.3 is held for two rounds at round 3 (seed 0) and round 4 (seed 1), 0.4 at rounds 3 and 5.
     assert fedavg[0].round.mean == 3.5
     assert fedavg[0].joules.mean == 35
     assert fedavg[0].joules.std == pytest.approx(10 / sqrt(2))
-    assert fedavg[0].parts["train"].mean == 21
+    assert fedavg[0].joules_by_part["train"].mean == 21
     assert (fedavg[1].joules.mean, fedavg[1].seeds) == (40, [0, 1])
     assert local[0].joules.mean == 20 and local[0].joules.std is None
     assert local[1].joules is None
 
 
 def test_accuracy_at_a_budget_over_seeds(runs):
-    questions = Questions.parse(None, "60,100,10J", held=2)  # of 50 J: 30 J and 50 J
-    fedavg, local = Answers(runs, questions).at_budget
+    questions = ComparisonRequest.parse(None, "60,100,10J", sustained_rounds=2)  # of 50 J: 30 J and 50 J
+    fedavg, local = Comparison(runs, questions).at_budget
     assert [a.budget_joules for a in fedavg] == [30, 50, 10]
     # 30 J: windows end by round 3: seed 0 holds 0.4, seed 1 0.2. 50 J: 0.4 and 0.4.
     assert fedavg[0].accuracy.mean == pytest.approx(0.3)
@@ -100,26 +100,28 @@ def test_accuracy_at_a_budget_over_seeds(runs):
 
 
 def test_sheets_say_what_is_best_and_what_it_hangs_on(runs):
-    to_accuracy, at_budget = Answers(runs, Questions.parse("0.3", "100", held=2)).sheets()
-    assert to_accuracy.heads == ("Run", "to 30 %", "time", "rounds")
+    to_accuracy, at_budget = Comparison(runs, ComparisonRequest.parse("0.3", "100", sustained_rounds=2)).tables()
+    assert to_accuracy.headers == ("Run", "to 30 %", "time", "rounds")
     assert to_accuracy.rows == (
         ("fedavg\n2 seeds", "35.0 J\n± 7.07 J", "7.0 s\n± 1.4 s", "3.5\n± 0.7"),
         ("local", "20.0 J", "4.0 s", "2"),
     )
-    assert to_accuracy.best == {(1, 1)}
-    assert at_budget.heads == ("Run", "100 %\n50.0 J")
+    assert to_accuracy.best_cells == {(1, 1)}
+    assert at_budget.headers == ("Run", "100 %\n50.0 J")
     assert at_budget.rows == (("fedavg\n2 seeds", "40.0\n± 0"), ("local", "30.0"))
-    assert at_budget.best == {(0, 1)}
+    assert at_budget.best_cells == {(0, 1)}
     assert "100 % is 50.0 J: the mean of 2 runs of fedavg." in at_budget.notes
     assert "Accuracy: on the central test set." in at_budget.notes
 
 
 def test_a_large_share_of_the_server_is_told_and_can_be_left_out(runs):
-    (sheet,) = Answers(runs, Questions.parse("0.3", None, held=2)).sheets()
+    (sheet,) = Comparison(runs, ComparisonRequest.parse("0.3", None, sustained_rounds=2)).tables()
     assert any(
         note.startswith("Up to 20% of a run’s joules are the server’s: measured, they vary") for note in sheet.notes
     )
-    (sheet,) = Answers([replace(run, counted="clients") for run in runs], Questions.parse("0.3", None, held=2)).sheets()
+    (sheet,) = Comparison(
+        [replace(run, counted="clients") for run in runs], ComparisonRequest.parse("0.3", None, sustained_rounds=2)
+    ).tables()
     assert sheet.rows[1][1] == "16.0 J"
     assert "Joules: of all clients (modelled), without the server." in sheet.notes
     assert not any("Up to" in note for note in sheet.notes)
@@ -132,32 +134,32 @@ def test_seeds_that_never_got_there_are_told_and_win_nothing(write_course):
         read_run(write_course("c", [0.1, 0.5, 0.5, 0.5], "local")),
         read_run(write_course("d", [0.1, 0.1, 0.5, 0.5], "fedprox")),
     ]
-    (sheet,) = Answers(runs, Questions.parse("0.5", None, held=2)).sheets()
+    (sheet,) = Comparison(runs, ComparisonRequest.parse("0.5", None, sustained_rounds=2)).tables()
     assert sheet.rows[0] == ("fedavg\n2 seeds", "20.0 J\n1 of 2 seeds", "4.0 s\n1 of 2 seeds", "2\n1 of 2 seeds")
-    assert sheet.best == {(1, 1)}
+    assert sheet.best_cells == {(1, 1)}
 
 
 def test_a_dash_for_want_of_rounds_is_explained(runs):
-    (sheet,) = Answers(runs, Questions.parse(None, "100", held=20)).sheets()
+    (sheet,) = Comparison(runs, ComparisonRequest.parse(None, "100", sustained_rounds=20)).tables()
     assert sheet.rows[1] == ("local", "–")
     assert "Fewer than 20 evaluated rounds: fedavg, local; --held asks for fewer." in sheet.notes
 
 
 def test_different_accuracies_are_not_mixed_in_silence(write_course):
     runs = [read_run(write_course("a", [0.5])), read_run(write_course("b", [0.5], "local", kind="mean"))]
-    (sheet,) = Answers(runs, Questions.parse("0.5", None, held=1)).sheets()
+    (sheet,) = Comparison(runs, ComparisonRequest.parse("0.5", None, sustained_rounds=1)).tables()
     assert any("central test set for fedavg; mean over" in note for note in sheet.notes)
 
 
 def test_joules_of_other_devices_are_not_compared_in_silence(write_course):
     runs = [read_run(write_course(d, [0.5], config={"devices": d, "cohort": i})) for i, d in enumerate(("pi", "phone"))]
-    (sheet,) = Answers(runs, Questions.parse("0.5", None, held=1)).sheets()
+    (sheet,) = Comparison(runs, ComparisonRequest.parse("0.5", None, sustained_rounds=1)).tables()
     assert sheet.notes[-1] == "These runs differ in devices: their joules are not directly comparable."
 
 
 def test_runs_without_joules_are_refused(write_run):
     with pytest.raises(UserError, match="has no joules"):
-        Answers([read_run(write_run())], Questions.parse("0.5", None))
+        Comparison([read_run(write_run())], ComparisonRequest.parse("0.5", None))
 
 
 def compare(*arguments):

@@ -7,19 +7,19 @@ from math import inf, sqrt
 
 import pytest
 
-from shoal.report import Answers, Questions, at_budget, to_accuracy
+from shoal.report import Comparison, ComparisonRequest, accuracy_at_budget, cost_to_accuracy
 from shoal.report.cost_curves import (
-    Reached,
+    ReachedAccuracy,
     Spread,
-    accuracy_of,
-    bills,
-    common_level,
-    course,
+    common_accuracy,
+    cost_curve,
+    default_sustained_rounds,
+    effective_accuracy_key,
+    energy_breakdowns,
     final_accuracy,
     has_joules,
-    over_seeds,
-    server_share,
-    usual_held,
+    server_joules_fraction,
+    spread_over_seeds,
 )
 from shoal.store.reader import read_run
 
@@ -33,62 +33,72 @@ def run(write_course):
 
 
 def test_joules_add_up_round_by_round(run):
-    assert [p.joules for p in course(run)] == [10, 20, 30, 40, 50, 60, 70, 80]
-    assert course(run)[2].parts == {"train": 18, "pre": 3, "comm": 3, "server": 6}
-    assert [p.accuracy for p in course(run)] == UPS_AND_DOWNS
+    assert [p.joules for p in cost_curve(run)] == [10, 20, 30, 40, 50, 60, 70, 80]
+    assert cost_curve(run)[2].joules_by_part == {"train": 18, "pre": 3, "comm": 3, "server": 6}
+    assert [p.accuracy for p in cost_curve(run)] == UPS_AND_DOWNS
 
 
 def test_the_server_can_be_left_out(run):
     clients = replace(run, counted="clients")
-    assert [p.joules for p in course(clients)] == [8, 16, 24, 32, 40, 48, 56, 64]
-    assert (server_share(run), server_share(clients)) == (pytest.approx(0.2), 0)
-    assert to_accuracy(clients, 0.4, held=2).joules == 40
-    assert at_budget(clients, 40, held=2) == 0.4
+    assert [p.joules for p in cost_curve(clients)] == [8, 16, 24, 32, 40, 48, 56, 64]
+    assert (server_joules_fraction(run), server_joules_fraction(clients)) == (pytest.approx(0.2), 0)
+    assert cost_to_accuracy(clients, 0.4, sustained_rounds=2).joules == 40
+    assert accuracy_at_budget(clients, 40, sustained_rounds=2) == 0.4
 
 
 def test_an_accuracy_is_reached_when_it_has_been_held(run):
-    assert to_accuracy(run, 0.4, held=2) == Reached(5, 50, {"train": 30, "pre": 5, "comm": 5, "server": 10}, sim_s=10)
-    assert to_accuracy(run, 0.5, held=2) == Reached(6, 60, {"train": 36, "pre": 6, "comm": 6, "server": 12}, sim_s=12)
-    assert to_accuracy(run, 0.4, held=1).round == 2
-    assert to_accuracy(run, 0.6, held=2) is None
+    assert cost_to_accuracy(run, 0.4, sustained_rounds=2) == ReachedAccuracy(
+        5, 50, {"train": 30, "pre": 5, "comm": 5, "server": 10}, sim_s=10
+    )
+    assert cost_to_accuracy(run, 0.5, sustained_rounds=2) == ReachedAccuracy(
+        6, 60, {"train": 36, "pre": 6, "comm": 6, "server": 12}, sim_s=12
+    )
+    assert cost_to_accuracy(run, 0.4, sustained_rounds=1).round == 2
+    assert cost_to_accuracy(run, 0.6, sustained_rounds=2) is None
 
 
 def test_a_budget_buys_the_best_that_was_held_within_it(run):
-    assert at_budget(run, 10, held=2) is None  # one round is not two
-    assert at_budget(run, 20, held=2) == 0.1
-    assert at_budget(run, 49.9, held=2) == 0.3
-    assert at_budget(run, 50, held=2) == 0.4
-    assert at_budget(run, 80, held=2) == 0.5  # and not the 0.6 of the last round alone
-    assert at_budget(run, inf, held=1) == 0.6
+    assert accuracy_at_budget(run, 10, sustained_rounds=2) is None  # one round is not two
+    assert accuracy_at_budget(run, 20, sustained_rounds=2) == 0.1
+    assert accuracy_at_budget(run, 49.9, sustained_rounds=2) == 0.3
+    assert accuracy_at_budget(run, 50, sustained_rounds=2) == 0.4
+    assert accuracy_at_budget(run, 80, sustained_rounds=2) == 0.5  # and not the 0.6 of the last round alone
+    assert accuracy_at_budget(run, inf, sustained_rounds=1) == 0.6
 
 
 def test_too_few_rounds_hold_nothing(run):
-    assert at_budget(run, inf) is None
-    assert to_accuracy(run, 0.1) is None
+    assert accuracy_at_budget(run, inf) is None
+    assert cost_to_accuracy(run, 0.1) is None
 
 
 def test_rounds_without_evaluation_cost_but_do_not_count(write_course):
     run = read_run(write_course("run", [0.4, None, None, 0.4, None]))
-    assert to_accuracy(run, 0.4, held=2) == Reached(4, 40, {"train": 24, "pre": 4, "comm": 4, "server": 8}, sim_s=8)
+    assert cost_to_accuracy(run, 0.4, sustained_rounds=2) == ReachedAccuracy(
+        4, 40, {"train": 24, "pre": 4, "comm": 4, "server": 8}, sim_s=8
+    )
     assert final_accuracy(run) == 0.4
 
 
 def test_the_last_rounds_are_averaged(run):
-    assert final_accuracy(run, held=3) == pytest.approx((0.5 + 0.2 + 0.6) / 3)
-    assert final_accuracy(run, held=99) == pytest.approx(3.0 / 8)
+    assert final_accuracy(run, num_rounds=3) == pytest.approx((0.5 + 0.2 + 0.6) / 3)
+    assert final_accuracy(run, num_rounds=99) == pytest.approx(3.0 / 8)
 
 
 def test_without_a_central_test_set_the_mean_over_clients_counts(write_course):
     central, local = (read_run(write_course(kind, [0.7], kind=kind)) for kind in ("central", "mean"))
-    assert (accuracy_of(central), accuracy_of(local)) == ("central", "mean")
-    assert at_budget(central, inf, held=1) == at_budget(local, inf, held=1) == 0.7
+    assert (effective_accuracy_key(central), effective_accuracy_key(local)) == ("central", "mean")
+    assert (
+        accuracy_at_budget(central, inf, sustained_rounds=1)
+        == accuracy_at_budget(local, inf, sustained_rounds=1)
+        == 0.7
+    )
 
 
 def test_a_killed_run_may_lack_its_last_seconds_of_the_server(write_course):
     path = write_course("run", [0.1, 0.2, 0.3])
     lines = (path / "timing.jsonl").read_text().splitlines(keepends=True)
     (path / "timing.jsonl").write_text("".join(lines[:2]))
-    assert [p.joules for p in course(read_run(path))] == [10, 20, 28]
+    assert [p.joules for p in cost_curve(read_run(path))] == [10, 20, 28]
 
 
 def test_a_run_without_a_ledger_has_no_joules(write_run, run):
@@ -97,18 +107,20 @@ def test_a_run_without_a_ledger_has_no_joules(write_run, run):
 
 
 def test_spread_over_seeds():
-    assert over_seeds([1.0, 2.0, None]) == Spread(1.5, pytest.approx(1 / sqrt(2)), 2, 3)
-    assert over_seeds([5.0]) == Spread(5.0, None, 1, 1)
-    assert over_seeds([None, None]) is None
-    assert not over_seeds([1.0, None]).complete
+    assert spread_over_seeds([1.0, 2.0, None]) == Spread(1.5, pytest.approx(1 / sqrt(2)), 2, 3)
+    assert spread_over_seeds([5.0]) == Spread(5.0, None, 1, 1)
+    assert spread_over_seeds([None, None]) is None
+    assert not spread_over_seeds([1.0, None]).is_complete
 
 
 def test_the_common_level_is_the_highest_whole_percent_that_all_held(write_course, run):
     other = read_run(write_course("other", [0.295, 0.3]))  # holds 0.295 for two rounds
-    assert common_level([run], held=2) == 0.5
-    assert common_level([run, other], held=2) == 0.29
-    assert common_level([run, other], held=3) is None
-    assert common_level([read_run(write_course("third", [0.29, 0.29]))], held=2) == 0.29  # 100 * 0.29 is below 29
+    assert common_accuracy([run], sustained_rounds=2) == 0.5
+    assert common_accuracy([run, other], sustained_rounds=2) == 0.29
+    assert common_accuracy([run, other], sustained_rounds=3) is None
+    assert (
+        common_accuracy([read_run(write_course("third", [0.29, 0.29]))], sustained_rounds=2) == 0.29
+    )  # 100 * 0.29 is below 29
 
 
 def test_bills_are_means_over_seeds_at_the_common_level(write_course):
@@ -117,24 +129,24 @@ def test_bills_are_means_over_seeds_at_the_common_level(write_course):
         read_run(write_course("b", [0.1, 0.1, 0.5, 0.5], seed=1)),  # at round 4
         read_run(write_course("c", [0.1, 0.3, 0.3, 0.3], "local")),  # at round 3
     ]
-    level, (fedavg, local) = bills(runs, held=2)
+    level, (fedavg, local) = energy_breakdowns(runs, sustained_rounds=2)
     assert level == 0.3
-    assert (fedavg.label, fedavg.seeds, fedavg.rounds) == ("fedavg", 2, 3)
-    assert fedavg.parts == {"train": 18, "pre": 3, "comm": 3, "server": 6}
-    assert (local.joules, local.rounds, local.whole_joules) == (30, 3, 40)
+    assert (fedavg.label, fedavg.num_seeds, fedavg.mean_rounds) == ("fedavg", 2, 3)
+    assert fedavg.joules_by_part == {"train": 18, "pre": 3, "comm": 3, "server": 6}
+    assert (local.joules, local.mean_rounds, local.whole_joules) == (30, 3, 40)
 
 
 def test_bills_without_a_common_level_are_of_whole_runs(write_course):
-    level, (bill,) = bills([read_run(write_course("a", [0.5, 0.5, 0.5]))])
+    level, (bill,) = energy_breakdowns([read_run(write_course("a", [0.5, 0.5, 0.5]))])
     assert level is None
-    assert (bill.joules, bill.rounds) == (30, 3)
+    assert (bill.joules, bill.mean_rounds) == (30, 3)
 
 
 @pytest.mark.parametrize(("rounds", "held"), [(1, 3), (10, 3), (20, 5), (40, 10), (90, 20)])
 def test_how_long_accuracy_is_to_be_held_follows_the_shortest_run(rounds, held, write_course):
     short = read_run(write_course("short", [0.5] * rounds))
-    assert usual_held([short]) == held
-    assert usual_held([read_run(write_course("long", [0.5] * 100, "local")), short]) == held
-    (sheet,) = Answers([short], Questions.parse("0.4", None)).sheets()
+    assert default_sustained_rounds([short]) == held
+    assert default_sustained_rounds([read_run(write_course("long", [0.5] * 100, "local")), short]) == held
+    (sheet,) = Comparison([short], ComparisonRequest.parse("0.4", None)).tables()
     assert f"for {held} evaluated rounds in a row" in sheet.notes[0]
     assert (sheet.rows[0][1] == "–") == (rounds < held)

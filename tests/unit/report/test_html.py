@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from shoal.errors import UserError
-from shoal.report import Questions, summarise, write_page
-from shoal.report.summary import columns_of
+from shoal.report import ComparisonRequest, summarise, write_page
+from shoal.report.summary import shown_columns
 from shoal.reproduce.paper_table import compare_with_paper
 from shoal.store.reader import read_run
 
@@ -159,8 +159,8 @@ def test_what_was_chosen_and_measured_is_on_the_page(write_course, tmp_path):
 def test_what_was_asked_is_on_the_page(write_course, tmp_path):
     runs = [read_run(write_course("a", [0.5, 0.5])), read_run(write_course("b", [0.3, 0.3], "local"))]
     numbers = {"source": "Table <II>", "metric": "final", "columns": {"final": {"fedavg": 46.03, "local": 40.0}}}
-    questions = Questions.parse("0.4", "100", held=2)
-    path = write_page(runs, tmp_path / "page.html", questions=questions, paper=compare_with_paper(runs, numbers))
+    questions = ComparisonRequest.parse("0.4", "100", sustained_rounds=2)
+    path = write_page(runs, tmp_path / "page.html", request=questions, paper=compare_with_paper(runs, numbers))
     page = Page(path.read_text("utf-8"))
     assert "Joules, simulated time and rounds to an accuracy" in page.text
     assert "Accuracy at a budget of joules" in page.text
@@ -201,4 +201,4 @@ def test_who_is_in_which_group_is_on_the_page(write_course, tmp_path):
     assert "\nfedepc\nexpert-000\n15\nc0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 ... and 3 more\n" in text
     assert "\nfedepc\nexpert-001\n2\nx, y\n" in text
     assert "adjusted Rand index with the planted groups 0.88" in text
-    assert columns_of(summarise([read_run(path)]))[6].text(summarise([read_run(path)])[0]) == "2"  # one has nobody
+    assert shown_columns(summarise([read_run(path)]))[6].text(summarise([read_run(path)])[0]) == "2"  # one has nobody

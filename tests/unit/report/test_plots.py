@@ -102,7 +102,7 @@ def test_the_bars_stack_what_the_common_accuracy_took(write_course):
         read_run(write_course("a", [0.5, 0.5, 0.5])),
         read_run(write_course("b", [0.1, 0.4, 0.4], "<b>")),
     ]
-    figure = joule_bars(runs, held=2)
+    figure = joule_bars(runs, sustained_rounds=2)
     train, pre, comm, server, *key = figure.data
     # 40 % is held by fedavg at round 2, by the other at round 3: 20 J and 30 J, of which in 10 train 6, server 2.
     assert "40%" in figure.layout.title.text

@@ -8,12 +8,12 @@ import pytest
 from shoal.report.summary import (
     COLUMNS,
     best_rows,
-    caution,
-    columns_of,
-    duration,
+    comparability_warning,
+    duration_text,
     joules_text,
     joules_unit,
-    remarks,
+    run_remarks,
+    shown_columns,
     summarise,
     summarise_seeds,
 )
@@ -117,7 +117,7 @@ def test_what_a_table_does_not_say_is_remarked(write_course):
     lines[0] |= {"late": 1, "late_clients": ["b"], "left": []}
     lines[1] |= {"late": 2, "late_clients": ["b", "c"], "left": ["a"]}
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert remarks([read_run(path), read_run(write_course("b", [0.1], "local"))]) == [
+    assert run_remarks([read_run(path), read_run(write_course("b", [0.1], "local"))]) == [
         "fedavg: finished (every battery is empty at round 2); 3 reports came after the deadline, 1 client left with "
         "an empty battery (rounds.jsonl says who and when)."
     ]
@@ -144,8 +144,10 @@ def test_an_unfinished_run_is_never_best(write_run):
 
 def test_caution_names_the_uncommon_ground(write_run):
     one, other = read_run(write_run("a")), read_run(write_run("b", config={"data": "letters"}))
-    assert caution([one, one]) == ""
-    assert caution([one, other]) == "These runs differ in data: their numbers are not directly comparable."
+    assert comparability_warning([one, one]) == ""
+    assert (
+        comparability_warning([one, other]) == "These runs differ in data: their numbers are not directly comparable."
+    )
 
 
 def test_joules_and_simulated_time_are_of_the_whole_run(write_course):
@@ -162,8 +164,8 @@ def test_joules_of_an_unfinished_run_are_those_so_far(write_course):
 
 def test_columns_that_no_run_has_are_left_out(write_run, write_course):
     old, new = read_run(write_run("old")), read_run(write_course("new", [0.1]))
-    assert "Joules" not in [c.title for c in columns_of(summarise([old]))]
-    assert [c.title for c in columns_of(summarise([old, new]))][-3:] == ["Joules", "Sim time", "Time"]
+    assert "Joules" not in [c.title for c in shown_columns(summarise([old]))]
+    assert [c.title for c in shown_columns(summarise([old, new]))][-3:] == ["Joules", "Sim time", "Time"]
     assert COLUMN["joules.total"].text(summarise([old])[0]) == "–"
 
 
@@ -209,14 +211,14 @@ def test_the_unit_of_an_axis_suits_its_end():
     ],
 )
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def test_the_long_link_is_shown_beside_runs_without_edges(write_run):
     """Without edges all that clients send and are sent crosses it."""
     flat, edged = (summarise([read_run(write_run(name=name))])[0] for name in ("flat", "edged"))
-    titles = [c.title for c in columns_of([flat, edged])]
+    titles = [c.title for c in shown_columns([flat, edged])]
     assert "Long link" not in titles
     edged |= {"edges": 2, "bytes_long": 700}
-    assert "Long link" in [c.title for c in columns_of([flat, edged])]
+    assert "Long link" in [c.title for c in shown_columns([flat, edged])]
     assert COLUMN["bytes_long"].text(flat) == "16.0 kB"

@@ -6,13 +6,13 @@ import re
 from rich.console import Console
 
 from shoal.report import (
-    Answers,
-    Questions,
+    Comparison,
+    ComparisonRequest,
     compare_table,
     paper_view,
     partition_view,
+    report_table_view,
     result_table,
-    sheet_view,
 )
 from shoal.reproduce.paper_table import compare_with_paper
 from shoal.store.reader import read_run
@@ -72,9 +72,9 @@ def test_a_stopped_run_says_why(write_course):
 
 def test_sheets_have_their_best_in_bold_and_their_notes_below(write_course):
     runs = [read_run(write_course("a", [0.5, 0.5])), read_run(write_course("[b]", [0.3, 0.5], "[b]"))]
-    (sheet,) = Answers(runs, Questions.parse("0.3,0.5", None, held=1)).sheets()
-    assert bold_numbers(sheet_view(sheet)) == ["10.0"]  # to 50 %; both take 10 J to 30 %
-    text = shown(sheet_view(sheet))
+    (sheet,) = Comparison(runs, ComparisonRequest.parse("0.3,0.5", None, sustained_rounds=1)).tables()
+    assert bold_numbers(report_table_view(sheet)) == ["10.0"]  # to 50 %; both take 10 J to 30 %
+    text = shown(report_table_view(sheet))
     assert "to 50 %" in text and "[b]" in text and "Accuracy: on the central test set." in text
 
 

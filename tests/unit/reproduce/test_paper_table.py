@@ -7,7 +7,7 @@ from math import sqrt
 import pytest
 
 from shoal.errors import UserError
-from shoal.report.paper_tables import ordering_sheet, paper_sheets
+from shoal.report.paper_tables import ordering_table, paper_report_tables
 from shoal.reproduce.paper_table import compare_with_paper, read_paper, validate_paper
 from shoal.store.failure import record_failure
 from shoal.store.reader import planned_run, read_run
@@ -49,7 +49,7 @@ def test_every_ordering_of_the_paper_gets_a_verdict(runs):
         ("local", "fedavg"): "opposite",
         ("local", "fedprox"): "opposite",
     }
-    assert found["fedprox", "fedavg"].error == pytest.approx(sqrt(5))
+    assert found["fedprox", "fedavg"].standard_error == pytest.approx(sqrt(5))
     assert found["local", "fedavg"].difference == pytest.approx(-10)
     assert found["local", "fedavg"].paper_difference == 4
     assert table.verdict == "same 0, undecided 1, opposite 2"
@@ -65,7 +65,7 @@ def test_the_same_order_is_the_same(runs):
 def test_one_seed_decides_nothing(runs):
     table = compare_with_paper(runs[::2], FINAL)
     assert table.verdict == "same 0, undecided 3, opposite 0"
-    assert table.orderings[0].error is None
+    assert table.orderings[0].standard_error is None
 
 
 def test_accuracy_at_a_budget_beside_the_paper(runs):
@@ -78,8 +78,8 @@ def test_accuracy_at_a_budget_beside_the_paper(runs):
     ours = [table.cell("fedavg", column).ours for column in ("60", "100", "final")]
     assert ours[0] is None
     assert [o.mean for o in ours[1:]] == pytest.approx([41, 41])
-    assert table.count("60") == {"same": 0, "undecided": 1, "opposite": 0}
-    assert table.count("100") == {"same": 0, "undecided": 0, "opposite": 1}
+    assert table.verdict_counts("60") == {"same": 0, "undecided": 1, "opposite": 0}
+    assert table.verdict_counts("100") == {"same": 0, "undecided": 0, "opposite": 1}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_where_a_seed_has_no_number_nothing_is_decided(runs):
     # 0.42 is held by one seed of fedavg only; of fedprox, too.
     paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.42": {"fedavg": 2.0, "fedprox": 1.0}}}
     table = compare_with_paper(runs, paper)
-    assert table.cell("fedavg", "0.42").ours.seeds == 1
+    assert table.cell("fedavg", "0.42").ours.num_values == 1
     assert table.verdict == "same 0, undecided 1, opposite 0"
 
 
@@ -110,15 +110,15 @@ def failed(path, **config):
 def test_a_seed_that_failed_is_one_without_a_number(runs, tmp_path):
     table = compare_with_paper([*runs, failed(tmp_path / "lost", method="local")], FINAL)
     cell = table.cell("local", "final")
-    assert (cell.ours.seeds, cell.ours.of, cell.failed) == (2, 3, 1)
-    (numbers, _) = paper_sheets(table)
+    assert (cell.ours.num_values, cell.ours.num_seeds, cell.num_failed_seeds) == (2, 3, 1)
+    (numbers, _) = paper_report_tables(table)
     assert [row[1] for row in numbers.rows if row[0] == "local"] == ["31.00\n± 1.41\n2 of 3 seeds"]
     assert {o.verdict for o in table.orderings if "local" in (o.higher, o.lower)} == {"undecided"}
 
 
 def test_a_cell_whose_jobs_all_failed_says_so(runs, tmp_path):
     table = compare_with_paper([*runs, failed(tmp_path / "lost", method="fedcor")], FINAL)
-    (numbers, _) = paper_sheets(table)
+    (numbers, _) = paper_report_tables(table)
     assert [row[1] for row in numbers.rows if row[0] == "fedcor"] == ["failed"]
     assert not any("fedcor" in note for note in table.notes)
     assert table.verdict == "same 0, undecided 4, opposite 2"
@@ -154,7 +154,7 @@ def test_rows_and_columns_by_what_jobs_differ_in(write_course):
         ("0.2", "digits blocks"): None,
     }
     assert [(o.higher, o.lower, o.column) for o in table.orderings] == [("0.2", "0.1", "digits iid")]
-    assert paper_sheets(table)[0].heads[0] == "Train.mu"
+    assert paper_report_tables(table)[0].headers[0] == "Train.mu"
 
 
 def test_the_accuracy_that_counts_can_be_said(write_course):
@@ -167,14 +167,14 @@ def test_the_accuracy_that_counts_can_be_said(write_course):
 
 
 def test_the_sheets_tell_it_all(runs):
-    numbers, verdicts = paper_sheets(table := compare_with_paper(runs, FINAL))
+    numbers, verdicts = paper_report_tables(table := compare_with_paper(runs, FINAL))
     assert numbers.title == "Beside the paper: Table II, Fashion-MNIST (%)"
     assert numbers.rows[0] == ("fedavg", "41.00\n± 1.41", "48.00")
     assert numbers.rows[3] == ("fedcor", "–", "53.00")
     assert verdicts.title == "Orderings: same 0, undecided 1, opposite 2"
     assert verdicts.rows == (("final", "0", "1", "2", "local > fedavg\nlocal > fedprox"),)
-    assert ordering_sheet(table).rows[1] == ("local > fedavg", "final", "4", "-10", "1.41", "opposite")
-    assert json.loads(json.dumps(table.json()))["verdicts"] == {"same": 0, "undecided": 1, "opposite": 2}
+    assert ordering_table(table).rows[1] == ("local > fedavg", "final", "4", "-10", "1.41", "opposite")
+    assert json.loads(json.dumps(table.to_json()))["verdicts"] == {"same": 0, "undecided": 1, "opposite": 2}
 
 
 @pytest.mark.parametrize(
@@ -239,4 +239,4 @@ def test_figures_are_rows(runs):
     table = compare_with_paper([replace(runs[0], rounds=lines)], paper)
     assert table.cell("train.silhouette", "final").ours.mean == 4.0
     assert table.cell("train.other", "final").ours is None
-    assert table.keys == "figure"
+    assert table.row_keys == "figure"

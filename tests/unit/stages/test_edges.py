@@ -22,7 +22,7 @@ from shoal.experiment.run import run, run_job
 from shoal.methods import METHODS, Setting, build
 from shoal.models import load_model
 from shoal.serve.blueprint import Blueprint
-from shoal.serve.model_version import Asked, Version
+from shoal.serve.model_version import ModelVersion, PredictRequest
 from shoal.stages.edges import (
     CLOUD,
     EDGE_LABEL_STAGE,
@@ -501,8 +501,8 @@ class TestServing:
         keys = {"clients": 6, "rows": 300, "rounds": 2, "cohort": 3, "epochs": 1}
         run_job(make_job({"method": "fedavg", **keys, "edges": "3", "cloud_every": 1}), tmp_path / "run")
         state = Checkpoints(tmp_path / "run" / "checkpoints").load(2).state
-        version = Version(Blueprint.of_run(tmp_path / "run"), state)
+        version = ModelVersion(Blueprint.from_run(tmp_path / "run"), state)
         x = torch.randn(3, *version.blueprint.inputs.shape)
-        (told,) = version.answer([Asked(x, None)])
+        (told,) = version.predict_batch([PredictRequest(x, None)])
         expected = version.blueprint.model.predict(state.memory[CLOUD]["models"]["global"], x)
         assert torch.allclose(told[1].probabilities, expected.softmax(-1), atol=1e-5)
