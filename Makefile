@@ -15,13 +15,16 @@ test: check
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/mypy
+	$(BIN)/python tools/check_words.py
 
-# What follows from the declared settings of a job: experiment/settings.py and docs/settings.md.
+# The generated pages: docs/settings.md (with experiment/settings.py), blocks of docs/methods/*.md, docs/glossary.md.
 docs: $(VENV)/.installed
 	$(BIN)/python -m shoal.experiment.settings_page
+	$(BIN)/python -m shoal.experiment.method_pages
+	$(BIN)/python tools/glossary.py
 
 # Peers in an environment of their own: about half an hour in all, and 25 GB of disk for a while.
 # A benchmark that fails does not end the others. `make bench-gate` runs one of them; its options go into ARGS.
