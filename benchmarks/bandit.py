@@ -1,12 +1,16 @@
-"""Does a bandit choose better sets of clients than chance, and if not, why: FedEPC's selector in a small simulation.
+"""Compares the bandit that selects clients in FedEPC with random selection, in a small simulation.
 
-Fifty clients with Dirichlet(0.1) labels over ten Gaussian classes, clustered by labels; each cluster trains its own
-softmax regression by federated averaging, one epoch a round, with clients that fit the cluster's time budget. A client
-costs its rows / its clock rate; a round lasts as long as its slowest. All arms of a seed see the same fleet, the same
-candidates and the same order of rows. Reported as differences to random feasible sets, with standard errors over seeds:
-accuracy on the clients' own test rows at the end (mean of the last five rounds), over all rounds, and at equal time,
-which is when random sets are half way. The oracles try all candidates first. The defaults were chosen on other fleets
-than those of `--first 100 --seeds 12`. Writes `results/bandit.json`.
+- Fifty clients have Dirichlet(0.1) labels over ten Gaussian classes and are clustered by their labels.
+- Each cluster trains its own softmax regression by federated averaging, one epoch per round, with clients that fit the
+  cluster's time budget. A client takes its number of samples divided by its clock rate, and a round lasts as long as
+  its slowest client.
+- All arms of a seed have the same fleet, the same candidate sets and the same order of samples. The oracles train all
+  candidate sets before they choose one.
+- The results are differences to random sets within the budget, with standard errors over seeds: the accuracy on the
+  clients' own test samples at the end (mean of the last five rounds), over all rounds, and at equal time, which is the
+  time after which random sets have run half of their rounds.
+
+The defaults were chosen on other fleets than those of `--first-seed 100 --seeds 12`. Writes `results/bandit.json`.
 """
 
 from __future__ import annotations
@@ -28,13 +32,13 @@ from shoal.rng import derive_seed
 from shoal.selectors.bandit import ClientSets, SetBandit, candidate_sets, standardised_contexts, time_budget
 from shoal.selectors.sampling import Floats, Indices
 
-RewardSource = Literal["by all", "by those who trained", "set to set"]
+RewardSource = Literal["all members", "cohort", "set to set"]
 NUM_CLIENTS, CLASSES, FEATURES, BATCH, PROBE, TEST, HISTORY, ROUNDS, RATE = 50, 10, 16, 20, 60, 100, 5, 40, 0.1
 
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """Of every client: x [clients, rows, features and a 1], y, and which rows are real."""
+    """The samples of all clients: x [clients, samples, features and a 1], y, and which samples are not padding."""
 
     x: Floats
     y: Indices
@@ -46,6 +50,8 @@ class ClientSamples:
 
 @dataclass(frozen=True)
 class Fleet:
+    """The clients of a seed: their data, devices and clusters."""
+
     train: ClientSamples
     probe: ClientSamples
     test: ClientSamples
@@ -53,12 +59,12 @@ class Fleet:
     ram_gb: Floats
     sizes: Floats
     cluster: Indices
-    mean_weights: Floats = field(init=False)  # clusters by clients: each row the mean over its members
+    mean_weights: Floats = field(init=False)  # [clusters, clients]: the weights of a mean over members
     members: list[Indices] = field(init=False)
 
     def __post_init__(self) -> None:
         inside = np.arange(self.cluster.max() + 1)[:, None] == self.cluster
-        object.__setattr__(self, "share", inside / inside.sum(axis=1, keepdims=True))
+        object.__setattr__(self, "mean_weights", inside / inside.sum(axis=1, keepdims=True))
         object.__setattr__(self, "members", [np.flatnonzero(row) for row in inside])
 
     @property
@@ -72,17 +78,17 @@ def make_fleet(seed: int, clusters: int, alpha: float = 0.1, separation: float =
     means = separation * rng.normal(size=(CLASSES, FEATURES))
     sizes = np.clip(np.exp(rng.normal(np.log(90), 0.6, NUM_CLIENTS)), 20, 300).astype(np.int64)
 
-    def drawn(counts: Indices) -> ClientSamples:
-        most = int(-(-counts.max() // BATCH) * BATCH)
-        y = np.stack([rng.choice(CLASSES, size=most, p=p) for p in labels])
-        x = means[y] + rng.normal(size=(NUM_CLIENTS, most, FEATURES))
-        real = (np.arange(most) < counts[:, None]).astype(np.float64)
-        return ClientSamples(np.concatenate([x, np.ones((NUM_CLIENTS, most, 1))], axis=2), y, real)
+    def draw(counts: Indices) -> ClientSamples:
+        max_samples = int(-(-counts.max() // BATCH) * BATCH)
+        y = np.stack([rng.choice(CLASSES, size=max_samples, p=p) for p in labels])
+        x = means[y] + rng.normal(size=(NUM_CLIENTS, max_samples, FEATURES))
+        is_real = (np.arange(max_samples) < counts[:, None]).astype(np.float64)
+        return ClientSamples(np.concatenate([x, np.ones((NUM_CLIENTS, max_samples, 1))], axis=2), y, is_real)
 
-    train, probe, test = (drawn(n) for n in (sizes, np.full(NUM_CLIENTS, PROBE), np.full(NUM_CLIENTS, TEST)))
-    seen = [np.bincount(y[:n], minlength=CLASSES) / n for y, n in zip(train.y, sizes, strict=True)]
-    found = fcluster(linkage(pdist(seen, "jensenshannon"), "average"), clusters, "maxclust")
-    cluster = np.unique(found, return_inverse=True)[1]
+    train, probe, test = (draw(n) for n in (sizes, np.full(NUM_CLIENTS, PROBE), np.full(NUM_CLIENTS, TEST)))
+    label_distributions = [np.bincount(y[:n], minlength=CLASSES) / n for y, n in zip(train.y, sizes, strict=True)]
+    labels_of_clusters = fcluster(linkage(pdist(label_distributions, "jensenshannon"), "average"), clusters, "maxclust")
+    cluster = np.unique(labels_of_clusters, return_inverse=True)[1]
     ghz, ram_gb = rng.uniform(0.5, 3, NUM_CLIENTS), rng.choice([1.0, 2.0, 4.0, 8.0], NUM_CLIENTS)
     return Fleet(train, probe, test, ghz, ram_gb, sizes.astype(np.float64), cluster)
 
@@ -90,8 +96,8 @@ def make_fleet(seed: int, clusters: int, alpha: float = 0.1, separation: float =
 def probabilities(models: Floats, x: Floats) -> Floats:
     logits = x @ models
     raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    found: Floats = raised / raised.sum(axis=-1, keepdims=True)
-    return found
+    normalised: Floats = raised / raised.sum(axis=-1, keepdims=True)
+    return normalised
 
 
 def mean_over(samples: ClientSamples, values: Floats | ClientSets) -> Floats:
@@ -100,8 +106,8 @@ def mean_over(samples: ClientSamples, values: Floats | ClientSets) -> Floats:
 
 
 def losses(models: Floats, samples: ClientSamples) -> Floats:
-    right = np.take_along_axis(probabilities(models, samples.x), samples.y[..., None], axis=-1)[..., 0]
-    return mean_over(samples, -np.log(np.maximum(right, 1e-12)))
+    true_probability = np.take_along_axis(probabilities(models, samples.x), samples.y[..., None], axis=-1)[..., 0]
+    return mean_over(samples, -np.log(np.maximum(true_probability, 1e-12)))
 
 
 def accuracies(models: Floats, samples: ClientSamples) -> Floats:
@@ -109,18 +115,19 @@ def accuracies(models: Floats, samples: ClientSamples) -> Floats:
 
 
 def train_one_epoch(models: Floats, samples: ClientSamples) -> Floats:
-    """One epoch of SGD for each client; who has run out of rows rests."""
+    """Trains one epoch of SGD for each client. A client without further samples keeps its model."""
     models = models.copy()
     for start in range(0, samples.x.shape[1], BATCH):
-        b = samples.select(slice(None), slice(start, start + BATCH))
-        error = (probabilities(models, b.x) - np.eye(CLASSES)[b.y]) * b.is_real[..., None]
-        models -= RATE * (b.x.transpose(0, 2, 1) @ error) / np.maximum(b.is_real.sum(axis=1), 1)[:, None, None]
+        batch = samples.select(slice(None), slice(start, start + BATCH))
+        error = (probabilities(models, batch.x) - np.eye(CLASSES)[batch.y]) * batch.is_real[..., None]
+        num_real = np.maximum(batch.is_real.sum(axis=1), 1)[:, None, None]
+        models -= RATE * (batch.x.transpose(0, 2, 1) @ error) / num_real
     return models
 
 
 @dataclass
 class Training:
-    """The clusters' models and what the server knows of the clients."""
+    """The models of the clusters, and what the server knows about the clients."""
 
     fleet: Fleet
     models: Floats = field(init=False)
@@ -128,7 +135,7 @@ class Training:
     loss_drops: Floats = field(init=False)
     waiting_rounds: Floats = field(init=False)
     num_selections: Indices = field(init=False)
-    last_set_losses: Floats = field(init=False)  # by the last set of each cluster
+    last_set_losses: Floats = field(init=False)  # reported by the last set of each cluster
 
     def __post_init__(self) -> None:
         self.models = np.zeros((len(self.fleet.members), FEATURES + 1, CLASSES))
@@ -138,7 +145,7 @@ class Training:
 
     def features(self, uses_waiting: bool) -> Floats:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # no history yet: NaN is what is meant
+            warnings.simplefilter("ignore", RuntimeWarning)  # clients without a history have NaN
             past = [np.nanmean(self.update_norms, axis=1), np.nanmean(self.loss_drops, axis=1)]
         f = self.fleet
         return np.stack([f.ghz, f.ram_gb, f.sizes, *past, *([self.waiting_rounds] if uses_waiting else [])], axis=1)
@@ -147,17 +154,19 @@ class Training:
         return self.fleet.mean_weights @ losses(self.models[self.fleet.cluster], self.fleet.probe)
 
     def expected_loss_drop(self, k: int, sets: ClientSets) -> Floats:
-        """By how much the cluster's loss would fall, relative to what it is, with each of the sets."""
-        m = self.fleet.members[k]
-        alone = train_one_epoch(np.repeat(self.models[k][None], len(m), axis=0), self.fleet.train.select(m))
-        before = float(losses(self.models[k], self.fleet.probe.select(m)).mean())
-        means = [alone[s[m]].mean(axis=0) for s in sets]
-        after: Floats = np.array([losses(w, self.fleet.probe.select(m)).mean() for w in means])
+        """Returns the relative drop of the cluster's loss that each of the sets would give."""
+        members = self.fleet.members[k]
+        alone = train_one_epoch(np.repeat(self.models[k][None], len(members), axis=0), self.fleet.train.select(members))
+        before = float(losses(self.models[k], self.fleet.probe.select(members)).mean())
+        means = [alone[s[members]].mean(axis=0) for s in sets]
+        after: Floats = np.array([losses(w, self.fleet.probe.select(members)).mean() for w in means])
         return 1 - after / before
 
     def run_round(self, chosen: Sequence[Indices], reward_source: RewardSource) -> Floats:
-        """Trains, and gives the relative drop of each cluster's loss: of all its members, of those who trained, or from
-        what the set before them told in training to what they told."""
+        """Trains a round, and returns the relative drop of each cluster's loss.
+
+        The loss is that of all members, of the clients that trained, or of the training reports of two successive sets.
+        """
         clients = np.concatenate(chosen)
         start, probe = self.models[self.fleet.cluster[clients]], self.fleet.probe.select(clients)
         before, own = self.cluster_losses(), losses(start, probe)
@@ -167,35 +176,37 @@ class Training:
             (self.loss_drops, own - losses(ends, probe)),
         ):
             table[clients] = np.concatenate([table[clients, 1:], new[:, None]], axis=1)
-        inside = np.arange(len(chosen))[:, None] == self.fleet.cluster[clients]
-        share = inside / inside.sum(axis=1, keepdims=True)
-        self.models = np.einsum("ks,sfc->kfc", share, ends)
+        is_member = np.arange(len(chosen))[:, None] == self.fleet.cluster[clients]
+        mean_weights = is_member / is_member.sum(axis=1, keepdims=True)
+        self.models = np.einsum("ks,sfc->kfc", mean_weights, ends)
         self.waiting_rounds += 1
         self.waiting_rounds[clients] = 1
         self.num_selections[clients] += 1
         after = self.cluster_losses()
-        if reward_source == "by those who trained":
-            before, after = share @ own, share @ losses(self.models[self.fleet.cluster[clients]], probe)
+        if reward_source == "cohort":
+            before, after = mean_weights @ own, mean_weights @ losses(self.models[self.fleet.cluster[clients]], probe)
         if reward_source == "set to set":
-            after = share @ (own + losses(ends, probe)) / 2  # about what an epoch of training shows
+            after = (
+                mean_weights @ (own + losses(ends, probe)) / 2
+            )  # approximates the loss that is reported during an epoch
             before, self.last_set_losses = np.where(np.isnan(self.last_set_losses), after, self.last_set_losses), after
         return 1 - after / before
 
 
 class RawRewards(SetBandit):
-    """Rewards as they come."""
+    """A bandit with the unchanged rewards."""
 
     def targets(self) -> Floats:
         return self.rewards_
 
 
 class DetrendedRewards(SetBandit):
-    """Rewards less the mean of up to five before: losses fall by less and less anyway."""
+    """A bandit with rewards minus the mean of up to five before, because drops of the loss shrink during training."""
 
     def targets(self) -> Floats:
         r = self.rewards_
-        rest = np.array([r[i] - (r[max(0, i - HISTORY) : i].mean() if i else r[i]) for i in range(len(r))])
-        return self.sigma * rest / (rest.std() or 1.0) if len(rest) else rest
+        detrended = np.array([r[i] - (r[max(0, i - HISTORY) : i].mean() if i else r[i]) for i in range(len(r))])
+        return self.sigma * detrended / (detrended.std() or 1.0) if len(detrended) else detrended
 
 
 Rule = Callable[[ClientSets, Training, int], int]
@@ -203,12 +214,14 @@ Rule = Callable[[ClientSets, Training, int], int]
 
 @dataclass(frozen=True)
 class Arm:
+    """A way to select clients: a bandit, or a rule."""
+
     bandit: Callable[[], SetBandit] | None = None
     rule: Rule = lambda sets, training, k: 0
     uses_seconds: bool = True
     uses_waiting_feature: bool = False
-    reward_source: RewardSource = "by all"
-    quantile: float = 0.5  # of the clients' costs that the budget allows at least
+    reward_source: RewardSource = "all members"
+    quantile: float = 0.5  # of the clients' costs, which the budget allows at least
 
 
 def slowest_s(costs_s: Floats, sets: ClientSets) -> Floats:
@@ -228,7 +241,7 @@ def per_second(sets: ClientSets, training: Training, k: int) -> int:
     return int(np.argmax(training.expected_loss_drop(k, sets) / slowest_s(training.fleet.costs_s, sets)))
 
 
-FULL_HISTORY: dict[str, Any] = {"window": 200, "patience": 0.0}
+FULL_HISTORY: dict[str, Any] = {"window_rounds": 200, "waiting_bonus": 0.0}
 ARMS: dict[str, Arm] = {
     "random sets": Arm(),
     "longest waiting": Arm(rule=longest_waiting),
@@ -245,7 +258,7 @@ ARMS: dict[str, Arm] = {
     "default, window 200": Arm(partial(SetBandit, window_rounds=200)),
     "default, 200 candidates": Arm(partial(SetBandit, num_candidate_sets=200)),
     "default, not per second": Arm(SetBandit, uses_seconds=False),
-    "default, heard only": Arm(SetBandit, reward_source="by those who trained"),
+    "default, cohort only": Arm(SetBandit, reward_source="cohort"),
     "default, set to set": Arm(SetBandit, reward_source="set to set"),
     "set to set, no waiting": Arm(partial(SetBandit, waiting_bonus=0.0), reward_source="set to set"),
     "default, de-trended": Arm(DetrendedRewards),
@@ -302,8 +315,8 @@ def measure(clusters: int, seed: int, budget_fraction: float, names: Sequence[st
     fleet = make_fleet(seed, clusters)
     runs = {name: run(fleet, ARMS[name], seed, budget_fraction) for name in names}
     return [
-        {"clusters": clusters, "seed": seed, "arm": name, **compare_to_random(found, runs["random sets"])}
-        for name, found in runs.items()
+        {"clusters": clusters, "seed": seed, "arm": name, **compare_to_random(result, runs["random sets"])}
+        for name, result in runs.items()
     ]
 
 
@@ -312,19 +325,19 @@ def format_tables(rows: Sequence[dict[str, Any]]) -> list[str]:
     for clusters in dict.fromkeys(r["clusters"] for r in rows):
         table = [r for r in rows if r["clusters"] == clusters]
         random = {r["seed"]: r for r in table if r["arm"] == "random sets"}
-        level = np.mean([r["at_end"] for r in random.values()])
-        lines += [f"\n{clusters} clusters, {len(random)} seeds, random sets {level:.3f} at the end", ""]
+        random_accuracy = np.mean([r["at_end"] for r in random.values()])
+        lines += [f"\n{clusters} clusters, {len(random)} seeds, random sets {random_accuracy:.3f} at the end", ""]
         lines += [
-            "| arm | at the end | over rounds | at equal time | time | clients a round | never |",
+            "| arm | at the end | over rounds | at equal time | time | clients per round | never |",
             "|" + "---|" * 7,
         ]
         for arm in dict.fromkeys(r["arm"] for r in table):
             own = [r for r in table if r["arm"] == arm]
             cells = []
             for name in ("at_end", "over_rounds", "at_equal_time"):
-                rest = np.array([r[name] - random[r["seed"]][name] for r in own])
-                error = rest.std(ddof=1) / np.sqrt(len(rest)) if len(rest) > 1 else np.nan
-                cells.append(f"{rest.mean():+.4f} ± {error:.4f}")
+                gains = np.array([r[name] - random[r["seed"]][name] for r in own])
+                error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else np.nan
+                cells.append(f"{gains.mean():+.4f} ± {error:.4f}")
             time, clients, never = (np.mean([r[name] for r in own]) for name in ("time", "clients", "never"))
             lines.append(f"| {arm} | {' | '.join(cells)} | {time:.2f} | {clients:.1f} | {never:.2f} |")
     return lines
@@ -332,19 +345,32 @@ def format_tables(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", nargs="+", type=harness.require_positive, default=[4, 10, 15])
-    parser.add_argument("--seeds", type=harness.require_positive, default=8)
-    parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--share", type=float, default=0.16, help="of a cluster's total cost that a round may take")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument(
+        "--clusters",
+        nargs="+",
+        type=harness.parse_positive,
+        default=[4, 10, 15],
+        help="Numbers of clusters. Default: 4 10 15.",
+    )
+    parser.add_argument("--seeds", type=harness.parse_positive, default=8, help="Number of seeds. Default: 8.")
+    parser.add_argument("--first-seed", type=int, default=0, help="First seed. Default: 0.")
+    parser.add_argument(
+        "--budget-fraction",
+        type=float,
+        default=0.16,
+        help="Fraction of a cluster's total cost that a round may take. Default: 0.16.",
+    )
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="Arms to run. Default: all.")
     tiny = {"clusters": [4], "seeds": 1, "arms": ["oracle: drop", "as printed"]}
     options, run = harness.begin(parser, "bandit.json", tiny)
     names = list(dict.fromkeys(["random sets", *options.arms]))
-    seeds = range(options.first, options.first + options.seeds)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     with threadpool_limits(1):
-        found = [row for k in options.clusters for seed in seeds for row in measure(k, seed, options.share, names)]
-    run.write(rows=found)
-    print("\n".join(format_tables(found)))
+        rows = [
+            row for k in options.clusters for seed in seeds for row in measure(k, seed, options.budget_fraction, names)
+        ]
+    run.write(rows=rows)
+    print("\n".join(format_tables(rows)))
 
 
 if __name__ == "__main__":

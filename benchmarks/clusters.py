@@ -1,8 +1,9 @@
-"""What clustering label distributions costs the server, and what it gains: SimClust and RepClust on one thread.
+"""Measures the cost and the quality of clustering label distributions: SimClust and RepClust on one thread.
 
-Clients in five partitions of two classes, (1, 5)-Dir with 490 rows a client in the mean; SimClust with as many clusters
-as partitions, RepClust with groups of five. The objectives are those of Eq. (3), beside groups of the same sizes drawn
-at random. Joules are the thread's own seconds times the power of a server. Writes `results/clusters.json`.
+The clients are in five partitions of two classes, (1, 5)-Dir, with 490 samples per client on average. SimClust forms as
+many clusters as there are partitions, and RepClust forms clusters of five clients. The objectives are those of Eq. (3),
+compared with random clusters of the same sizes. Joules are the seconds of the thread times the power of a server.
+Writes `results/clusters.json`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal.clusterers.repulsive import RepulsiveClusters, objectives
 from shoal.clusterers.similar import SimilarClusters
 from shoal.clusterers.validation import Floats
 
-PARTITIONS, CLASSES, MEAN_SAMPLES, SERVER_W, RANDOM_GROUPINGS = 5, 10, 490, 65, 10
+PARTITIONS, CLASSES, MEAN_SAMPLES, SERVER_W, RANDOM_CLUSTERINGS = 5, 10, 490, 65, 10
 
 CLUSTERERS: dict[str, Callable[[int], Any]] = {
     "SimClust": lambda clients: SimilarClusters(PARTITIONS),
@@ -32,7 +33,7 @@ CLUSTERERS: dict[str, Callable[[int], Any]] = {
 
 
 def label_distributions(clients: int, seed: int = 0) -> Floats:
-    """Classes and clients are cut into blocks; each class is shared out in its block by one Dirichlet(1)."""
+    """Returns the label distributions of clients in blocks. Each class is divided in its block by one Dirichlet(1)."""
     rng = np.random.default_rng(seed)
     counts = np.zeros((clients, CLASSES))
     blocks = np.array_split(np.arange(clients), PARTITIONS)
@@ -46,18 +47,18 @@ def label_distributions(clients: int, seed: int = 0) -> Floats:
 
 
 def measure(name: str, clients: int) -> dict[str, Any]:
-    rows = label_distributions(clients)
+    distributions = label_distributions(clients)
     clusterer = CLUSTERERS[name](clients)
-    begun = time.thread_time()  # others on the machine are not billed
-    clusterer.fit(rows)
-    seconds = time.thread_time() - begun
+    start_s = time.thread_time()  # does not count other programs
+    clusterer.fit(distributions)
+    seconds = time.thread_time() - start_s
     rng = np.random.default_rng(0)
-    random = [objectives(rows, rng.permutation(clusterer.labels_)) for _ in range(RANDOM_GROUPINGS)]
-    within, between = objectives(rows, clusterer.labels_)
+    random = [objectives(distributions, rng.permutation(clusterer.labels_)) for _ in range(RANDOM_CLUSTERINGS)]
+    within, between = objectives(distributions, clusterer.labels_)
     return {
         "clusterer": name,
         "clients": clients,
-        "groups": int(clusterer.labels_.max()) + 1,
+        "clusters": int(clusterer.labels_.max()) + 1,
         "seconds": seconds,
         "joules": SERVER_W * seconds,
         "within": within,
@@ -67,15 +68,18 @@ def measure(name: str, clients: int) -> dict[str, Any]:
     }
 
 
-def format_table(found: list[dict[str, Any]]) -> list[str]:
-    lines = ["| clusterer | clients | groups | s | J at 65 W | within (random) | between (random) |", "|" + "---|" * 7]
-    for f in found:
+def format_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| clusterer | clients | clusters | s | J at 65 W | within (random) | between (random) |",
+        "|" + "---|" * 7,
+    ]
+    for r in rows:
         lines.append(
-            f"| {f['clusterer']} | {f['clients']:,} | {f['groups']:,} | {f['seconds']:.3f} | {f['joules']:.2f} "
-            f"| {f['within']:.2f} ({f['random_within']:.2f}) | {f['between']:.4f} ({f['random_between']:.4f}) |"
+            f"| {r['clusterer']} | {r['clients']:,} | {r['clusters']:,} | {r['seconds']:.3f} | {r['joules']:.2f} "
+            f"| {r['within']:.2f} ({r['random_within']:.2f}) | {r['between']:.4f} ({r['random_between']:.4f}) |"
         )
     for name in CLUSTERERS:
-        for a, b in pairwise(f for f in found if f["clusterer"] == name):
+        for a, b in pairwise(r for r in rows if r["clusterer"] == name):
             power = math.log(b["seconds"] / a["seconds"]) / math.log(b["clients"] / a["clients"])
             lines.append(f"{name}, {a['clients']:,} to {b['clients']:,} clients: seconds grow with power {power:.2f}")
     return lines
@@ -85,15 +89,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = [100, 1000, 10_000]
     parser.add_argument(
-        "--clients", nargs="+", type=harness.require_positive, default=numbers, help="Numbers of clients."
+        "--clients",
+        nargs="+",
+        type=harness.parse_positive,
+        default=numbers,
+        help="Numbers of clients. Default: 100 1000 10000.",
     )
     options, run = harness.begin(parser, "clusters.json", {"clients": [20, 40]})
     with threadpool_limits(1):
         for name in CLUSTERERS:
-            measure(name, min(options.clients))  # libraries are loaded
-        found = [measure(name, clients) for name in CLUSTERERS for clients in options.clients]
-    run.write(server_w=SERVER_W, rows=found)
-    print("\n".join(format_table(found)))
+            measure(name, min(options.clients))  # loads libraries
+        rows = [measure(name, clients) for name in CLUSTERERS for clients in options.clients]
+    run.write(server_w=SERVER_W, rows=rows)
+    print("\n".join(format_table(rows)))
 
 
 if __name__ == "__main__":

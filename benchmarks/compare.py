@@ -1,9 +1,9 @@
-"""shoal beside Flower's simulation, Apple's pfl and a PyTorch loop, on the same work.
+"""Compares shoal with Flower's simulation, Apple's pfl and a PyTorch loop on the same work.
 
-Every peer runs in a process of its own, one after the other, in several turns, so that a busy machine disturbs them
-alike. What is compared are ratios of medians. That the work is the same is checked: after two rounds all must have the
-same weights. A peer that fails is a row with the reason, and the others go on. The result is `results/peers.json` and
-`results/peers.png`. `--peer` measures a program of your own as well.
+Every peer runs in its own process, one after the other, in several turns, so that a busy machine affects all of them
+equally. The results are ratios of medians. After two rounds all peers must have the same weights, which shows that the
+work is the same. A peer that fails is a row with the reason, and the others continue. Writes `results/peers.json` and
+`results/peers.png`. `--peer` also measures a program of your own.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from work import Work
 
 ADVICE = "pip install -r benchmarks/requirements.txt"
-NUM_WARMUP_ROUNDS = 2  # rounds that are not counted: imports, first allocations, recording
-MAX_WEIGHT_DIFFERENCE = (
-    1e-4  # largest difference of weights after two rounds; later, sums in other orders drift apart in any training
-)
+NUM_WARMUP_ROUNDS = 2  # not counted, because of imports, first allocations and recording
+MAX_WEIGHT_DIFFERENCE = 1e-4  # after two rounds; later, another order of sums makes any training differ
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Peer:
 
     title: str
     command: tuple[str, ...]
-    required_modules: tuple[str, ...] = ()  # modules
+    required_modules: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
 
@@ -66,7 +64,7 @@ PEERS = {
 
 @dataclass
 class Measurement:
-    """What was measured of a peer so far, until it failed if it did."""
+    """The measurements of a peer, up to its failure if it failed."""
 
     outcome: Outcome = field(default_factory=lambda: Outcome(OK))
     weights_differ_by: float | None = None
@@ -86,7 +84,7 @@ class Measurement:
         ]
 
     def row(self) -> dict[str, Any]:
-        """The medians, which are None where nothing was measured."""
+        """Returns the medians, which are None if nothing was measured."""
         return self.outcome.row | {
             "turns": len(self.whole_s),
             "per_round_s": median(self.round_s),
@@ -103,7 +101,7 @@ def median(values: list[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The peers on one work, whose files are in the folder."""
+    """The measurement of all peers on one work, whose files are in the folder."""
 
     peers: Mapping[str, Peer]
     folder: Path
@@ -111,7 +109,7 @@ class Comparison:
     measurements: dict[str, Measurement]
 
     def run(self, rounds: int, turns: int) -> None:
-        """Checks the weights in a short run, then measures. So short a measurement is its own check."""
+        """Checks the weights in a short run, then measures. A measurement that is short itself is its own check."""
         is_short = rounds <= NUM_WARMUP_ROUNDS + 1
         for name in self.peers:
             self.turn(name, rounds if is_short else NUM_WARMUP_ROUNDS, is_counted=is_short)
@@ -122,7 +120,7 @@ class Comparison:
                 self.turn(name, rounds, is_counted=True)
 
     def turn(self, name: str, rounds: int, is_counted: bool) -> None:
-        """Runs a peer once. A failure is noted, and the peer is not run again."""
+        """Runs a peer once. A failure is recorded, and the peer does not run again."""
         peer, measurement = self.peers[name], self.measurements[name]
         result = self.folder / f"{name}.json"
         result.unlink(missing_ok=True)
@@ -144,18 +142,18 @@ class Comparison:
 
     def start(self, name: str, rounds: int) -> Outcome:
         peer = self.peers[name]
-        # Peers import `work`, and not every one of them lies beside it.
-        around = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONPATH": python_path()}
+        # Peers import `work`, and some of them are in other folders.
+        environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONPATH": python_path()}
         command = [*peer.command, str(self.folder), str(rounds), name, *peer.options]
-        return harness.run_process(command, self.timeout_s, around)
+        return harness.run_process(command, self.timeout_s, environment)
 
     def check_weights(self, name: str) -> None:
-        """A peer whose weights are not those of shoal did other work, and fails without figures."""
+        """Fails a peer whose weights differ from those of shoal, because it did other work."""
         if not (self.measurements[name].is_ok and self.measurements["shoal"].is_ok):
             return
         try:
             differ_by = difference(self.folder / "shoal.npz", self.folder / f"{name}.npz")
-        except Exception as error:  # whatever a peer left behind: the others go on
+        except Exception as error:  # whatever a peer wrote, the others continue
             self.measurements[name] = Measurement(Outcome(FAILED, f"left no weights to compare: {error}"))
             return
         self.measurements[name].weights_differ_by = differ_by
@@ -165,7 +163,7 @@ class Comparison:
 
 
 def python_path() -> str:
-    """Returns where Python looks for modules: in this folder first, then where it did before."""
+    """Returns a PYTHONPATH with this folder first."""
     return os.pathsep.join(filter(None, [str(harness.HERE), os.environ.get("PYTHONPATH")]))
 
 
@@ -192,9 +190,9 @@ def multiply_rate(size: int) -> float:
     a, b = torch.randn(size, size), torch.randn(size, size)
     seconds = []
     for _ in range(200):
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         torch.mm(a, b)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start_s)
     return 2 * size**3 / statistics.median(seconds)
 
 
@@ -208,7 +206,7 @@ def operations(spec: Work) -> int:
 
 
 def add_ratios(rows: list[dict[str, Any]], operations: int, rate: float) -> None:
-    """Adds to each row its times of shoal's seconds, and its share of the multiplication rate."""
+    """Adds to each row the ratio to shoal's seconds, and the fraction of the multiplication rate."""
     shoal = rows[0]
     for row in rows:
         row["times_shoal"] = ratio(row["per_round_s"], shoal["per_round_s"])
@@ -251,7 +249,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     works = list(dict.fromkeys(row["work"] for row in rows))
-    figure, panes = plt.subplots(1, len(works), figsize=(5 * len(works), 3), layout="constrained", squeeze=False)
+    plot, panes = plt.subplots(1, len(works), figsize=(5 * len(works), 3), layout="constrained", squeeze=False)
     for pane, name in zip(panes[0], works, strict=True):
         shown = [row for row in reversed(rows) if row["work"] == name and row["per_round_s"] is not None]
         bars = pane.barh(
@@ -264,7 +262,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         pane.set_title(f"{name}: seconds per round, warm", loc="left", fontsize=10)
         pane.margins(x=0.35)
         pane.spines[["top", "right"]].set_visible(False)
-    harness.write_atomically(path, lambda beside: figure.savefig(beside, dpi=130))
+    harness.write_atomically(path, lambda temporary_path: plot.savefig(temporary_path, dpi=130))
     print(f"written: {path}", file=sys.stderr)
 
 
@@ -275,12 +273,12 @@ def parse_own_peers(parser: argparse.ArgumentParser, texts: Sequence[str]) -> di
         name, _, command = text.partition("=")
         try:
             words = tuple(shlex.split(command))
-        except ValueError:  # a quotation mark without another one
+        except ValueError:  # an unpaired quotation mark
             words = ()
         if not re.fullmatch(r"[\w-]+", name) or not words:
-            parser.error(f"--peer is {text!r}; it must be NAME=COMMAND, such as mine='python mine.py'")
-        if name in (*PEERS, *peers, "data", "first", "work"):  # the last three are files of the work
-            parser.error(f"--peer is {text!r}, but the name {name!r} is taken: choose another name")
+            parser.error(f"--peer is {text!r}; it must be NAME=COMMAND, such as mine='python mine.py'.")
+        if name in (*PEERS, *peers, "data", "first", "work"):  # the last three are names of files of the work
+            parser.error(f"--peer is {text!r}, but the name {name!r} is taken. Choose another name.")
         peers[name] = Peer(name, words)
     return peers
 
@@ -288,23 +286,28 @@ def parse_own_peers(parser: argparse.ArgumentParser, texts: Sequence[str]) -> di
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--works", nargs="+", default=list(work.WORKS), choices=list(work.WORKS), help="Default: all.")
-    add("--who", nargs="+", default=list(PEERS), choices=list(PEERS), help="Peers to measure. Default: all.")
+    add("--works", nargs="+", default=list(work.WORKS), choices=list(work.WORKS), help="Works to do. Default: all.")
+    add("--only", nargs="+", default=list(PEERS), choices=list(PEERS), help="Peers to measure. Default: all.")
     add(
         "--peer",
         action="append",
         default=[],
         metavar="NAME=COMMAND",
-        help="Measure this program as well. It is called with FOLDER ROUNDS NAME, like those in peers/.",
+        help="Also measure this program. It is called with FOLDER ROUNDS NAME, like the programs in peers/.",
     )
     add(
         "--rounds",
-        type=harness.require_positive,
+        type=harness.parse_positive,
         default=20,
-        help="Rounds of the MLP; the CNN makes a third. Default: 20.",
+        help="Rounds of the MLP. The CNN runs a third of them. Default: 20.",
     )
-    add("--turns", type=harness.require_positive, default=2, help="How often each peer is measured. Default: 2.")
-    add("--timeout-s", type=harness.seconds, default=1800, help="Seconds after which a peer is ended. Default: 1800.")
+    add("--turns", type=harness.parse_positive, default=2, help="Number of measurements of each peer. Default: 2.")
+    add(
+        "--timeout-s",
+        type=harness.parse_seconds,
+        default=1800,
+        help="Seconds after which a peer is ended. Default: 1800.",
+    )
     return parser
 
 
@@ -313,21 +316,22 @@ def main() -> int:
     options, run = harness.begin(parser, "peers.json", {"works": ["mlp"], "rounds": NUM_WARMUP_ROUNDS + 1})
     if options.rounds <= NUM_WARMUP_ROUNDS:
         parser.error(
-            f"--rounds is {options.rounds}, but {NUM_WARMUP_ROUNDS} rounds are not counted: ask for {NUM_WARMUP_ROUNDS + 1} or more"
+            f"--rounds is {options.rounds}, but {NUM_WARMUP_ROUNDS} rounds are not counted. "
+            f"Ask for {NUM_WARMUP_ROUNDS + 1} or more."
         )
-    names = ["shoal", *(name for name in PEERS if name in options.who and name != "shoal")]
+    names = ["shoal", *(name for name in PEERS if name in options.only and name != "shoal")]
     peers = {name: PEERS[name] for name in names} | parse_own_peers(parser, options.peer)
     works = work.TINY_WORKS if options.tiny else work.WORKS
     rate, rows = multiply_rate(64 if options.tiny else 1024), []
     for name in options.works:
         rounds = options.rounds if name == "mlp" else max(NUM_WARMUP_ROUNDS + 1, options.rounds // 3)
-        of_work = compare(works[name], peers, rounds, options.turns, options.timeout_s)
-        add_ratios(of_work, operations(works[name]), rate)
-        print(table(of_work), flush=True)
-        rows += of_work
+        work_rows = compare(works[name], peers, rounds, options.turns, options.timeout_s)
+        add_ratios(work_rows, operations(works[name]), rate)
+        print(table(work_rows), flush=True)
+        rows += work_rows
     run.write(multiply_rate_gflops=rate / 1e9, rows=rows)
     if absent := harness.missing(["matplotlib"], ADVICE):
-        print(f"no picture: {absent.reason}", file=sys.stderr)
+        print(f"no plot: {absent.reason}", file=sys.stderr)
     else:
         draw(rows, run.out.with_suffix(".png"))
     return int(any(row["status"] != OK for row in rows if row["peer"] == "shoal"))

@@ -1,12 +1,18 @@
-"""What clustering sparsity vectors costs the server, and what the shortcuts lose: AIDC on one thread.
+"""Measures the cost of clustering sparsity vectors, and what the approximations lose: AIDC on one thread.
 
-A client's vector is the mean of 64 activations over 100 to 500 examples of ten classes; an activation is 0 or 1 with a
-chance that depends on the class. Fleets: five planted groups of two classes each, Dirichlet(0.1) and (10) label laws,
-and none but chance between clients. Each fit, with a `predict` and an `update` after it, runs in a process of its own,
-whose largest resident memory is its own; a fit that fails is a row with the reason. `agree` is the adjusted Rand index
-between references and the full matrix, `truth` between clusters and planted groups. The guard is off for seconds; its
-ratio, and how many small fleets it makes one cluster, is measured apart. Joules are the thread's own seconds times the
-power of a server. Writes `results/density.json`.
+- The vector of a client is the mean of 64 activations over 100 to 500 samples of ten classes. An activation is 0 or 1
+  with a probability that depends on the class.
+- The fleets have five planted groups of two classes each, label distributions from Dirichlet(0.1) or (10), or clients
+  that differ only at random.
+- Each fit runs in its own process, with a `predict` and an `update` after it, so that the largest resident memory is
+  that of the fit. A fit that fails is a row with the reason.
+- `agree` is the adjusted Rand index between a fit with references and one with the full matrix, and `truth` is that
+  between clusters and planted groups.
+- The guard is off when seconds are measured. Its ratio, and how many small fleets become one cluster by it, is measured
+  separately.
+- Joules are the seconds of the thread times the power of a server.
+
+Writes `results/density.json`.
 """
 
 from __future__ import annotations
@@ -43,58 +49,58 @@ def label_distributions(fleet: str, clients: int, rng: np.random.Generator) -> t
 
 
 def draw_sparsities(fleet: str, clients: int, seed: int) -> tuple[Floats, tuple[Floats, Floats], Labels]:
-    """Vectors of all examples, of both halves of them, and the planted group of each client."""
+    """Returns the vectors of all samples, those of both halves of the samples, and the planted group of each client."""
     rng = np.random.default_rng(seed)
-    chances = 1 / (1 + np.exp(-rng.normal(0.3, 1, CHANNELS) - rng.normal(size=(CLASSES, CHANNELS))))
-    laws, planted = label_distributions(fleet, clients, rng)
-    examples = rng.integers(NUM_SAMPLES_RANGE[0] // 2, NUM_SAMPLES_RANGE[1] // 2 + 1, clients)
+    probabilities = 1 / (1 + np.exp(-rng.normal(0.3, 1, CHANNELS) - rng.normal(size=(CLASSES, CHANNELS))))
+    distributions, planted = label_distributions(fleet, clients, rng)
+    num_samples = rng.integers(NUM_SAMPLES_RANGE[0] // 2, NUM_SAMPLES_RANGE[1] // 2 + 1, clients)
     halves = []
     for _ in range(2):
-        counts = rng.multinomial(examples, laws)
-        zeros = sum(rng.binomial(counts[:, [y]], chances[y]) for y in range(CLASSES))
-        halves.append(zeros / examples[:, None])
+        counts = rng.multinomial(num_samples, distributions)
+        zeros = sum(rng.binomial(counts[:, [y]], probabilities[y]) for y in range(CLASSES))
+        halves.append(zeros / num_samples[:, None])
     return (halves[0] + halves[1]) / 2, (halves[0], halves[1]), planted
 
 
 def measure_fit(fleet: str, clients: int, references: int | None) -> dict[str, Any]:
-    rows, _, planted = draw_sparsities(fleet, clients, 0)
+    vectors, _, planted = draw_sparsities(fleet, clients, 0)
     changed, _, _ = draw_sparsities(fleet, clients, 1)
-    AdaptiveDensityClusters().fit(rows[:50])  # libraries are loaded
+    AdaptiveDensityClusters().fit(vectors[:50])  # loads libraries
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     clusterer = AdaptiveDensityClusters(n_references=references)
-    found: dict[str, Any] = {"fleet": fleet, "clients": clients, "references": references}
-    found["fit_s"] = _seconds(lambda: clusterer.fit(rows))
-    found["labels"] = clusterer.labels_.tolist()
-    found["clusters"], found["planted"] = int(clusterer.labels_.max()) + 1, planted.tolist()
-    found["splits"], found["merges"] = clusterer.n_splits_, clusterer.n_merges_
-    found["predict_s"] = _seconds(lambda: clusterer.predict(changed[:NUM_LATE_JOINING]))
-    found["update_s"] = _seconds(lambda: clusterer.update(changed[:NUM_CHANGED], np.arange(min(NUM_CHANGED, clients))))
-    found["joules"] = SERVER_W * found["fit_s"]
-    found["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found["resident_before_bytes"] = before_bytes
-    return found
+    row: dict[str, Any] = {"fleet": fleet, "clients": clients, "references": references}
+    row["fit_s"] = _seconds(lambda: clusterer.fit(vectors))
+    row["labels"] = clusterer.labels_.tolist()
+    row["clusters"], row["planted"] = int(clusterer.labels_.max()) + 1, planted.tolist()
+    row["splits"], row["merges"] = clusterer.n_splits_, clusterer.n_merges_
+    row["predict_s"] = _seconds(lambda: clusterer.predict(changed[:NUM_LATE_JOINING]))
+    row["update_s"] = _seconds(lambda: clusterer.update(changed[:NUM_CHANGED], np.arange(min(NUM_CHANGED, clients))))
+    row["joules"] = SERVER_W * row["fit_s"]
+    row["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    row["resident_before_bytes"] = before_bytes
+    return row
 
 
 def _seconds(work: Any) -> float:
-    begun = time.thread_time()  # others on the machine are not billed
+    start_s = time.thread_time()  # does not count other programs
     work()
-    return time.thread_time() - begun
+    return time.thread_time() - start_s
 
 
 def measure_guard(fleet: str, seeds: int) -> dict[str, Any]:
-    """Of small fleets: the ratio that the guard looks at, and how many become one cluster by it."""
+    """Returns the range of the guard's ratio in small fleets, and how many fleets become one cluster by the guard."""
     fits = []
     for seed in range(seeds):
-        rows, halves, _ = draw_sparsities(fleet, NUM_GUARD_CLIENTS, seed)
-        fits.append(AdaptiveDensityClusters().fit(rows, halves=halves))
+        vectors, halves, _ = draw_sparsities(fleet, NUM_GUARD_CLIENTS, seed)
+        fits.append(AdaptiveDensityClusters().fit(vectors, halves=halves))
     ratios = [f.noise_ratio_ for f in fits]
-    one = sum(f.is_guarded_ for f in fits)
+    num_one_cluster = sum(f.is_guarded_ for f in fits)
     return {
         "fleet": fleet,
         "seeds": seeds,
         "least_ratio": min(ratios),
         "largest_ratio": max(ratios),
-        "one_cluster": one,
+        "one_cluster": num_one_cluster,
     }
 
 
@@ -102,29 +108,31 @@ def run_fit(fleet: str, clients: int, references: int, timeout_s: float) -> dict
     """Returns the row of a fit in a process of its own."""
     command = [sys.executable, __file__, "--in-this-process", fleet, str(clients), str(references)]
     outcome = harness.run_process(command, timeout_s)
-    asked = {"fleet": fleet, "clients": clients, "references": references or None}
-    return asked | outcome.row | (json.loads(outcome.output) if outcome.status == OK else {})
+    facts = {"fleet": fleet, "clients": clients, "references": references or None}
+    return facts | outcome.row | (json.loads(outcome.output) if outcome.status == OK else {})
 
 
 def with_rand_indices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns rows with Rand indices instead of labels. Without the full matrix there is nothing to agree with."""
+    """Returns rows with Rand indices instead of labels. `agree` is None without a fit of the full matrix."""
     from sklearn.metrics import adjusted_rand_score
 
-    full = {(r["fleet"], r["clients"]): r["labels"] for r in rows if r["status"] == OK and r["references"] is None}
+    full_labels = {
+        (r["fleet"], r["clients"]): r["labels"] for r in rows if r["status"] == OK and r["references"] is None
+    }
     for row in [r for r in rows if r["status"] == OK]:
-        whole = full.get((row["fleet"], row["clients"]))
-        row["agree"] = None if whole is None else adjusted_rand_score(whole, row["labels"])
+        labels = full_labels.get((row["fleet"], row["clients"]))
+        row["agree"] = None if labels is None else adjusted_rand_score(labels, row["labels"])
         row["truth"] = adjusted_rand_score(row["planted"], row["labels"]) if row["fleet"] == "groups" else None
     return [{k: v for k, v in row.items() if k not in ("labels", "planted")} for row in rows]
 
 
-def format_tables(found: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]:
+def format_tables(rows: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]:
     lines = [
         "| fleet | clients | references | fit s | J at 65 W | MiB (before) | clusters | agree | truth "
         f"| predict {NUM_LATE_JOINING} s | update {NUM_CHANGED} s |",
         "|" + "---|" * 11,
     ]
-    for f in found:
+    for f in rows:
         if f["status"] != OK:
             lines.append(f"| {f['fleet']} | {f['clients']:,} | {f['references'] or 'all'} | {f['reason']} " + "|" * 9)
             continue
@@ -149,9 +157,15 @@ def main() -> int:
             print(json.dumps(measure_fit(fleet, int(clients), int(references) or None)))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, positive = parser.add_argument, harness.require_positive
-    add("--clients", nargs="+", type=positive, default=[1000, 10_000], help="Numbers of clients.")
-    add("--references", nargs="+", type=positive, default=[200, 1000], help="Numbers of references, beside all.")
+    add, positive = parser.add_argument, harness.parse_positive
+    add("--clients", nargs="+", type=positive, default=[1000, 10_000], help="Numbers of clients. Default: 1000 10000.")
+    add(
+        "--references",
+        nargs="+",
+        type=positive,
+        default=[200, 1000],
+        help="Numbers of references, in addition to all. Default: 200 1000.",
+    )
     add(
         "--fleets",
         nargs="+",
@@ -159,22 +173,22 @@ def main() -> int:
         default=list(TIMED_FLEETS),
         help="Fleets that are timed. Default: all.",
     )
-    add("--guarded", nargs="+", choices=FLEETS, default=list(FLEETS), help="Fleets for the guard. Default: all.")
-    add("--seeds", type=positive, default=5, help="Small fleets for the guard, of each kind. Default: 5.")
-    add("--timeout-s", type=harness.seconds, default=7200, help="Seconds after which a fit is ended. Default: 7200.")
-    tiny = {"clients": [30], "references": [20], "fleets": ["groups"], "guarded": ["groups", "iid"], "seeds": 1}
+    add("--guard-fleets", nargs="+", choices=FLEETS, default=list(FLEETS), help="Fleets for the guard. Default: all.")
+    add("--seeds", type=positive, default=5, help="Number of small fleets of each kind. Default: 5.")
+    add("--timeout-s", type=harness.parse_seconds, default=7200, help="Seconds after which a fit ends. Default: 7200.")
+    tiny = {"clients": [30], "references": [20], "fleets": ["groups"], "guard_fleets": ["groups", "iid"], "seeds": 1}
     options, run = harness.begin(parser, "density.json", tiny)
     with threadpool_limits(1):
-        guards = [measure_guard(fleet, options.seeds) for fleet in options.guarded]
-    found = []
+        guards = [measure_guard(fleet, options.seeds) for fleet in options.guard_fleets]
+    rows = []
     for clients in options.clients:
         for fleet in options.fleets:
             for references in [0, *(q for q in options.references if q < clients)]:
-                found.append(run_fit(fleet, clients, references, options.timeout_s))
-    found = with_rand_indices(found)
-    run.write(server_w=SERVER_W, rows=found, guards=guards)
-    print("\n".join(format_tables(found, guards)))
-    return int(any(row["status"] != OK for row in found))
+                rows.append(run_fit(fleet, clients, references, options.timeout_s))
+    rows = with_rand_indices(rows)
+    run.write(server_w=SERVER_W, rows=rows, guards=guards)
+    print("\n".join(format_tables(rows, guards)))
+    return int(any(row["status"] != OK for row in rows))
 
 
 if __name__ == "__main__":

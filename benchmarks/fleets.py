@@ -1,8 +1,8 @@
-"""How fleets compare on the same work, as ratios in one run.
+"""Compares the fleets on the same work, as ratios of seconds.
 
-Ten clients of 448 samples each, batches of 64, as many epochs as given. Fleets take turns, so that a busy machine
-disturbs them alike. The figure is the median over rounds of the training stage alone. A fleet that cannot be made or
-fails is a row with the reason, and the others go on. Writes `results/fleets.json`.
+Ten clients have 448 samples each and train in batches of 64. Fleets take turns, so that a busy machine affects all of
+them equally. The result is the median over rounds of the seconds of the training stage alone. A fleet that cannot be
+created or fails is a row with the reason, and the others continue. Writes `results/fleets.json`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Work:
 
 WORKS = {
     "mlp": Work((1, 28, 28), 10, ("plain", "vector", "pool", "flower")),
-    "cnn-cifar": Work((3, 32, 32), 2, ("plain", "pool", "flower")),  # stacked convolutions are far too slow here
+    "cnn-cifar": Work((3, 32, 32), 2, ("plain", "pool", "flower")),  # stacked convolutions are too slow on a CPU
 }
 TINY_WORKS = {
     "mlp": replace(WORKS["mlp"], shape=(1, 4, 4), epochs=1, clients=2, num_samples=16),
@@ -45,7 +45,7 @@ TINY_WORKS = {
 
 @dataclass
 class Measurement:
-    """What was measured of a fleet so far, until it failed if it did."""
+    """The measurements of a fleet, up to its failure if it failed."""
 
     outcome: Outcome = field(default_factory=lambda: Outcome(OK))
     fleet: Fleet | None = None
@@ -55,15 +55,15 @@ class Measurement:
         """Returns what the action returns, or None if it fails."""
         try:
             return action(argument)
-        except Exception as error:  # whatever it is: the other fleets go on
+        except Exception as error:  # whatever the error is, the other fleets continue
             self.outcome = Outcome(FAILED, f"{type(error).__name__}: {error}")
             return None
 
     def execute(self, plan: Plan) -> None:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         assert self.fleet is not None
         self.fleet.execute(plan)
-        self.round_s.append(time.perf_counter() - begun)
+        self.round_s.append(time.perf_counter() - start_s)
 
 
 def federation(work: Work) -> Federation:
@@ -78,28 +78,28 @@ def federation(work: Work) -> Federation:
 
 def measure(model: str, work: Work, rounds: int) -> list[dict[str, Any]]:
     """Returns a row for each fleet."""
-    fed = federation(work)
+    data = federation(work)
     job = Job(model=model, epochs=work.epochs, batch_size=64, cohort=1.0, clients=work.clients)
-    bench = assemble(job, "fedavg", fed)
-    state = bench.method.init(0)
-    train = bench.method.stages[1]
-    measured = {name: Measurement() for name in work.fleets}
-    for name, m in measured.items():
-        asked = assemble(job.model_copy(update={"fleet": name}), "fedavg", fed)
-        m.fleet = m.attempt(make_fleet, asked)
+    experiment = assemble(job, "fedavg", data)
+    state = experiment.method.init(0)
+    train = experiment.method.stages[1]
+    measurements = {name: Measurement() for name in work.fleets}
+    for name, m in measurements.items():
+        fleet_experiment = assemble(job.model_copy(update={"fleet": name}), "fedavg", data)
+        m.fleet = m.attempt(make_fleet, fleet_experiment)
         if name == "flower":
             m.outcome = harness.missing(["flwr"], "pip install -e '.[flower]'") or m.outcome
     for r in range(1 + rounds):
-        tasks = train.plan(replace(state, cohort=tuple(fed)), r).tasks
-        for m in measured.values():
+        tasks = train.plan(replace(state, cohort=tuple(data)), r).tasks
+        for m in measurements.values():
             if m.outcome.status == OK:
                 m.attempt(m.execute, Plan(train.programs[0], tasks))
-    return result_rows(model, measured)
+    return result_rows(model, measurements)
 
 
-def result_rows(model: str, measured: dict[str, Measurement]) -> list[dict[str, Any]]:
+def result_rows(model: str, measurements: dict[str, Measurement]) -> list[dict[str, Any]]:
     # The first round warms up.
-    seconds = {name: statistics.median(m.round_s[1:]) if m.round_s[1:] else None for name, m in measured.items()}
+    seconds = {name: statistics.median(m.round_s[1:]) if m.round_s[1:] else None for name, m in measurements.items()}
     plain_s = seconds["plain"]
     return [
         {
@@ -109,7 +109,7 @@ def result_rows(model: str, measured: dict[str, Measurement]) -> list[dict[str, 
             "per_round_s": seconds[name],
             "times_as_fast_as_plain": plain_s / seconds[name] if plain_s and seconds[name] else None,
         }
-        for name, m in measured.items()
+        for name, m in measurements.items()
     ]
 
 
@@ -122,17 +122,17 @@ def sentence(row: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=harness.parse_positive, default=3, help="Rounds that are counted. Default: 3.")
     parser.add_argument(
-        "--rounds", type=harness.require_positive, default=3, help="Rounds that are counted. Default: 3."
+        "--models", nargs="+", default=list(WORKS), choices=list(WORKS), help="Models to train. Default: all."
     )
-    parser.add_argument("--models", nargs="+", default=list(WORKS), choices=list(WORKS), help="Default: all.")
     options, run = harness.begin(parser, "fleets.json", {"rounds": 1})
-    works, found = TINY_WORKS if options.tiny else WORKS, []
+    works, rows = TINY_WORKS if options.tiny else WORKS, []
     for model in options.models:
-        found += measure(model, works[model], options.rounds)
-        print("\n".join(sentence(row) for row in found if row["model"] == model), flush=True)
-    run.write(threads=torch.get_num_threads(), rows=found)
-    return int(any(row["status"] == FAILED for row in found))
+        rows += measure(model, works[model], options.rounds)
+        print("\n".join(sentence(row) for row in rows if row["model"] == model), flush=True)
+    run.write(threads=torch.get_num_threads(), rows=rows)
+    return int(any(row["status"] == FAILED for row in rows))
 
 
 if __name__ == "__main__":

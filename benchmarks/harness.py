@@ -1,8 +1,9 @@
-"""What all benchmarks share: the options --tiny and --out, the facts of a run, result files, and child processes.
+"""Code for all benchmarks: the options --tiny and --out, the facts of a run, result files, and child processes.
 
 A result file names the commit and whether the tree had other changes, the machine, the options, and the date and the
-load average at the start and at the end. It is written beside its path and renamed, so that it is never half-written.
-This module imports neither torch nor shoal: a script that only starts other processes stays small.
+load average at the start and at the end. It is written under a temporary name and renamed, so that it is never
+half-written. This module imports neither torch nor shoal, so that a script that only starts other processes stays
+small.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OK, FAILED, CRASHED, TIMED_OUT, NOT_INSTALLED = "ok", "failed", "crashed", "time
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a benchmark: where its result goes, and what was known when it started."""
+    """A run of a benchmark: the path of its result, and the facts at its start."""
 
     out: Path
     facts: Mapping[str, Any]
@@ -50,10 +51,10 @@ class Run:
 def begin(
     parser: argparse.ArgumentParser, result: str, tiny: Mapping[str, Any], inputs: Sequence[str] = ()
 ) -> tuple[argparse.Namespace, Run]:
-    """Reads the command line, to which it adds --tiny and --out, and notes the facts of the run.
+    """Adds --tiny and --out to the command line, reads it, and collects the facts of the run.
 
-    Only a run with the default options writes to `benchmarks/results` without being told to, so that a tiny or a
-    partial run never replaces a kept result.
+    Without --out only a run with the default options writes to `benchmarks/results`, so that a tiny or a partial run
+    never replaces a stored result.
 
     Parameters
     ----------
@@ -64,14 +65,14 @@ def begin(
     tiny : Mapping[str, Any]
         Defaults of the options in the tiny form.
     inputs : Sequence[str]
-        Names of the arguments that say what to measure. They are paths, and are not recorded.
+        Names of the arguments that are paths of what to measure. They are not recorded.
 
     Returns
     -------
     tuple[argparse.Namespace, Run]
         The options, and the run that writes the result.
     """
-    parser.add_argument("--tiny", action="store_true", help="Run a form that takes seconds. Needs --out.")
+    parser.add_argument("--tiny", action="store_true", help="Run a small form, which takes seconds. Needs --out.")
     parser.add_argument("--out", type=Path, help=f"Write the result to this file. Default: results/{result}.")
     full = vars(parser.parse_args([]))
     options = parser.parse_args()
@@ -87,15 +88,15 @@ def begin(
     return options, Run(options.out or RESULTS / result, facts, moment())
 
 
-def positive(text: str) -> int:
-    """Reads a whole number of 1 or more: a type of arguments."""
+def parse_positive(text: str) -> int:
+    """Reads a whole number of 1 or more, as a type of arguments."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Reads a number of seconds above 0: a type of arguments."""
+def parse_seconds(text: str) -> float:
+    """Reads a number of seconds above 0, as a type of arguments."""
     try:
         value = float(text)
     except ValueError:
@@ -106,7 +107,7 @@ def seconds(text: str) -> float:
 
 
 def call(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a benchmark and ends the process. Bad input is one sentence and exit code 2, as on shoal's command line."""
+    """Runs a benchmark and ends the process. A user error prints one sentence and gives exit code 2, as in shoal."""
     from shoal import UserError
 
     try:
@@ -117,37 +118,37 @@ def call(main: Callable[[], int | None]) -> NoReturn:
 
 
 def problem_with(out: Path | None, is_tiny: bool, changed: Sequence[str]) -> str | None:
-    """Returns why the result cannot go to this file, or None. It is asked before anything is measured."""
+    """Returns why the result cannot be written to this file, or None. It is called before anything is measured."""
     if out is None:
         if is_tiny:
-            return "--tiny needs --out FILE: a tiny run does not replace a kept result"
+            return "--tiny needs --out FILE, because a tiny run does not replace a stored result."
         if changed:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-            return f"{names} is not at its default, so --out FILE is needed: only a full run replaces a kept result"
+            return f"{names} is not at its default, so --out FILE is needed: only a full run replaces a stored result."
         return None
     if is_tiny and out.resolve().is_relative_to(RESULTS):
-        return f"--out is {out}, but a tiny run does not write to the kept results: name a file in another folder"
+        return f"--out is {out}, but a tiny run does not write to the stored results. Name a file in another folder."
     if out.is_dir():
-        return f"--out is {out}, which is a folder: name a file"
+        return f"--out is {out}, which is a folder. Name a file."
     if not out.resolve().parent.is_dir():
-        return f"--out is {out}, but its folder does not exist: create the folder first"
+        return f"--out is {out}, but its folder does not exist. Create the folder first."
     return None
 
 
 def commit_facts() -> dict[str, Any]:
-    """Returns the commit, and whether other files than results differ from it; None where this is no git checkout."""
+    """Returns the commit, and whether other files than results differ from it. Both are None without a git checkout."""
     commit = _git("rev-parse", "HEAD")
-    # A benchmark that ran just before may have replaced its result: that does not change what is measured.
+    # A replaced result of another benchmark does not change what is measured.
     changes = _git("status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=False)
+        process = subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=False)
     except OSError:
         return None  # git is not installed
-    return None if done.returncode else done.stdout.strip()
+    return None if process.returncode else process.stdout.strip()
 
 
 def machine_facts() -> dict[str, Any]:
@@ -164,8 +165,8 @@ def machine_facts() -> dict[str, Any]:
 def cpu_name() -> str:
     """Returns the model name of the processor; `platform.processor` is empty on most Linux systems."""
     with suppress(OSError):
-        if named := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return named[1].strip()
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -191,15 +192,15 @@ def moment() -> dict[str, Any]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets `write` fill a file beside this path, which then takes the path's place."""
-    beside = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    """Lets `write` fill a temporary file, which is then renamed to this path."""
+    temporary_path = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
-        write(beside)
-        with beside.open("rb") as file:
+        write(temporary_path)
+        with temporary_path.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary_path, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def without_infinities(value: Any) -> Any:
@@ -213,7 +214,7 @@ def without_infinities(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child process ended: a status, the reason unless it is "ok", and what was printed."""
+    """How a child process ended: its status, the reason if the status is not "ok", and its output."""
 
     status: str
     reason: str | None = None
@@ -221,12 +222,12 @@ class Outcome:
 
     @property
     def row(self) -> dict[str, str | None]:
-        """The part of a row of results that says how its measurement ended."""
+        """The cells of a row of results that say how its measurement ended."""
         return {"status": self.status, "reason": self.reason}
 
 
 def missing(modules: Iterable[str], advice: str) -> Outcome | None:
-    """Returns the outcome of a program that needs a module which is not installed, or None."""
+    """Returns the outcome of a program if a module that it needs is not installed, else None."""
     absent = [m for m in modules if find_spec(m) is None]
     return Outcome(NOT_INSTALLED, f"{', '.join(absent)} is not installed: {advice}") if absent else None
 
@@ -234,8 +235,8 @@ def missing(modules: Iterable[str], advice: str) -> Outcome | None:
 def run_process(command: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> Outcome:
     """Runs a program and returns how it ended. No failure of the program is raised.
 
-    The program gets a session of its own. Whatever it has started is ended with it when it does not end in time, and
-    when this process is interrupted.
+    The program gets its own session. If it does not end in time, or if this process is interrupted, the program and
+    all processes that it started are ended.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
     try:
@@ -253,21 +254,21 @@ def run_process(command: Sequence[str], timeout_s: float, env: Mapping[str, str]
     if process.returncode == 0:
         return Outcome(OK, output=output)
     print(errors[-3000:], file=sys.stderr, end="")
-    said = f": {last_words(errors)}" if last_words(errors) else ""
+    cause = f": {last_words(errors)}" if last_words(errors) else ""
     if process.returncode < 0:
-        return Outcome(CRASHED, f"ended by {signal_name(-process.returncode)}{said}", output)
-    return Outcome(FAILED, f"exit code {process.returncode}{said}", output)
+        return Outcome(CRASHED, f"ended by {signal_name(-process.returncode)}{cause}", output)
+    return Outcome(FAILED, f"exit code {process.returncode}{cause}", output)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Ends the process and all of its session that stayed in its process group."""
+    """Ends the process and all processes of its group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 def signal_name(number: int) -> str:
-    """Returns for example SIGABRT."""
+    """Returns the name of a signal, such as SIGABRT."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -275,6 +276,6 @@ def signal_name(number: int) -> str:
 
 
 def last_words(text: str) -> str:
-    """Returns the last line that has a word in it, at most 300 characters of it."""
+    """Returns at most 300 characters of the last line that has a letter."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in text.splitlines()]
     return next((line[:300] for line in reversed(lines) if re.search(r"[A-Za-z]", line)), "")

@@ -1,17 +1,23 @@
-"""What a server can read from FedEPC's sparsity vectors, and what noise on them takes from it and from the clusters.
+"""Measures what a server can infer from FedEPC's sparsity vectors, and the effect of noise on that and on clusters.
 
-Fifty clients run `fedepc`'s own first program. The server knows the model it sent and holds 200 public rows of each
-class. It reads a client's label distribution in two ways: `mixture`, by non-negative least squares from the received
-model's vector, which is a mixture of the classes' own; and by a ridge regression on 80 shadow clients, made of the
-public rows with the same skew, who run the same program with the same noise: from the vector of the `received` model,
-of the `adapted` one, or from `all`. Two figures each: R² over all clients and classes (equal shares for all have 0),
-and how often the most frequent class is found. `members`: how well the server, who is told the true label distribution,
-tells a client's training rows from its test rows by the received model's vector (area under the curve, 0.5 by chance).
+Fifty clients run the first program of `fedepc`. The server knows the model that it sent, and has 200 public samples of
+each class. It attacks the vectors in three ways:
 
-Beside it the groups that are found with that noise: by the `adapted` vectors, by the same `unguarded`
-(`cluster.guard=0`), and by those of the `received` model alone (`represent.epochs=0`). Three figures each: the adjusted
-Rand index with five planted groups, how many are found, and how many where clients do not differ. Noise is drawn five
-times; figures are means. Writes `results/leakage.json`.
+- `mixture` infers a client's label distribution by non-negative least squares from the vector of the received model,
+  which is a mixture of the vectors of the classes.
+- `received`, `adapted` and `all` infer the label distribution by ridge regression on 80 shadow clients. A shadow client
+  has public samples with the same skew, and runs the same program with the same noise. The names say which vectors are
+  used: that of the received model, that of the adapted model, or all.
+- `members` uses the true label distribution, and separates a client's training samples from its test samples by the
+  vector of the received model.
+
+The first two have two metrics: R² over all clients and classes (equal shares for all classes give 0), and how often the
+most frequent class is correct. The metric of `members` is the area under the curve, which is 0.5 at random.
+
+The clusters with the same noise use the `adapted` vectors, the same ones `unguarded` (`cluster.noise_guard_ratio=0`),
+or those of the `received` model alone (`represent.epochs=0`). They have three metrics: the adjusted Rand index with
+five planted groups, the number of clusters, and the number of clusters if clients do not differ. Noise is drawn five
+times, and metrics are means. Writes `results/leakage.json`.
 """
 
 from __future__ import annotations
@@ -48,10 +54,12 @@ Clients = Mapping[ClientId, ClientData]
 
 @dataclass(frozen=True)
 class Sizes:
+    """The sizes of the benchmark."""
+
     model: str
     clients: int
-    samples: int | None  # of the data set; None: all
-    public: int  # of each class
+    samples: int | None  # training samples of the data set; None: all
+    public: int  # samples of each class
     shadows: int
     draws: int
     noises: tuple[float, ...]
@@ -72,7 +80,7 @@ def collect_sparsity(
 
 @dataclass(frozen=True)
 class QueriedClients:
-    """Clients, and what they told without noise."""
+    """Clients, and the vectors that they would report without noise."""
 
     program: MeasureSparsity
     data: Clients
@@ -81,27 +89,27 @@ class QueriedClients:
     @cached_property
     def label_distributions(self) -> Floats:
         counts = np.stack([np.bincount(self.data[c]["train"].y.numpy(), minlength=CLASSES) for c in self.data])
-        found: Floats = counts / counts.sum(axis=1, keepdims=True)
-        return found
+        distributions: Floats = counts / counts.sum(axis=1, keepdims=True)
+        return distributions
 
     def without_adaptation(self) -> QueriedClients:
-        """What they would have told with `represent.epochs=0`: of the received model it is the same."""
+        """Returns the clients with `represent.epochs=0`, which reports the same vectors of the received model."""
         return replace(self, program=replace(self.program, adaptation=replace(self.program.adaptation, epochs=0)))
 
     def released_vectors(self, noise: float, seed: int) -> Floats:
-        """[clients, 4, channels] with noise, which is the last thing that happens to them on the client."""
+        """Returns vectors with noise, [clients, 4, channels]. A client adds noise as its last step."""
         program = replace(self.program, noise_std=noise)
-        rows = {c: len(self.data[c]["train"].y) for c in self.data}
-        each = [
-            program.release_vectors(s[[0, 2, 3]], rows[c], derive_seed(seed, noise, c))
+        num_samples = {c: len(self.data[c]["train"].y) for c in self.data}
+        vectors = [
+            program.release_vectors(s[[0, 2, 3]], num_samples[c], derive_seed(seed, noise, c))
             for c, s in self.noiseless_vectors.items()
         ]
-        found: Floats = torch.stack(each).double().numpy()
-        return found
+        released: Floats = torch.stack(vectors).double().numpy()
+        return released
 
 
 class Server:
-    """The model it sent, and what that gives on public rows."""
+    """The server: the model that it sent, and the activations of that model on public samples."""
 
     def __init__(self, program: MeasureSparsity, sent_model: Params, public_samples: Samples) -> None:
         self.program, self.sent_model, self.public_samples = program, sent_model, public_samples
@@ -110,22 +118,22 @@ class Server:
         self.class_covariance: Floats = np.cov((zeros - self.class_means[y]).T) + 1e-3 * np.eye(zeros.shape[1])
 
     def zero_activations(self, x: torch.Tensor) -> Floats:
-        found = self.program.adaptation.model.relu_output(self.sent_model, x, self.program.layer_index) == 0
-        return found.double().numpy()
+        is_zero = self.program.adaptation.model.relu_output(self.sent_model, x, self.program.layer_index) == 0
+        return is_zero.double().numpy()
 
     def query(self, data: Clients, seed: int) -> QueriedClients:
         return QueriedClients(self.program, data, collect_sparsity(self.program, self.sent_model, data, seed))
 
     def membership_attack(self, client: ClientData, labels: Floats) -> MembershipAttack:
-        inside, outside = (
+        train, test = (
             self.zero_activations(client[s].x) - self.class_means[client[s].y.numpy()] for s in ("train", "test")
         )
-        return MembershipAttack(inside, outside, labels @ self.class_means, self.class_covariance)
+        return MembershipAttack(train, test, labels @ self.class_means, self.class_covariance)
 
 
 @dataclass(frozen=True)
 class MembershipAttack:
-    """A client's training rows and its test rows, as they differ from their classes; and what its labels would give."""
+    """The deviations of a client's samples from their classes, and the vector that its labels alone would give."""
 
     train_deviations: Floats
     test_deviations: Floats
@@ -133,37 +141,37 @@ class MembershipAttack:
     class_covariance: Floats
 
     def auc(self, s: Floats, noise: float) -> float:
-        """By how much a row points the way in which the client differs from what its labels would give."""
+        """Returns the area under the curve, with each sample scored along the client's deviation from its labels."""
         from sklearn.metrics import roc_auc_score
 
         spread = self.class_covariance / len(self.train_deviations) + noise**2 / 2 * np.eye(len(s))
-        way = np.linalg.solve(spread, s - self.expected)
+        direction = np.linalg.solve(spread, s - self.expected)
         truth = np.repeat([1, 0], [len(self.train_deviations), len(self.test_deviations)])
-        return float(roc_auc_score(truth, np.concatenate([self.train_deviations, self.test_deviations]) @ way))
+        return float(roc_auc_score(truth, np.concatenate([self.train_deviations, self.test_deviations]) @ direction))
 
 
 def choose_public_samples(test: Samples, count: int, seed: int) -> Samples:
-    """Of rows that no client holds, as many of each class."""
+    """Draws as many samples of each class, of samples that no client has."""
     rng = np.random.default_rng(derive_seed(seed, "public"))
     y = test.y.numpy()
-    rows = np.concatenate([rng.choice(np.flatnonzero(y == k), count, replace=False) for k in range(CLASSES)])
-    return Samples(test.x[rows], test.y[rows])
+    indices = np.concatenate([rng.choice(np.flatnonzero(y == k), count, replace=False) for k in range(CLASSES)])
+    return Samples(test.x[indices], test.y[indices])
 
 
 def shadow_clients(public: Samples, count: int, skew: float, sizes: list[int], seed: int) -> dict[ClientId, ClientData]:
     rng = np.random.default_rng(derive_seed(seed, "shadows", skew))
-    of_class = [np.flatnonzero(public.y.numpy() == k) for k in range(CLASSES)]
+    indices_of_class = [np.flatnonzero(public.y.numpy() == k) for k in range(CLASSES)]
     clients: dict[ClientId, ClientData] = {}
     for i in range(count):
         counts = rng.multinomial(rng.choice(sizes), rng.dirichlet(np.full(CLASSES, skew)))
-        rows = np.concatenate([rng.choice(rows, n) for rows, n in zip(of_class, counts, strict=True)])
-        rng.shuffle(rows)
-        clients[f"shadow{i}"] = {"train": Samples(public.x[rows], public.y[rows])}
+        indices = np.concatenate([rng.choice(c, n) for c, n in zip(indices_of_class, counts, strict=True)])
+        rng.shuffle(indices)
+        clients[f"shadow{i}"] = {"train": Samples(public.x[indices], public.y[indices])}
     return clients
 
 
 def read_mixture(received: Floats, class_means: Floats) -> Floats:
-    """E[s] = sum over y of p(y) E[s | y], with p >= 0."""
+    """Returns the distributions p >= 0 that solve E[s] = sum over y of p(y) E[s | y]."""
     from scipy.optimize import nnls
 
     return to_distributions(np.stack([nnls(class_means.T, s)[0] for s in received]))
@@ -181,47 +189,47 @@ def flat(vectors: Floats) -> Floats:
     return vectors.reshape(len(vectors), -1)
 
 
-def to_distributions(found: Floats) -> Floats:
-    positive = np.maximum(found, 1e-12)
+def to_distributions(values: Floats) -> Floats:
+    positive = np.maximum(values, 1e-12)
     scaled: Floats = positive / positive.sum(axis=1, keepdims=True)
     return scaled
 
 
-def agreement(read: Floats, truth: Floats) -> tuple[float, float]:
+def agreement(inferred: Floats, truth: Floats) -> tuple[float, float]:
     from sklearn.metrics import r2_score
 
-    return float(r2_score(truth.ravel(), read.ravel())), float((read.argmax(1) == truth.argmax(1)).mean())
+    return float(r2_score(truth.ravel(), inferred.ravel())), float((inferred.argmax(1) == truth.argmax(1)).mean())
 
 
 def mean_of_draws(measure: Callable[[float, int], dict[str, Any]], sizes: Sizes, seed: int) -> list[dict[str, Any]]:
-    """For each noise the means of all figures, by name."""
-    found = []
+    """Returns the means of all metrics by name, for each standard deviation of the noise."""
+    rows = []
     for noise in sizes.noises:
         draws = [measure(noise, derive_seed(seed, draw)) for draw in range(sizes.draws if noise else 1)]
-        found.append({"noise": noise} | {k: np.mean([d[k] for d in draws], axis=0).tolist() for k in draws[0]})
-    return found
+        rows.append({"noise": noise} | {k: np.mean([d[k] for d in draws], axis=0).tolist() for k in draws[0]})
+    return rows
 
 
 def measure_readings(
     server: Server, federation: Federation, skew: float, sizes: Sizes, seed: int
 ) -> list[dict[str, Any]]:
-    samples = federation.samples_per_client("train").tolist()
-    shadows = server.query(shadow_clients(server.public_samples, sizes.shadows, skew, samples, seed), seed)
+    num_samples = federation.samples_per_client("train").tolist()
+    shadows = server.query(shadow_clients(server.public_samples, sizes.shadows, skew, num_samples, seed), seed)
     clients = server.query(federation, seed)
-    suspects = [
+    attacks = [
         server.membership_attack(federation[c], p) for c, p in zip(federation, clients.label_distributions, strict=True)
     ]
 
     def measure(noise: float, seed: int) -> dict[str, Any]:
-        s, learned = clients.released_vectors(noise, seed), shadows.released_vectors(noise, seed)
-        read = {"mixture": read_mixture(s[:, RECEIVED], server.class_means)}
-        read |= {
-            name: read_by_shadows(s[:, seen], learned[:, seen], shadows.label_distributions)
-            for name, seen in VECTORS_BY_ATTACK.items()
+        vectors, shadow_vectors = clients.released_vectors(noise, seed), shadows.released_vectors(noise, seed)
+        inferred = {"mixture": read_mixture(vectors[:, RECEIVED], server.class_means)}
+        inferred |= {
+            name: read_by_shadows(vectors[:, indices], shadow_vectors[:, indices], shadows.label_distributions)
+            for name, indices in VECTORS_BY_ATTACK.items()
         }
-        both = zip(suspects, s[:, RECEIVED], strict=True)
-        areas = [suspect.auc(v, noise) for suspect, v in both if len(suspect.test_deviations)]
-        return {name: agreement(p, clients.label_distributions) for name, p in read.items()} | {
+        pairs = zip(attacks, vectors[:, RECEIVED], strict=True)
+        areas = [attack.auc(v, noise) for attack, v in pairs if len(attack.test_deviations)]
+        return {name: agreement(p, clients.label_distributions) for name, p in inferred.items()} | {
             "members": np.mean(areas)
         }
 
@@ -243,11 +251,11 @@ def measure_clusters(
     }
 
     def measure(noise: float, seed: int) -> dict[str, Any]:
-        found = {}
+        metrics = {}
         for name, (rule, fleets) in ways.items():
             apart, together = (rule(flat(fleet.released_vectors(noise, seed)), 0) for fleet in fleets)
-            found[name] = (adjusted_rand_score(truth, apart), apart.max() + 1, together.max() + 1)
-        return found
+            metrics[name] = (adjusted_rand_score(truth, apart), apart.max() + 1, together.max() + 1)
+        return metrics
 
     return mean_of_draws(measure, sizes, seed)
 
@@ -261,36 +269,36 @@ def measure_dataset(data: str, sizes: Sizes, seed: int) -> dict[str, Any]:
         program, model.init(derive_seed(seed, "init")), choose_public_samples(source.test, sizes.public, seed)
     )
 
-    def dealt(partition: str) -> Federation:
+    def divide(partition: str) -> Federation:
         return shoal.partition(source, partition, clients=sizes.clients, seed=seed)
 
-    read = [
-        row for skew in sizes.skews for row in measure_readings(server, dealt(f"dirichlet:{skew}"), skew, sizes, seed)
+    readings = [
+        row for skew in sizes.skews for row in measure_readings(server, divide(f"dirichlet:{skew}"), skew, sizes, seed)
     ]
-    same = dealt("iid")
-    groups = measure_clusters(server, dealt(f"groups:{NUM_PLANTED_GROUPS},100"), same, sizes, seed)
-    proved = [
+    same = divide("iid")
+    clusters = measure_clusters(server, divide(f"groups:{NUM_PLANTED_GROUPS},100"), same, sizes, seed)
+    guarantees = [
         replace(program, noise_std=n).privacy_guarantee(same.samples_per_client("train").tolist())
         for n in sizes.noises
         if n
     ]
-    return {"data": data, "seed": seed, "readings": read, "clusters": groups, "guarantees": proved}
+    return {"data": data, "seed": seed, "readings": readings, "clusters": clusters, "guarantees": guarantees}
 
 
-def format_tables(found: list[dict[str, Any]]) -> list[str]:
+def format_tables(rows: list[dict[str, Any]]) -> list[str]:
     ways = ("mixture", *VECTORS_BY_ATTACK)
     lines = [f"| data | skew | noise | {' | '.join(ways)} | members |", "|" + "---|" * 8]
-    for f in found:
+    for f in rows:
         for r in f["readings"]:
             pairs = " | ".join(f"{r[way][0]:.2f}, {r[way][1]:.2f}" for way in ways)
             lines.append(f"| {f['data']} | {r['skew']} | {r['noise']} | {pairs} | {r['members']:.2f} |")
     lines += ["", "| data | noise | adapted | unguarded | received |", "|" + "---|" * 5]
-    for f in found:
+    for f in rows:
         for r in f["clusters"]:
             cells = ("{:.2f}, {:.1f}, {:.1f}".format(*r[way]) for way in ("adapted", "unguarded", "received"))
             lines.append(f"| {f['data']} | {r['noise']} | {' | '.join(cells)} |")
-    lines += ["", "| noise | rows | ε of a row | without adaptation | ε of a client |", "|" + "---|" * 5]
-    for g in found[0]["guarantees"]:
+    lines += ["", "| noise | samples | ε of a sample | without adaptation | ε of a client |", "|" + "---|" * 5]
+    for g in rows[0]["guarantees"]:
         keys = ("record_epsilon", "record_epsilon_without_adaptation", "local_epsilon")
         lines.append(f"| {g['sigma']} | {g['smallest_client']} | {' | '.join(f'{g[k]:,.1f}' for k in keys)} |")
     return lines
@@ -298,15 +306,20 @@ def format_tables(found: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", default=["fashion-mnist", "mnist"], help="Names of data sets.")
-    parser.add_argument("--seed", type=int, default=0, help="Default: 0.")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["fashion-mnist", "mnist"],
+        help="Names of data sets. Default: fashion-mnist mnist.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Seed. Default: 0.")
     options, run = harness.begin(parser, "leakage.json", {"data": ["digits"]})
     sizes = TINY if options.tiny else FULL
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        found = [measure_dataset(data, sizes, options.seed) for data in options.data]
-    run.write(sizes=asdict(sizes), rows=found)
-    print("\n".join(format_tables(found)))
+        rows = [measure_dataset(data, sizes, options.seed) for data in options.data]
+    run.write(sizes=asdict(sizes), rows=rows)
+    print("\n".join(format_tables(rows)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What is not training, and what many clients cost.
+"""Measures the overhead of a round besides training, and the cost of many clients.
 
-Every part is a real run with its folder (checkpoints, lines, private state) in a process of its own, so that its
-seconds and its resident memory are its own. A part that fails is a row with the reason, and the others go on. In the
-tiny form one process runs all parts. Writes `results/scale.json`.
+Every part is a real run with its run directory (checkpoints, lines, private state) in its own process, so that its
+seconds and its resident memory are those of the part alone. A part that fails is a row with the reason, and the others
+continue. In the tiny form one process runs all parts. Writes `results/scale.json`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ import harness
 from harness import FAILED, OK, Outcome
 
 SHAPE = (1, 28, 28)
-NUM_WARMUP_ROUNDS = 2  # rounds that are not counted: libraries are loaded, steps are recorded
+NUM_WARMUP_ROUNDS = 2  # not counted, because libraries are loaded and steps are recorded
 
 
 @dataclass(frozen=True)
 class Sizes:
+    """The sizes of the benchmark."""
+
     clients: int = 100
     num_samples: int = 448  # of each client
     central: int = 10_000  # samples of the central test set
-    rounds: int = 12  # that are counted
+    rounds: int = 12  # counted rounds
     cohort: int = 100
     populations: tuple[int, ...] = (1000, 10_000, 100_000)  # clients of which a cohort is selected
-    num_personal_models: int = 100_000  # clients that keep a model of their own
+    num_personal_models: int = 100_000  # clients with a personal model
 
 
 FULL = Sizes()
@@ -45,7 +47,7 @@ TINY = Sizes(clients=3, num_samples=8, central=8, rounds=1, cohort=2, population
 
 
 class Memory:
-    """The largest memory of this process and its workers at any time; pages that they share are counted once."""
+    """The largest memory of this process and its workers at any time. Shared pages are counted once."""
 
     max_bytes = 0
 
@@ -76,7 +78,7 @@ def resident_bytes(pid: str) -> int:
 
 
 def federation(clients: int, num_train_samples: int, num_test_samples: int = 1, central: int = 1) -> Any:
-    """Random samples, laid out without a step per client: as quick for 100,000 of them as for ten."""
+    """Returns a federation of random samples, without a step per client: as fast for 100,000 clients as for ten."""
     import numpy as np
     import torch
 
@@ -88,7 +90,7 @@ def federation(clients: int, num_train_samples: int, num_test_samples: int = 1, 
     starts = np.cumsum([0, *(clients * n for n in sizes.values())])
     bounds = {split: starts[i] + np.arange(clients + 1) * n for i, (split, n) in enumerate(sizes.items())}
 
-    def draw(n: int) -> Examples:
+    def draw(n: int) -> Samples:
         return Samples(torch.randn(n, *SHAPE, generator=g), torch.randint(0, 10, (n,), generator=g))
 
     names = tuple(f"c{i:06d}" for i in range(clients))
@@ -96,7 +98,7 @@ def federation(clients: int, num_train_samples: int, num_test_samples: int = 1, 
 
 
 def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[float], int]:
-    """Runs a method in a folder that is thrown away.
+    """Runs a method in a temporary folder.
 
     Returns
     -------
@@ -109,51 +111,60 @@ def run(method: str, fed: Any, **keys: Any) -> tuple[dict[str, float], list[floa
     from shoal.experiment.job import Job
     from shoal.experiment.run import new_run, run_experiment
 
-    timer, ends, cold = Timer(), [], {}
+    timer, ends, warmup_seconds = Timer(), [], {}
 
     def on_round(record: Any) -> None:
         ends.append(time.perf_counter())
         if record.round == NUM_WARMUP_ROUNDS:
-            cold.update(timer.seconds)
+            warmup_seconds.update(timer.seconds)
 
-    bench = assemble(Job(method=method, model="mlp", **keys), method, fed)
-    with tempfile.TemporaryDirectory() as folder, new_run(bench, Path(folder) / "run") as store, Memory() as memory:
-        run_experiment(bench, store, timer=timer, on_round=on_round)
-    spent = {k: s - cold.get(k, 0) for k, s in timer.seconds.items()}
-    return spent, ends[NUM_WARMUP_ROUNDS - 1 :], memory.max_bytes
+    experiment = assemble(Job(method=method, model="mlp", **keys), method, fed)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        new_run(experiment, Path(folder) / "run") as store,
+        Memory() as memory,
+    ):
+        run_experiment(experiment, store, timer=timer, on_round=on_round)
+    seconds = {k: s - warmup_seconds.get(k, 0) for k, s in timer.seconds.items()}
+    return seconds, ends[NUM_WARMUP_ROUNDS - 1 :], memory.max_bytes
 
 
 def overhead(sizes: Sizes) -> dict[str, Any]:
-    """All clients in every round, two epochs: how much of a round is not training."""
+    """Returns the fraction of a round that is not training, with all clients in every round and two epochs."""
     rounds = -(-sizes.rounds // 2)
     fed = federation(sizes.clients, sizes.num_samples)
-    spent, _, _ = run(
+    seconds, _, _ = run(
         "fedavg", fed, rounds=NUM_WARMUP_ROUNDS + rounds, cohort=1.0, epochs=2, batch_size=64, eval_every=100
     )
-    evaluated = sum(s for k, s in spent.items() if k.startswith("evaluate"))
-    train_s = spent["train: clients"] / rounds
-    other_s = sum(s for k, s in spent.items() if k != "train: clients") - evaluated
-    share = other_s / rounds / (other_s / rounds + train_s)
-    return {"train_s": train_s, "other_s": other_s / rounds, "share_of_round": share, "parts_s": spent}
+    evaluate_s = sum(s for k, s in seconds.items() if k.startswith("evaluate"))
+    train_s = seconds["train: clients"] / rounds
+    other_s = sum(s for k, s in seconds.items() if k != "train: clients") - evaluate_s
+    fraction = other_s / rounds / (other_s / rounds + train_s)
+    return {"train_s": train_s, "other_s": other_s / rounds, "share_of_round": fraction, "parts_s": seconds}
 
 
 def evaluation(sizes: Sizes, epochs: int) -> dict[str, Any]:
-    """Evaluated in every round: a tenth of the clients train; all of them and the central test set are evaluated."""
+    """Returns the seconds of an evaluation in every round of all clients and the central test set.
+
+    A tenth of the clients train in a round.
+    """
     fed = federation(
         sizes.clients, sizes.num_samples, num_test_samples=-(-sizes.num_samples // 7), central=sizes.central
     )
     rounds, cohort = sizes.rounds, -(-sizes.clients // 10)
-    spent, _, _ = run(
+    seconds, _, _ = run(
         "fedavg", fed, rounds=NUM_WARMUP_ROUNDS + rounds, cohort=cohort, epochs=epochs, batch_size=64, eval_every=1
     )
-    evaluated = {k: s / rounds for k, s in spent.items() if k.startswith("evaluate")}
-    train_s, evaluate_s = spent["train: clients"] / rounds, sum(evaluated.values())
+    evaluated = {k: s / rounds for k, s in seconds.items() if k.startswith("evaluate")}
+    train_s, evaluate_s = seconds["train: clients"] / rounds, sum(evaluated.values())
     return {"train_s": train_s, "evaluate_s": evaluate_s, "times_training": evaluate_s / train_s, **evaluated}
 
 
 def population(sizes: Sizes, count: int) -> dict[str, Any]:
-    """A cohort out of `count` clients of 20 samples."""
-    rounds = max(sizes.rounds, NUM_WARMUP_ROUNDS + 2)  # of which one is counted and one, the last, is evaluated
+    """Returns the seconds of a round with a cohort of `count` clients, which have 20 samples each."""
+    rounds = max(
+        sizes.rounds, NUM_WARMUP_ROUNDS + 2
+    )  # at least one counted round, and the last one, which is evaluated
     _, ends, memory = run(
         "fedavg", federation(count, 20), rounds=rounds, cohort=sizes.cohort, epochs=5, batch_size=10, eval_every=rounds
     )
@@ -162,10 +173,10 @@ def population(sizes: Sizes, count: int) -> dict[str, Any]:
 
 
 def personal_models(sizes: Sizes) -> dict[str, Any]:
-    """Clients that each train and keep an MLP of their own (21 GB of private state on disk for 100,000 of them)."""
-    began = time.perf_counter()
+    """Returns the cost of clients with personal MLPs, which take 21 GB of private state for 100,000 clients."""
+    start_s = time.perf_counter()
     _, _, memory = run("local", federation(sizes.num_personal_models, 1), rounds=1, cohort=1.0, epochs=1, batch_size=8)
-    return {"clients": sizes.num_personal_models, "resident_bytes": memory, "whole_s": time.perf_counter() - began}
+    return {"clients": sizes.num_personal_models, "resident_bytes": memory, "whole_s": time.perf_counter() - start_s}
 
 
 def parts(sizes: Sizes) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -179,7 +190,7 @@ def parts(sizes: Sizes) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def measure(names: list[str], is_tiny: bool, timeout_s: float) -> list[dict[str, Any]]:
-    """Returns the rows of parts that one process runs."""
+    """Runs parts in one process, and returns their rows."""
     print(", ".join(names), file=sys.stderr, flush=True)
     command = [sys.executable, __file__, "--in-this-process", "tiny" if is_tiny else "full", *names]
     outcome = harness.run_process(command, timeout_s)
@@ -201,7 +212,7 @@ def sentences(rows: list[dict[str, Any]]) -> list[str]:
             lines.append(f"{r['part']}: {r['times_training']:.2f} of the training")
         elif r["part"] == "private":
             size = r["resident_bytes"] / 2**30
-            lines.append(f"{r['clients']:,} private MLPs: {size:.2f} GiB resident, {r['whole_s']:.0f} s")
+            lines.append(f"{r['clients']:,} personal MLPs: {size:.2f} GiB resident, {r['whole_s']:.0f} s")
         else:
             times = "" if r["times_smallest"] is None else f" ({r['times_smallest']:.2f}x)"
             lines.append(f"{r['clients']:,} clients: {r['per_round_s']:.3f} s per round{times}")
@@ -209,7 +220,7 @@ def sentences(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """Adds to each population the times of the seconds per round of the smallest one that was measured."""
+    """Adds to each population the ratio of its seconds per round to those of the smallest one."""
     populations = [r for r in rows if "per_round_s" in r]
     for r in populations:
         r["times_smallest"] = r["per_round_s"] / populations[0]["per_round_s"]
@@ -218,17 +229,19 @@ def add_ratios(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     if sys.argv[1:2] == ["--in-this-process"]:
         size, *names = sys.argv[2:]
-        found = parts(TINY if size == "tiny" else FULL)
-        print(json.dumps({name: found[name]() for name in names}))
+        all_parts = parts(TINY if size == "tiny" else FULL)
+        print(json.dumps({name: all_parts[name]() for name in names}))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(parts(FULL)), help="Parts to measure. Default: all.")
-    parser.add_argument("--timeout-s", type=harness.seconds, default=7200, help="Seconds after which a part is ended.")
+    parser.add_argument(
+        "--timeout-s", type=harness.parse_seconds, default=7200, help="Seconds after which a part ends. Default: 7200."
+    )
     options, run = harness.begin(parser, "scale.json", {"parts": list(parts(TINY))})
-    known = parts(TINY if options.tiny else FULL)
+    all_parts = parts(TINY if options.tiny else FULL)
     for name in options.parts:
-        if name not in known:
-            parser.error(f"--parts has {name!r}; it must be some of {', '.join(known)}")
+        if name not in all_parts:
+            parser.error(f"--parts has {name!r}; it must be some of {', '.join(all_parts)}.")
     rows: list[dict[str, Any]] = []
     for names in [options.parts] if options.tiny else [[name] for name in options.parts]:
         rows += measure(names, options.tiny, options.timeout_s)

@@ -1,9 +1,9 @@
-"""How many predictions a second one core serves, what gathering requests gains, and that new models hurt nobody.
+"""Measures the predictions per second of a server on one core, with and without batches, while models are replaced.
 
-The server has one core to itself, the load comes from another: 64 callers, each with a connection that it keeps, each
-asking for one row and, once it is answered, for the next. Two servers of the same run take turns, one that gathers
-requests and one that does not, so that both meet the same neighbours on a shared machine. A server that fails is a row
-with the reason, and the other one goes on. Writes `results/serve.json`.
+The server has one core, and the load comes from another core: 64 callers, each with its own connection, which request
+the prediction of one sample after the other. Two servers of the same run take turns, one that gathers requests into
+batches and one that does not, so that other programs affect both equally. A server that fails is a row with the reason,
+and the other one continues. Writes `results/serve.json`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from shoal.experiment.job import Job
 from shoal.experiment.run import run_job
 from shoal.store.checkpoint import Checkpoints
 
-START_TIMEOUT_S = 120  # seconds within which a server must listen
+START_TIMEOUT_S = 120  # a server must listen by then
 SERVERS = {
-    "gathered": ("--max-batch", "64", "--max-wait-ms", "2"),
-    "one by one": ("--max-batch", "1", "--max-wait-ms", "0"),
+    "gathered": ("--max-batch-samples", "64", "--max-wait-ms", "2"),
+    "one by one": ("--max-batch-samples", "1", "--max-wait-ms", "0"),
 }
 
 
 @dataclass(frozen=True)
 class Load:
-    """How the servers are asked."""
+    """The load on the servers."""
 
-    requests: Sequence[bytes]  # of each caller
+    requests: Sequence[bytes]  # one for each caller
     seconds: float  # for each server, in all turns together
     turns: int
     warm_s: float  # at the start of each turn, not counted
@@ -54,7 +54,7 @@ class Load:
 
 @dataclass
 class Server:
-    """A server process, and what was seen of it."""
+    """A server process, and its measurements."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -62,8 +62,8 @@ class Server:
     outcome: Outcome = field(default_factory=lambda: Outcome(OK))
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    num_answers: int = 0  # also while it grows warm
-    cpu_s: float = 0.0  # of the server, for these
+    num_responses: int = 0  # includes the warm-up
+    cpu_s: float = 0.0  # of the server, for all responses
     num_errors: int = 0
     rounds: set[int] = field(default_factory=set)
     experts: set[str] = field(default_factory=set)
@@ -73,9 +73,9 @@ class Server:
         return self.outcome.status == OK
 
     def await_port(self) -> None:
-        """Waits until the server says where it listens."""
-        until = time.monotonic() + START_TIMEOUT_S
-        while self.process.poll() is None and time.monotonic() < until:
+        """Waits until the server prints its address."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < deadline_s:
             for line in self.log.read_text().splitlines(keepends=True):
                 if " on http" in line and line.endswith("\n"):
                     self.port = int(line.strip().rpartition(":")[2])
@@ -90,21 +90,21 @@ class Server:
         self.outcome = Outcome(FAILED, f"{problem}: {words}" if words else problem)
 
     def total_cpu_s(self) -> float:
-        """What the server has computed: on a busy machine this says more than the clock."""
-        spent = psutil.Process(self.process.pid).cpu_times()
-        return spent.user + spent.system
+        """Returns the processor time of the server, which a busy machine affects less than the clock."""
+        cpu_times = psutil.Process(self.process.pid).cpu_times()
+        return cpu_times.user + cpu_times.system
 
     def row(self) -> dict[str, Any]:
         ms = 1000 * np.array(self.latencies_s)
-        is_whole = self.is_ok and self.seconds > 0  # a turn that broke off has answers, but no duration
+        is_complete = self.is_ok and self.seconds > 0  # an interrupted turn has responses, but no duration
         if self.is_ok and not len(ms):
-            self.fail("answered no request")
+            self.fail("responded to no request")
         if self.is_ok and self.num_errors:
             self.fail(f"{self.num_errors} requests failed")
         return self.outcome.row | {
             "requests": len(ms),
-            "per_s": len(ms) / self.seconds if is_whole else None,
-            "server_cpu_ms": 1000 * self.cpu_s / self.num_answers if is_whole and self.num_answers else None,
+            "per_s": len(ms) / self.seconds if is_complete else None,
+            "server_cpu_ms": 1000 * self.cpu_s / self.num_responses if is_complete and self.num_responses else None,
             "p50_ms": float(np.percentile(ms, 50)) if len(ms) else None,
             "p99_ms": float(np.percentile(ms, 99)) if len(ms) else None,
             "errors": self.num_errors,
@@ -113,11 +113,11 @@ class Server:
         }
 
 
-# all models of an ensemble look at every row, by one rule or the other; or each caller has its cluster's model
+# fce predicts with all models of an ensemble, by one of two rules, and ifca with the model of the caller's cluster
 METHODS: dict[str, dict[str, dict[str, object]]] = {
     "fce": {},
     "fce-density": {"serve": {"rule": "density"}},
-    "ifca": {"cluster": {"groups": 8}},
+    "ifca": {"cluster": {"num_clusters": 8}},
 }
 
 
@@ -127,7 +127,7 @@ def make_run(run: Path, name: str, clients: int, rounds: int) -> None:
 
 
 def start(run: Path, name: str, core: int) -> Server:
-    options = ("--port", "0", "--rate", "0", "--poll-s", "0.2", *SERVERS[name])
+    options = ("--port", "0", "--max-requests-per-s", "0", "--poll-s", "0.2", *SERVERS[name])
     log = run.parent / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -141,23 +141,23 @@ def start(run: Path, name: str, core: int) -> Server:
 
 
 def make_requests(method: str, callers: int, clients: int) -> list[bytes]:
-    """Returns the request of each caller, which asks as a client where clients have models of their own."""
-    rows = np.random.default_rng(0).integers(0, 17, (callers, 8, 8)).tolist()
+    """Returns the request of each caller, with the name of a client if clients have different models."""
+    samples = np.random.default_rng(0).integers(0, 17, (callers, 8, 8)).tolist()
     width = len(str(clients - 1))
     names = [f"?client=c{i % clients:0{width}d}" if method == "ifca" else "" for i in range(callers)]
-    return [request(f"/v1/predict{name}", row) for name, row in zip(names, rows, strict=True)]
+    return [request(f"/v1/predict{name}", sample) for name, sample in zip(names, samples, strict=True)]
 
 
-def request(path: str, row: object) -> bytes:
-    body = json.dumps({"rows": row}).encode()
+def request(path: str, sample: object) -> bytes:
+    body = json.dumps({"samples": sample}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def call(server: Server, request_bytes: bytes, count_from: float, until: float) -> None:
-    """By hand, not with a library for HTTP: the load must cost less than what it measures."""
+async def call(server: Server, request_bytes: bytes, count_from_s: float, until_s: float) -> None:
+    """Sends requests without a library for HTTP, because the load must cost less than the server."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    while (begun := time.perf_counter()) < until:
+    while (start_s := time.perf_counter()) < until_s:
         try:
             writer.write(request_bytes)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -167,33 +167,33 @@ async def call(server: Server, request_bytes: bytes, count_from: float, until: f
             server.num_errors += 1
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             continue
-        server.num_answers += 1
+        server.num_responses += 1
         if not head.startswith(b"HTTP/1.1 200"):
             server.num_errors += 1
-        elif begun >= count_from:
-            server.latencies_s.append(time.perf_counter() - begun)
-            if len(server.latencies_s) % 50 == 1:  # a look now and then: to read all would slow the load down
-                answer = json.loads(body)
-                server.rounds.add(answer["round"])
-                server.experts.add(answer["answers"][0]["expert"])
+        elif start_s >= count_from_s:
+            server.latencies_s.append(time.perf_counter() - start_s)
+            if len(server.latencies_s) % 50 == 1:  # reading all responses would slow the load down
+                response = json.loads(body)
+                server.rounds.add(response["round"])
+                server.experts.add(response["predictions"][0]["expert"])
     writer.close()
 
 
 async def take_turn(server: Server, load: Load) -> None:
     try:
-        before, counted = server.total_cpu_s(), time.perf_counter() + load.warm_s
-        callers = (call(server, sent, counted, counted + load.turn_s) for sent in load.requests)
+        cpu_before_s, count_from_s = server.total_cpu_s(), time.perf_counter() + load.warm_s
+        callers = (call(server, data, count_from_s, count_from_s + load.turn_s) for data in load.requests)
         for error in await asyncio.gather(*callers, return_exceptions=True):
             if error is not None:
                 raise error
-        server.cpu_s += server.total_cpu_s() - before
+        server.cpu_s += server.total_cpu_s() - cpu_before_s
         server.seconds += load.turn_s
-    except (OSError, psutil.Error) as error:  # no new connection, or no process: the server is gone
-        server.fail(f"stopped answering: {error}")
+    except (OSError, psutil.Error) as error:  # no new connection, or no process
+        server.fail(f"stopped responding: {error}")
 
 
 async def add_round(run: Path, after_s: float) -> None:
-    """As a training beside the service does."""
+    """Adds a checkpoint, as a training that runs next to the service does."""
     await asyncio.sleep(after_s)
     checkpoints = Checkpoints(run / "checkpoints")
     state = checkpoints.load(checkpoints.rounds()[-1]).state
@@ -208,18 +208,18 @@ async def measure(run: Path, servers: Mapping[str, Server], load: Load) -> None:
                 continue
             swap = add_round(run, load.warm_s + load.turn_s / 2) if n % 2 else asyncio.sleep(0)
             await asyncio.gather(take_turn(server, load), swap)
-            print(f"turn {n + 1}/{load.turns}  {name}: {len(server.latencies_s):,} answers so far", file=sys.stderr)
+            print(f"turn {n + 1}/{load.turns}  {name}: {len(server.latencies_s):,} responses so far", file=sys.stderr)
 
 
 def serve_and_measure(folder: Path, method: str, clients: int, rounds: int, load: Load, cores: Sequence[int]) -> Any:
     """Returns a row for each server."""
     make_run(folder / "run", method, clients, rounds)
-    of_server, of_load = cores
-    servers = {name: start(folder / "run", name, of_server) for name in SERVERS}
+    server_core, load_core = cores
+    servers = {name: start(folder / "run", name, server_core) for name in SERVERS}
     try:
         for server in servers.values():
             server.await_port()
-        os.sched_setaffinity(0, {of_load})
+        os.sched_setaffinity(0, {load_core})
         asyncio.run(measure(folder / "run", servers, load))
         return [{"server": name, **server.row()} for name, server in servers.items()]
     finally:
@@ -240,13 +240,28 @@ def two_cores(text: str) -> tuple[int, int]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usable = sorted(os.sched_getaffinity(0))
-    add, positive = parser.add_argument, harness.require_positive
-    add("--seconds", type=harness.seconds, default=60.0, help="For each server, in all turns together. Default: 60.")
+    add, positive = parser.add_argument, harness.parse_positive
+    add(
+        "--seconds",
+        type=harness.parse_seconds,
+        default=60.0,
+        help="Seconds per server in all turns. Default: 60.",
+    )
     add("--method", choices=METHODS, default="ifca", help="Method whose run is served. Default: ifca.")
-    add("--cores", type=two_cores, default=(usable[0], usable[:2][-1]), help="The server's core, and that of the load.")
-    add("--callers", type=positive, default=64, help="Connections with one request each at a time. Default: 64.")
-    add("--turns", type=positive, default=4, help="Turns of each server. In every second one the run gains a round.")
-    add("--warm-s", type=harness.seconds, default=2.0, help="Seconds of a turn that are not counted. Default: 2.")
+    add(
+        "--cores",
+        type=two_cores,
+        default=(usable[0], usable[:2][-1]),
+        help="Core of the server and core of the load, such as 0,1.",
+    )
+    add("--callers", type=positive, default=64, help="Connections, with one request at a time each. Default: 64.")
+    add(
+        "--turns",
+        type=positive,
+        default=4,
+        help="Turns of each server. Every second turn adds a round to the run. Default: 4.",
+    )
+    add("--warm-s", type=harness.parse_seconds, default=2.0, help="Seconds of a turn that are not counted. Default: 2.")
     add("--clients", type=positive, default=40, help="Clients of the run, at least 5. Default: 40.")
     add("--rounds", type=positive, default=6, help="Rounds of the run. Default: 6.")
     return parser

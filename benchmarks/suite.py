@@ -1,6 +1,6 @@
-"""Runs several benchmarks one after the other. One that fails does not end the others: `make bench`.
+"""Runs several benchmarks one after the other, for `make bench`. A benchmark that fails does not end the others.
 
-At the end it says which of them failed, and its own exit code is 1 if any did.
+At the end it prints which benchmarks failed, and its exit code is 1 if any failed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def main() -> int:
     for name in options.names:
         if name not in DEFAULT_BENCHMARKS + OTHER_BENCHMARKS:
             parser.error(
-                f"{name!r} is no benchmark; it must be one of {', '.join(DEFAULT_BENCHMARKS + OTHER_BENCHMARKS)}"
+                f"{name!r} is not a benchmark; it must be one of {', '.join(DEFAULT_BENCHMARKS + OTHER_BENCHMARKS)}"
             )
     if options.tiny != (options.out is not None) or (options.tiny and not options.out.is_dir()):
-        parser.error(f"--out is {options.out}; it must be an existing folder, and goes together with --tiny")
+        parser.error(f"--out is {options.out}; it must be an existing folder, and needs --tiny.")
     lines, has_failed = [], False
     for name in options.names or DEFAULT_BENCHMARKS:
         print(f"== {name}", file=sys.stderr, flush=True)
-        began = time.monotonic()
+        start_s = time.monotonic()
         failure = run(name, options.out)
         has_failed |= failure is not None
-        lines.append(f"{name:13} {time.monotonic() - began:7.1f} s  {failure or 'ok'}")
+        lines.append(f"{name:13} {time.monotonic() - start_s:7.1f} s  {failure or 'ok'}")
     print("\n".join(["== summary", *lines]), flush=True)
     return int(has_failed)
 

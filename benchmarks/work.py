@@ -1,7 +1,7 @@
-"""The work that all peers do: the same network, samples, first weights, batches and steps for everyone.
+"""The work that all peers do: the same network, samples, first weights, batches and steps.
 
-`prepare` writes the work to a folder once. A peer reads it from there, with the functions below, and needs nothing else
-of shoal. This module is no benchmark: `compare.py` and `peers/` use it.
+`prepare` writes the work to a folder once. A peer reads it with the functions below, and needs nothing else of shoal.
+This module is not a benchmark itself: `compare.py` and `peers/` use it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ CLASSES, LR, MOMENTUM, SEED = 10, 0.01, 0.5, 0
 
 @dataclass(frozen=True)
 class Work:
+    """The sizes of a work."""
+
     name: str
     model: str
     shape: tuple[int, ...]
@@ -33,7 +35,7 @@ class Work:
 
     @property
     def num_steps(self) -> int:
-        """Steps of all clients in a round."""
+        """The steps of all clients in a round."""
         return self.clients * self.epochs * (self.num_samples // self.batch_size)
 
 
@@ -48,7 +50,7 @@ TINY_WORKS = {
 
 
 class Mlp(nn.Module):
-    """Two hidden layers. Parameters are named as in shoal's network."""
+    """A network with two hidden layers. Its parameters have the same names as in shoal's network."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Three convolutions as one would write them; shoal's own form gives the same numbers sooner."""
+    """A network with three convolutions in their usual form. shoal's form gives the same numbers faster."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -78,12 +80,12 @@ class Cnn(nn.Module):
 
 
 def make_network(work: Work) -> nn.Module:
-    """Returns the network with weights of its own: load `first(folder)` into it."""
+    """Returns the network with random weights. Load `load_first_weights(folder)` into it."""
     return {"mlp": Mlp, "cnn-cifar": Cnn}[work.model](work.shape)
 
 
 def prepare(work: Work, folder: Path, rounds: int) -> None:
-    """Writes the samples, the first weights, and the order of samples: [rounds, clients, steps, batch]."""
+    """Writes the samples, the first weights, and the order of samples, [rounds, clients, steps, batch]."""
     g = torch.Generator().manual_seed(SEED)
     x = torch.randn(work.clients, work.num_samples, *work.shape, generator=g)
     y = torch.randint(0, CLASSES, (work.clients, work.num_samples), generator=g)
@@ -102,14 +104,14 @@ def weights_and_orders(folder: Path, rounds: int) -> tuple[dict[str, Tensor], Te
     from shoal.rng import derive_seed
 
     work = load_work(folder)
-    bench = assemble(Job(**job_keys(work)), "fedavg", load_federation(folder))
-    state = replace(bench.method.init(SEED), cohort=tuple(bench.federation))
-    stage = next(s for s in bench.method.stages if s.name == "train")
+    experiment = assemble(Job(**job_keys(work)), "fedavg", load_federation(folder))
+    state = replace(experiment.method.init(SEED), cohort=tuple(experiment.federation))
+    stage = next(s for s in experiment.method.stages if s.name == "train")
     orders = []
     for r in range(rounds):
         plan = stage.plan(replace(state, round=r), derive_seed(SEED, r, stage.name))
         phases = plan.program.phases
-        seeds = [phase_seed(plan.tasks[c].seed, phases, 0) for c in bench.federation]
+        seeds = [phase_seed(plan.tasks[c].seed, phases, 0) for c in experiment.federation]
         orders.append(torch.stack([batch_indices(work.num_samples, phases[0], seed) for seed in seeds]))
     return state.models["global"], torch.stack(orders)
 
@@ -131,40 +133,44 @@ def load_federation(folder: Path) -> Any:
 
 
 def load_work(folder: Path) -> Work:
-    found = json.loads((folder / "work.json").read_text())
-    return Work(**found | {"shape": tuple(found["shape"])})
+    """Reads the sizes of the work."""
+    fields = json.loads((folder / "work.json").read_text())
+    return Work(**fields | {"shape": tuple(fields["shape"])})
 
 
 def load_samples(folder: Path) -> tuple[Tensor, Tensor]:
-    found = np.load(folder / "data.npz")
-    return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+    """Reads the samples: x [clients, samples, ...] and y."""
+    arrays = np.load(folder / "data.npz")
+    return torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
 
 
 def load_first_weights(folder: Path) -> dict[str, Tensor]:
-    found = np.load(folder / "first.npz")
-    return {k: torch.from_numpy(found[k]) for k in found.files}
+    """Reads the weights before the first round."""
+    arrays = np.load(folder / "first.npz")
+    return {k: torch.from_numpy(arrays[k]) for k in arrays.files}
 
 
 def load_orders(folder: Path) -> Tensor:
+    """Reads the order of samples, [rounds, clients, steps, batch]."""
     return torch.from_numpy(np.load(folder / "order.npy"))
 
 
 @cache
 def load_cached(folder: Path) -> tuple[Tensor, Tensor, Tensor, nn.Module]:
-    """Returns all of the work, which a worker process reads only once."""
+    """Returns the samples, the orders and the network, which a worker process reads only once."""
     return *load_samples(folder), load_orders(folder), make_network(load_work(folder))
 
 
 def write_result(folder: Path, name: str, times: list[float], weights: dict[str, Tensor]) -> None:
-    """Writes what a peer leaves behind: when each round ended, and the last weights."""
+    """Writes the result of a peer: the end of each round, and the last weights."""
     np.savez(folder / f"{name}.npz", **{k: v.detach().cpu().numpy() for k, v in weights.items()})
     (folder / f"{name}.json").write_text(json.dumps({"round_ends": times}))
 
 
 def train_client(net: nn.Module, x: Tensor, y: Tensor, batches: Tensor) -> None:
-    """Trains as a user of any of the peers would write it; without a DataLoader, which would cost more."""
+    """Trains as a user of a peer would write it, but without a DataLoader, which would be slower."""
     optimiser = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
-    for rows in batches:
+    for batch in batches:
         optimiser.zero_grad()
-        F.cross_entropy(net(x[rows]), y[rows]).backward()
+        F.cross_entropy(net(x[batch]), y[batch]).backward()
         optimiser.step()

@@ -1,7 +1,7 @@
 """The work in Flower's simulation engine (Ray), FedAvg from its own strategies.
 
-A fourth argument gives the CPUs per client: 1 runs as many clients at a time as there are cores. Without it
-Flower decides, which is 2.
+A fourth argument sets the CPUs per client: with 1, as many clients run at a time as there are cores. Without it
+Flower uses its default, which is 2.
 """
 
 import sys
@@ -36,9 +36,9 @@ def server_app(folder: Path, rounds: int, name: str) -> ServerApp:
 
     class Timed(FedAvg):
         def aggregate_train(self, server_round, replies):
-            found = super().aggregate_train(server_round, replies)
+            result = super().aggregate_train(server_round, replies)
             ends.append(time.time())
-            return found
+            return result
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -50,8 +50,8 @@ def server_app(folder: Path, rounds: int, name: str) -> ServerApp:
 
 
 if __name__ == "__main__":
-    place, rounds, name, *cpus = sys.argv[1:]
-    folder = Path(place)
+    path, rounds, name, *cpus = sys.argv[1:]
+    folder = Path(path)
     run_simulation(
         server_app(folder, int(rounds), name),
         client_app(folder),

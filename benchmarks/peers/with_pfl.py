@@ -22,7 +22,7 @@ state = {"round": 0}
 
 
 class OrderedSamples(PyTorchTensorDataset):
-    """A client's rows in the order that all measured programs use."""
+    """A client's samples in the order that all peers use."""
 
     def with_batches(self, batches):
         self.batches, self.next_step = batches, 0
@@ -34,8 +34,8 @@ class OrderedSamples(PyTorchTensorDataset):
             yield x, y
             return
         steps = -(-len(y) // batch_size)
-        for rows in self.batches[self.next_step : self.next_step + steps]:
-            yield x[rows], y[rows]
+        for batch in self.batches[self.next_step : self.next_step + steps]:
+            yield x[batch], y[batch]
         self.next_step += steps
 
 
@@ -51,7 +51,7 @@ class RoundEndTimes(TrainingProcessCallback):
 
 def with_loss(net):
     net.loss = lambda x, y, **_: torch.nn.functional.cross_entropy(net.train()(x), y)
-    net.metrics = lambda x, y, **_: {"rows": Weighted(0.0, len(y))}  # asked for in the first round only
+    net.metrics = lambda x, y, **_: {"rows": Weighted(0.0, len(y))}  # called in the first round only
     return net
 
 
@@ -86,7 +86,9 @@ def main(folder: Path, rounds: int, name: str) -> None:
     )
     if get_framework_module().distributed.global_rank == 0:
         work.write_result(folder, name, ends.times, net.state_dict())
-    if torch.distributed.is_initialized():  # else a process is aborted at its exit more often, but even so now and then
+    if (
+        torch.distributed.is_initialized()
+    ):  # without this, more processes are aborted at their exit, and a few still are
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""The work in shoal: the fleet that it chooses by itself."""
+"""The work in shoal, with the fleet that shoal chooses by default."""
 
 import sys
 import time

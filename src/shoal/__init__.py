@@ -2,7 +2,7 @@
 
 fleet = shoal.partition(shoal.load("digits"), "dirichlet:0.3", clients=20, seed=0)
 result = shoal.run("fedavg", fleet, rounds=20, cohort=5, seed=0)
-result.accuracy["mean"]
+result.accuracy["local"]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODULE_OF_NAME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first used: `shoal --help` need not wait for torch."""
+    """Imports a public name when it is first used, so that `shoal --help` does not wait for torch."""
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF_NAME[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m shoal` is `shoal`."""
+"""Runs the command line of shoal with `python -m shoal`."""
 
 from shoal.cli import main
 

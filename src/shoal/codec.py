@@ -1,8 +1,8 @@
-"""One format for the wire and for the disk: safetensors, with names in its header. Never pickle.
+"""Encodes trees, tasks and reports in one format for messages and files: safetensors, with names in the header.
 
-All numbers (config, metrics, counts, seeds) travel as tensors, so that the size of a message depends
-only on its shape. `task_bytes` and `report_bytes` therefore know it without encoding anything, and a
-simulation counts to the byte what a deployment sends.
+All numbers (config, metrics, counts, seeds) are encoded as tensors, so the size of a message depends on its shape only.
+`task_bytes` and `report_bytes` therefore return the size without encoding anything, and a simulation counts exactly the
+bytes that a deployment sends. Pickle is never used, because reading it can run code.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from shoal.types import Params, Report, Task, Tree
 
 
 class MissingModel(Exception):
-    """A task relies on a model that the client no longer has."""
+    """A task refers to a cached model that the client no longer has."""
 
 
 def pack(t: Mapping[str, Any], meta: object = None) -> bytes:
+    """Returns the encoding of a tree, with `meta` as JSON in the header."""
     flat: dict[str, Tensor] = {}
     seen_storages: set[int] = set()
     for name, x in sorted(tree.flatten(t).items()):
         x = x.detach().cpu().contiguous()
         storage_address = x.untyped_storage().data_ptr()
-        flat[name] = x.clone() if storage_address in seen_storages else x  # the format refuses aliases
+        flat[name] = x.clone() if storage_address in seen_storages else x  # the format rejects shared memory
         seen_storages.add(storage_address)
     return save(flat, {"shoal": _text(meta)})
 
 
 def unpack(data: bytes) -> tuple[Tree, Any]:
+    """Returns the tree and the metadata of an encoding."""
     header_bytes = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + header_bytes])
     flat = load(data)
@@ -47,7 +49,7 @@ def _text(meta: object) -> str:
 
 
 def packed_bytes(t: Mapping[str, Any], meta: object = None) -> int:
-    """len(pack(t, meta)), without packing more than one tree of each shape."""
+    """Returns `len(pack(t, meta))`. Only one tree of each shape is really packed."""
     return _packed_bytes(tree.signature(t), _text(meta))
 
 
@@ -73,16 +75,30 @@ def _task_tree(task: Task) -> tuple[Tree, object]:
 
 
 def encode_task(task: Task) -> bytes:
+    """Returns the message for a task, without the models that the client has cached."""
     return pack(*_task_tree(task))
 
 
 def decode_task(data: bytes, cached_models: Mapping[int, Params] | None = None) -> Task:
-    """`kept`: what the client has of earlier tasks, by digest."""
+    """Returns the task of a message.
+
+    Parameters
+    ----------
+    data
+        The message.
+    cached_models
+        The models that the client has cached from earlier tasks, by digest.
+
+    Raises
+    ------
+    MissingModel
+        If the client lacks a model that the server expects to be cached.
+    """
     t, names = unpack(data)
     models, digests, cached_models = t.get("models", {}), {}, cached_models or {}
     if "digests" in t:
-        names, kinds = names
-        digests = dict(zip(kinds, t["digests"].tolist(), strict=True))
+        names, model_names = names
+        digests = dict(zip(model_names, t["digests"].tolist(), strict=True))
     cached = frozenset(digests.keys() - models.keys())
     if any(digests[k] not in cached_models for k in cached):
         raise MissingModel
@@ -92,6 +108,7 @@ def decode_task(data: bytes, cached_models: Mapping[int, Params] | None = None) 
 
 
 def task_bytes(task: Task) -> int:
+    """Returns the number of bytes of the message for a task."""
     return packed_bytes(*_task_tree(task))
 
 
@@ -108,10 +125,12 @@ def _report_tree(report: Report) -> tuple[Tree, object]:
 
 
 def encode_report(report: Report) -> bytes:
+    """Returns the message for a report."""
     return pack(*_report_tree(report))
 
 
 def decode_report(data: bytes) -> Report:
+    """Returns the report of a message."""
     t, (metrics, counts) = unpack(data)
     pairs = [(float(s), float(n)) for s, n in t["metrics"].tolist()]
     return Report(
@@ -123,4 +142,5 @@ def decode_report(data: bytes) -> Report:
 
 
 def report_bytes(report: Report) -> int:
+    """Returns the number of bytes of the message for a report."""
     return packed_bytes(*_report_tree(report))

@@ -1,4 +1,8 @@
-"""The only round loop. Everything that happens in a run happens in `run`, in this order."""
+"""The round loop. Everything that happens in a run happens in `run`, in this order.
+
+`run_round` executes the stages of a method, `evaluate` evaluates the clients, and `evaluate_unseen` evaluates clients
+that were excluded from training. The types are in `shoal.types`, the ledger of bytes and joules in `shoal.cost.ledger`.
+"""
 
 from __future__ import annotations
 
@@ -37,57 +41,59 @@ from shoal.types import (
 
 log = logging.getLogger(__name__)
 
-NUM_THREADS = torch.get_num_threads()  # as torch or its user chose, before any fleet takes some away
+NUM_THREADS = torch.get_num_threads()  # the choice of torch or its user, read before a fleet reduces it
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Clients on their own test data, and an inference-only client on the central test set."""
+    """The scores of clients on their own test samples, and of an inference-only client on the central test set."""
 
     clients: Mapping[ClientId, Score]
     central: Score | None
-    samples_by_model: Mapping[ClientId, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # rows by model, if one is chosen
+    # For each client, the number of test samples that each model predicted. Empty if models are not chosen by sample.
+    samples_by_model: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
+        """Returns accuracy and loss for JSON: over the clients ("local" and others) and on the central test set."""
         fleet_summary = metrics.summarise_clients(list(self.clients.values()))
-        mean_loss = fleet_summary.loss if fleet_summary else None
+        local_loss = fleet_summary.loss if fleet_summary else None
         return {
             "accuracy": {
-                **{k: getattr(fleet_summary, k, None) for k in ("mean", "std", "worst10", "f1")},
+                **{k: getattr(fleet_summary, k, None) for k in ("local", "std", "worst10", "f1")},
                 "central": self.central.accuracy if self.central else None,
             },
-            "loss": {"mean": mean_loss, "central": self.central.loss if self.central else None},
+            "loss": {"local": local_loss, "central": self.central.loss if self.central else None},
         }
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is known of one finished round. The same seed gives the same record: no clock in it."""
+    """The record of one finished round. It contains no clock times, so the same seed gives the same record."""
 
     round: int  # counts from 1
     cohort_size: int
-    metrics: Mapping[str, float]  # "stage.metric" -> mean over all examples, or what the stage counted itself
+    metrics: Mapping[str, float]  # "stage.metric" -> mean over all samples, or a number that the stage computed itself
     bytes_down: int
     bytes_up: int
     evaluation: Evaluation | None = None
     flops: int = 0  # of all clients
-    joules: Mapping[str, float] = field(default_factory=dict)  # of all clients: pre, train, comm
-    sim_time_s: float = 0.0  # how long the round would take on the clients' devices and links
-    late_clients: tuple[ClientId, ...] = ()  # one for each report that came after the deadline
-    depleted_clients: tuple[ClientId, ...] = ()  # whose batteries this round emptied
-    bytes_edge_cloud: int | None = None  # between edges and the cloud, both ways, where there are edges
+    joules: Mapping[str, float] = field(default_factory=dict)  # of all clients: preparation, training, communication
+    sim_time_s: float = 0.0  # modelled duration of the round on the clients' devices and links
+    late_clients: tuple[ClientId, ...] = ()  # one entry for each report that arrived after the deadline
+    depleted_clients: tuple[ClientId, ...] = ()  # clients whose battery became empty in this round
+    bytes_edge_cloud: int | None = None  # both directions; None if there are no edge servers
 
     @property
     def num_late_reports(self) -> int:
+        """The number of reports that arrived after the deadline."""
         return len(self.late_clients)
 
     def to_json(self) -> dict[str, Any]:
-        figures = self.evaluation.summary() if self.evaluation else {"accuracy": None, "loss": None}
+        """Returns the line of rounds.jsonl for this round."""
+        evaluation_summary = self.evaluation.summary() if self.evaluation else {"accuracy": None, "loss": None}
         return {
             "round": self.round,
-            "cohort": self.cohort_size,
+            "cohort_size": self.cohort_size,
             "train_loss": self.metrics.get("train.loss"),
             "metrics": dict(self.metrics),
             "bytes_down": self.bytes_down,
@@ -95,83 +101,93 @@ class RoundRecord:
             "flops": self.flops,
             "joules": dict(self.joules),
             "sim_time_s": self.sim_time_s,
-            "late": self.num_late_reports,
+            "num_late_reports": self.num_late_reports,
             "late_clients": list(self.late_clients),
-            "left": list(self.depleted_clients),
-            **({} if self.bytes_edge_cloud is None else {"bytes_long": self.bytes_edge_cloud}),
-            **figures,
+            "depleted_clients": list(self.depleted_clients),
+            **({} if self.bytes_edge_cloud is None else {"bytes_edge_cloud": self.bytes_edge_cloud}),
+            **evaluation_summary,
         }
 
 
 @dataclass(frozen=True)
 class RoundTiming:
-    """What a round took here, by the clock, and what the server worked of it: never the same twice."""
+    """Measured times of a round on this machine. They differ between runs with the same seed."""
 
     wall_s: float
-    server_s: float  # planning and folding: the work of a real server
+    server_s: float  # processor time for planning and folding, which is the work of a real server
 
 
 class Store(Protocol):
-    """Where a run is kept. `append` comes before `checkpoint`: a line too many is easily dropped."""
+    """Stores a run. `append` is called before `checkpoint`, because a surplus line is easy to drop after a crash."""
 
-    def append(self, record: RoundRecord, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None: ...
+    def append(self, record: RoundRecord, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None:
+        """Appends the record of a round."""
 
-    def checkpoint(self, state: ServerState) -> None: ...
+    def checkpoint(self, state: ServerState) -> None:
+        """Stores the state after a round."""
 
 
 @dataclass(frozen=True)
 class Result:
+    """The result of a run: the last state, the record of every round, and the ledger of bytes and joules."""
+
     state: ServerState
     rounds: Sequence[RoundRecord]
     ledger: Ledger
     wall_s: float
     server_s: float
-    stop_reason: str | None = None  # why, if before the last round
+    stop_reason: str | None = None  # None if the run reached its last round
 
     @property
     def evaluation(self) -> Evaluation:
+        """The evaluation after the last round."""
         last = self.rounds[-1].evaluation
         assert last is not None, "the last round is always evaluated"
         return last
 
     @property
     def accuracy(self) -> dict[str, float]:
-        figures: dict[str, float] = self.evaluation.summary()["accuracy"]
-        return figures
+        """Accuracy after the last round: local, std, worst10, f1 and central."""
+        accuracy: dict[str, float] = self.evaluation.summary()["accuracy"]
+        return accuracy
 
     @property
     def edges(self) -> dict[str, list[ClientId]]:
-        """The clients of each edge; empty without edges."""
-        table, clients_by_edge = ClientTable.load(self.state, "edges"), dict[str, list[ClientId]]()
-        for client, edge in zip(table.clients, table.columns.get("edge", torch.empty(0)).tolist(), strict=True):
+        """The clients of each edge server. It is empty if there are no edge servers."""
+        clients_by_edge: dict[str, list[ClientId]] = {}
+        for client, edge in ClientTable.load(self.state, "edges").to_dict("edge").items():
             clients_by_edge.setdefault(f"edge-{edge:03d}", []).append(client)
         return dict(sorted(clients_by_edge.items()))
 
     @property
     def clusters(self) -> dict[ClientId, list[str]]:
-        """The models of the groups that each client is in by more than half, or else most; empty without groups."""
+        """The models of the clusters of each client. It is empty if there are no clusters.
+
+        A client is in the cluster with its largest weight, and in every cluster with a weight above 0.5.
+        """
         names = sorted(self.state.models)
-        found = {}
+        models_by_client = {}
         for client, weights in sorted(self.state.membership.items()):
-            most = int(weights.argmax())
-            found[client] = [n for k, n in enumerate(names) if k == most or float(weights[k]) > 0.5]
-        return found
+            largest = int(weights.argmax())
+            models_by_client[client] = [n for k, n in enumerate(names) if k == largest or float(weights[k]) > 0.5]
+        return models_by_client
 
 
 class CentralTestEvaluator:
-    """Who never trains and has nothing private: it holds the central test set."""
+    """Evaluates models on the central test set, as a client would that never trains and has no private state."""
 
     def __init__(self, samples: Samples) -> None:
         self.fleet = PlainFleet({"unseen": {"test": samples}})
-        self.fleet.recorder = Recorder(record_after_calls=NEVER)  # a few large batches: nothing to gain
+        self.fleet.recorder = Recorder(record_after_calls=NEVER)  # recording does not pay for a few large batches
 
     def score(self, program: Evaluate, models: Mapping[str, Params]) -> Score:
-        before = torch.get_num_threads()
-        torch.set_num_threads(NUM_THREADS)  # all of them: whoever else works for this run waits for us now
+        """Returns the score of the models."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(NUM_THREADS)  # all threads, because no other part of this run works at the same time
         try:
             return _score(self.fleet.execute_one(program, "unseen", Task(models)))
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(num_threads)
 
 
 def evaluate(
@@ -181,7 +197,23 @@ def evaluate(
     central_evaluator: CentralTestEvaluator | None,
     timer: Timer | None = None,
 ) -> Evaluation:
-    """Of exactly what is served: `models_for` and `predict`, on the test split that nothing else opens."""
+    """Evaluates the clients on their test samples, with `models_for` and `predict` of the method.
+
+    Nothing else reads the test split.
+
+    Parameters
+    ----------
+    method
+        The method that serves the clients.
+    fleet
+        The clients.
+    state
+        The state of the server.
+    central_evaluator
+        Evaluates an inference-only client on the central test set. None if there is no such set.
+    timer
+        Measures the time of the evaluation.
+    """
     program, timer = Evaluate.for_method(method), timer or Timer()
     with timer("evaluate: clients"):
         tasks = {c: Task(method.models_for(state, c)) for c in fleet.roster()}
@@ -202,32 +234,45 @@ def evaluate_unseen(
     num_inputs: int | None = None,
     seed: int = 0,
 ) -> Evaluation:
-    """Clients that never trained, each on all of its rows: with what anybody is served, or with `assign` by what the
-    method makes of its rows without labels; of so many `inputs`, drawn by chance, or of all."""
-    unseen = {c: rows for c, rows in unseen.items() if len(rows.y)}
+    """Evaluates unseen clients, which are excluded from training, on all of their samples.
+
+    Parameters
+    ----------
+    method
+        The method that serves the clients.
+    state
+        The state of the server after training.
+    unseen
+        The labelled samples of each unseen client.
+    infer_from_inputs
+        Whether the method may use the inputs of a client, without labels, to choose its models and to adapt to it.
+        Otherwise every client is served the models of an inference-only client.
+    num_inputs
+        The number of inputs that the method may use, drawn at random. None for all inputs.
+    seed
+        The seed for drawing the inputs.
+    """
+    unseen = {c: samples for c, samples in unseen.items() if len(samples.y)}
+    fleet = PlainFleet({c: {"test": samples} for c, samples in unseen.items()})
+    default_models, models_for_inputs = method.models_for(state, None), method.models_for_inputs
     unlabelled_by_client = (
-        {c: without_labels(rows, c, num_inputs, seed) for c, rows in unseen.items()} if infer_from_inputs else {}
+        {c: without_labels(samples, c, num_inputs, seed) for c, samples in unseen.items()} if infer_from_inputs else {}
     )
-    fleet, default_models = (
-        PlainFleet({c: {"test": rows} for c, rows in unseen.items()}),
-        method.models_for(state, None),
-    )
-    models_for_inputs = method.models_for_inputs
-    tasks = {
-        c: Task(
-            default_models
-            if models_for_inputs is None or not infer_from_inputs
-            else models_for_inputs(state, unlabelled_by_client[c].x)
-        )
-        for c in unseen
-    }
+    tasks = {}
+    for client in unseen:
+        models = default_models
+        if infer_from_inputs and models_for_inputs is not None:
+            models = models_for_inputs(state, unlabelled_by_client[client].x)
+        tasks[client] = Task(models)
     if infer_from_inputs and method.adaptation_program is not None:
-        PlainFleet({c: {UNLABELLED_SPLIT: rows} for c, rows in unlabelled_by_client.items()}, fleet.private).execute(
-            Plan(method.adaptation_program, tasks)
+        unlabelled_fleet = PlainFleet(
+            {c: {UNLABELLED_SPLIT: x} for c, x in unlabelled_by_client.items()}, fleet.private
         )
+        unlabelled_fleet.execute(Plan(method.adaptation_program, tasks))
     reports = fleet.execute(Plan(Evaluate.for_method(method), tasks))
     samples_by_model = {
-        c: _samples_by_model(method, tasks[c].models, fleet.private.get(c, {}), rows.x) for c, rows in unseen.items()
+        c: _samples_by_model(method, tasks[c].models, fleet.private.get(c, {}), samples.x)
+        for c, samples in unseen.items()
     }
     return Evaluation(
         {c: _score(r) for c, r in reports.items()},
@@ -237,31 +282,32 @@ def evaluate_unseen(
 
 
 def _samples_by_model(method: Method, models: Mapping[str, Params], private: Tree, x: Tensor) -> dict[str, int]:
-    """How many rows each model answered, where the method chooses one for each."""
+    """Returns the number of samples that each model predicted, if the method chooses a model for each sample."""
     if method.predict_routed is None:
         return {}
     names, counts = sorted(models), dict[str, int]()
     with torch.no_grad():
-        for part in torch.split(x, 1024):
-            for k, rows in enumerate(method.predict_routed(models, private, part).model_index.bincount().tolist()):
-                if rows:
-                    counts[names[k]] = counts.get(names[k], 0) + rows
+        for batch in torch.split(x, 1024):
+            model_index = method.predict_routed(models, private, batch).model_index
+            for k, num_samples in enumerate(model_index.bincount().tolist()):
+                if num_samples:
+                    counts[names[k]] = counts.get(names[k], 0) + num_samples
     return dict(sorted(counts.items()))
 
 
 def without_labels(samples: Samples, client: ClientId, num_inputs: int | None, seed: int) -> Samples:
-    """So many of a client's rows, or all: what stands in the place of labels says nothing."""
-    drawn = generator(derive_seed(seed, "inputs", client))
-    order = torch.randperm(len(samples.y), generator=drawn)[:num_inputs].to(samples.y.device)
+    """Returns `num_inputs` random samples of a client, or all of them (None), with zeros instead of labels."""
+    random = generator(derive_seed(seed, "inputs", client))
+    order = torch.randperm(len(samples.y), generator=random)[:num_inputs].to(samples.y.device)
     x = samples.x[order.sort().values]
     return Samples(x, torch.zeros(len(x), dtype=samples.y.dtype, device=samples.y.device))
 
 
 def _score(report: Report) -> Score:
-    hits, rows = report.metrics["accuracy"]
+    hits, num_samples = report.metrics["accuracy"]
     f1 = metrics.macro_f1(*report.tensors["classes"]["counts"])
-    assert f1 is not None, "a split with rows has classes"
-    return Score(hits / rows, report.metrics["loss"][0] / rows, f1, int(rows))
+    assert f1 is not None, "a split with samples has classes"
+    return Score(hits / num_samples, report.metrics["loss"][0] / num_samples, f1, int(num_samples))
 
 
 def run(
@@ -279,7 +325,45 @@ def run(
     on_round: Callable[[RoundRecord], None] | None = None,
     timer: Timer | None = None,
 ) -> Result:
-    """Rounds from `state.round` up to `rounds`; `records` and `ledger` are those of the rounds before."""
+    """Runs a method from the round of the state to the last round.
+
+    Parameters
+    ----------
+    method
+        The method.
+    fleet
+        The clients.
+    rounds
+        The number of rounds, including those before `state`.
+    seed
+        The seed of the run.
+    central_samples
+        The central test set. None if there is none.
+    eval_every
+        Evaluate once in this many rounds, and after the last round.
+    state
+        The state to continue from. None for the first round.
+    earlier_rounds
+        The records of the rounds before `state`.
+    ledger
+        The ledger of the rounds before `state`, or an empty one with the cost model to use.
+    store
+        Stores every round. None if the run is kept in memory only.
+    on_round
+        A function that is called with the record of every round.
+    timer
+        Measures the times of the parts of the run.
+
+    Returns
+    -------
+    Result
+        The last state, the records of all rounds, and the ledger.
+
+    Raises
+    ------
+    UserError
+        If a model is no longer finite.
+    """
     run_start_s, server_s = time.perf_counter(), 0.0
     state = method.init(seed) if state is None else state
     ledger, history, timer = ledger or Ledger(), list(earlier_rounds), timer or Timer()
@@ -293,8 +377,11 @@ def run(
         stop_reason = _stop_reason(ledger, fleet)
         if stop_reason or state.round == rounds or state.round % eval_every == 0:
             record = replace(record, evaluation=evaluate(method, fleet, state, central_evaluator, timer))
-        if not record.cohort_size and (not history or history[-1].cohort_size):  # told once for as long as it lasts
-            log.warning("nobody takes part in round %d: no client was chosen, or none answered in time", record.round)
+        # Warn once, not in every empty round, so that the log stays readable.
+        if not record.cohort_size and (not history or history[-1].cohort_size):
+            log.warning(
+                "Round %d has no participants: no client was selected, or no report arrived in time.", record.round
+            )
         history.append(record)
         server_s += round_server_s
         if store is not None:
@@ -311,7 +398,10 @@ def run(
 
 
 def _stop_reason(ledger: Ledger, fleet: Fleet) -> str | None:
-    """Why there is no next round. Only modelled joules decide, so that the same run ends at the same round."""
+    """Returns the reason why there is no next round, or None if there is one.
+
+    Only modelled joules decide, so that the same run always ends after the same round.
+    """
     if ledger.costs.budget_joules is not None and ledger.total_joules >= ledger.costs.budget_joules:
         return f"the clients' budget of {ledger.costs.budget_joules:g} J is spent"
     if ledger.costs.battery_joules is not None and not _charged_clients(ledger, fleet):
@@ -320,7 +410,7 @@ def _stop_reason(ledger: Ledger, fleet: Fleet) -> str | None:
 
 
 def _charged_clients(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
-    """The clients that are there and have something left in their batteries."""
+    """Returns the present clients whose battery is not empty."""
     limit = ledger.costs.battery_joules
     if limit is None:
         return fleet.roster()
@@ -330,7 +420,13 @@ def _charged_clients(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
 def run_round(
     method: Method, fleet: Fleet, state: ServerState, seed: int, ledger: Ledger, timer: Timer
 ) -> tuple[ServerState, RoundRecord, float]:
-    """The next state, what is known of the round, and the processor seconds that the server worked for it."""
+    """Runs the stages of one round.
+
+    Returns
+    -------
+    tuple
+        The next state, the record of the round without an evaluation, and the server's processor time in seconds.
+    """
     round_number, server_s = state.round + 1, 0.0
     late_clients: list[ClientId] = []
     roster, size = _charged_clients(ledger, fleet), method.cohort_size
@@ -370,40 +466,40 @@ def run_round(
 
 
 def _depleted_clients(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:
+    """Returns the clients of the roster whose battery is empty."""
     limit = ledger.costs.battery_joules
     return () if limit is None else tuple(c for c in roster if ledger.spent_joules.get(c, 0.0) >= limit)
 
 
 def _round_costs(round_number: int, ledger: Ledger) -> RoundRecord:
-    pages = ledger.of_round(round_number)
-    client_entries, cloud_entries = (
-        [p for p in pages if p.link != EDGE_CLOUD],
-        [p for p in pages if p.link == EDGE_CLOUD],
-    )
-    edges = any(p.edge for p in client_entries)
+    """Returns a record with the costs of the round and nothing else."""
+    entries = ledger.of_round(round_number)
+    client_entries = [e for e in entries if e.link != EDGE_CLOUD]
+    cloud_entries = [e for e in entries if e.link == EDGE_CLOUD]
+    has_edges = bool(cloud_entries) or any(e.edge for e in client_entries)
+    bytes_edge_cloud = sum(int(e.bytes_down.sum() + e.bytes_up.sum()) for e in cloud_entries)
     return RoundRecord(
         round_number,
         cohort_size=0,
         metrics={},
-        bytes_down=sum(int(p.bytes_down.sum()) for p in client_entries),
-        bytes_up=sum(int(p.bytes_up.sum()) for p in client_entries),
-        flops=sum(int(p.flops.sum()) for p in pages),
-        joules=total_joules_by_part(pages),
+        bytes_down=sum(int(e.bytes_down.sum()) for e in client_entries),
+        bytes_up=sum(int(e.bytes_up.sum()) for e in client_entries),
+        flops=sum(int(e.flops.sum()) for e in entries),
+        joules=total_joules_by_part(entries),
         sim_time_s=ledger.round_duration_s.get(round_number, 0.0),
-        bytes_edge_cloud=sum(int(p.bytes_down.sum() + p.bytes_up.sum()) for p in cloud_entries)
-        if edges or cloud_entries
-        else None,
+        bytes_edge_cloud=bytes_edge_cloud if has_edges else None,
     )
 
 
 def _mean_metrics(stage: str, reports: Mapping[ClientId, Report]) -> dict[str, float]:
+    """Returns the mean of every reported metric over all samples, as "stage.metric"."""
     names = sorted({name for r in reports.values() for name in r.metrics})
     means = {f"{stage}.{n}": metrics.mean_over_clients((r.metrics for r in reports.values()), n) for n in names}
     return {k: v for k, v in means.items() if v is not None}
 
 
 def _refuse_divergence(state: ServerState, stage: str) -> None:
-    """A model of NaNs never recovers: better to stop at the last good checkpoint than to train on."""
+    """Raises UserError if a model is not finite, because such a model never recovers."""
     for name, model in state.models.items():
         if not all(bool(torch.isfinite(x).all()) for x in tree.leaves(model) if x.is_floating_point()):
             raise UserError(

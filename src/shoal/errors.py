@@ -1,4 +1,4 @@
-"""What a user can put right: one sentence that names the field, the value and what would be right."""
+"""Errors that a user can correct. Their message names the field, the value and what would be right."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-Value = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 class UserError(ValueError):
-    """Bad input. The command line prints the sentence and exits with code 2."""
+    """An error in the user's input. The command line prints its message and exits with code 2."""
 
 
 class UnusedOption(UserError):
-    """An option that a method does not take, or that changes nothing in it."""
+    """An option that the method does not have, or that has no effect in it."""
 
 
 def one_line_message(error: Exception) -> str:
-    """Returns what is said of an error in one line."""
+    """Returns the message of an error in one line."""
     if isinstance(error, OSError):
         file_text = f"{error.filename} " if error.filename else "a file "
         return f"{file_text}cannot be read or written: {error.strerror or error}"
@@ -30,28 +30,45 @@ def one_line_message(error: Exception) -> str:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The end of a half-sentence that says what is not known; empty if nothing is near."""
-    near = difflib.get_close_matches(name, list(candidates), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """Returns the end of an error message that suggests the candidate nearest to `name`, or an empty text."""
+    nearest = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def look_up(kind: str, name: str, table: Mapping[str, Value], own_format: str = "") -> Value:
-    """By name. `own` says how users give one of their own."""
+    """Returns the value with this name.
+
+    Parameters
+    ----------
+    kind
+        What the table contains, such as "model". It is the first word of the error message.
+    name
+        The name to look up.
+    table
+        The values by name.
+    own_format
+        The format in which users may name a value of their own. Empty if they cannot.
+
+    Raises
+    ------
+    UserError
+        If the table does not contain the name.
+    """
     if name not in table:
-        known = ", ".join(table) + (f", or your own {own_format}" if own_format else "")
-        raise UserError(f"{kind} {name!r} is not known{did_you_mean(name, table)} (known: {known})")
+        known_names = ", ".join(table) + (f", or your own {own_format}" if own_format else "")
+        raise UserError(f"{kind} {name!r} is not known{did_you_mean(name, table)} (known: {known_names})")
     return table[name]
 
 
 def import_callable(kind: str, name: str) -> Callable[..., Any]:
-    """The user's own class or function by `package.module:name`; the current folder counts as a place."""
+    """Imports a class or function that a user names as `package.module:name`, also from the current folder."""
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module raises
+        imported = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the user's module may raise anything
         raise UserError(f"{kind} {name!r} cannot be imported ({error}); give it as package.module:name") from error
-    if not callable(found):
-        raise UserError(f"{kind} {name!r} is not a class or function but a {type(found).__name__}")
-    return found
+    if not callable(imported):
+        raise UserError(f"{kind} {name!r} is not a class or function but a {type(imported).__name__}")
+    return imported

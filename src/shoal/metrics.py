@@ -1,4 +1,4 @@
-"""Metrics travel as (sum, count) pairs, so that a mean over clients is never a mean of means by accident."""
+"""Metrics as pairs of sum and count, so that a mean over clients is never a mean of means by accident."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ SumAndCount = tuple[float, float]
 
 
 def sum_pairs(pairs: Iterable[SumAndCount]) -> SumAndCount:
+    """Returns the sum of the pairs."""
     total, count = 0.0, 0.0
     for s, n in pairs:
         total, count = total + s, count + n
@@ -19,14 +20,20 @@ def sum_pairs(pairs: Iterable[SumAndCount]) -> SumAndCount:
 
 
 def mean_of_pair(pair: SumAndCount) -> float | None:
+    """Returns the mean, or None if the count is 0."""
     return pair[0] / pair[1] if pair[1] else None
 
 
 def macro_f1(hits: Tensor, predicted: Tensor, actual: Tensor) -> float | None:
-    """Mean F1 over the classes that are present, from counts per class.
+    """Returns the mean F1 over the classes that are present, or None if no class is.
 
-    A class that nobody holds in this test split has no F1: counting it as 0 would punish a client for
-    what its data do not contain, counting it as 1 would reward it.
+    A class without samples in the test split has no F1. With 0 for it, a client would lose for a class that it does not
+    have, and with 1 it would win.
+
+    Parameters
+    ----------
+    hits, predicted, actual
+        For each class, the number of correct predictions, of predictions, and of samples.
     """
     present = actual > 0
     if not bool(present.any()):
@@ -37,7 +44,7 @@ def macro_f1(hits: Tensor, predicted: Tensor, actual: Tensor) -> float | None:
 
 @dataclass(frozen=True)
 class Score:
-    """One client's evaluation."""
+    """The evaluation of one client."""
 
     accuracy: float
     loss: float
@@ -47,17 +54,17 @@ class Score:
 
 @dataclass(frozen=True)
 class FleetSummary:
-    """An evaluation of the whole fleet: what the clients are served on their own test data."""
+    """The evaluation of all clients on their own test samples. Every client counts the same."""
 
-    local: float
-    std: float
-    worst10: float
+    local: float  # mean accuracy
+    std: float  # standard deviation of the accuracy
+    worst10: float  # mean accuracy of the tenth of the clients with the lowest accuracy
     f1: float
     loss: float
 
 
 def summarise_clients(scores: Sequence[Score]) -> FleetSummary | None:
-    """Every client counts the same, however much data it has; `worst10` is the mean of the worst tenth."""
+    """Returns the summary of the clients' scores, or None if there are none."""
     if not scores:
         return None
     accuracy = sorted(s.accuracy for s in scores)
@@ -74,5 +81,5 @@ def summarise_clients(scores: Sequence[Score]) -> FleetSummary | None:
 
 
 def mean_over_clients(reports: Iterable[Mapping[str, SumAndCount]], name: str) -> float | None:
-    """The mean of one metric over all examples of all clients that reported it."""
+    """Returns the mean of a metric over all samples of the clients that reported it, or None if no client did."""
     return mean_of_pair(sum_pairs(m[name] for m in reports if name in m))

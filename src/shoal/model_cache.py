@@ -1,7 +1,8 @@
-"""Which models each client has kept, so that they are not sent to it again.
+"""Avoids sending models to clients that have cached them already.
 
-A plan with `reuse` asks its clients to keep the models of their tasks. The server remembers their digests for each
-client that answered; a model whose digest a client has is marked as held, and neither travels nor is booked.
+If a plan has `cache_models`, its clients cache the models of their tasks. The server remembers the digests of these
+models for each client that reported. A model whose digest a client has is marked as cached in the client's next task.
+It is not sent, and the ledger counts no bytes for it.
 """
 
 from __future__ import annotations
@@ -19,25 +20,20 @@ MEMORY_SLOT = "delivery"
 
 
 def digest(model: Params) -> int:
-    """Of names, shapes, types and numbers."""
-    found = hashlib.blake2b(digest_size=8)
+    """Returns a digest of the names, shapes, types and values of a model, as a signed integer of 64 bits."""
+    content_hash = hashlib.blake2b(digest_size=8)
     for name, x in sorted(model.items()):
-        found.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
-        found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(found.digest(), "little", signed=True)
+        content_hash.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
+        content_hash.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(content_hash.digest(), "little", signed=True)
 
 
 def mark_cached_models(plan: Plan, state: ServerState) -> Plan:
-    """The plan with what its clients have already."""
+    """Returns the plan with the digests of its models, and with the models marked that a client has cached."""
     if not plan.cache_models:
         return plan
-    cache_table = ClientTable.load(state, MEMORY_SLOT)
-    cached_digests = (
-        dict(zip(cache_table.clients, map(set, cache_table["digests"].tolist()), strict=True))
-        if len(cache_table)
-        else {}
-    )
-    digest_by_id: dict[int, int] = {}  # a model goes to many clients: its digest is computed once
+    digests_by_client = ClientTable.load(state, MEMORY_SLOT).to_dict("digests")
+    digest_by_id: dict[int, int] = {}  # by identity, because many clients receive the same model
 
     def digest_of(model: Params) -> int:
         if id(model) not in digest_by_id:
@@ -47,20 +43,23 @@ def mark_cached_models(plan: Plan, state: ServerState) -> Plan:
     tasks = {}
     for client, task in plan.tasks.items():
         digests = {name: digest_of(model) for name, model in task.models.items()}
-        held = frozenset(name for name, d in digests.items() if d in cached_digests.get(client, ()))
-        tasks[client] = replace(task, digests=digests, cached=held)
+        cached = frozenset(name for name, d in digests.items() if d in digests_by_client.get(client, ()))
+        tasks[client] = replace(task, digests=digests, cached=cached)
     return replace(plan, tasks=tasks)
 
 
 def remember_sent_models(state: ServerState, plan: Plan, reports: Mapping[ClientId, Report]) -> ServerState:
-    """Who answered has the models of its task, and no others; of the silent nothing is known."""
+    """Returns the state with the digests that each client has cached after its report.
+
+    A client that reported has cached the models of its last task and no others. Nothing is known about the cache of a
+    client that did not respond, so it is sent all models next time.
+    """
     if not plan.cache_models or not plan.tasks:
         return state
-    task_clients = plan.tasks.keys()
-    cache_table = ClientTable.load(state, MEMORY_SLOT)
-    rows = dict(zip(cache_table.clients, cache_table["digests"].tolist(), strict=True)) if len(cache_table) else {}
-    rows = {c: row for c, row in rows.items() if c not in task_clients}
+    digests_by_client = ClientTable.load(state, MEMORY_SLOT).to_dict("digests")
+    rows = {c: row for c, row in digests_by_client.items() if c not in plan.tasks}
     rows |= {c: list(plan.tasks[c].digests.values()) for c in plan.tasks if c in reports}
+    # All rows of a table have the same width, so shorter ones repeat their last digest.
     width = max(map(len, rows.values()), default=0)
     table = ClientTable.from_rows(
         {c: {"digests": torch.tensor(row + row[-1:] * (width - len(row)))} for c, row in rows.items()}

@@ -1,8 +1,9 @@
-"""All chance follows from one seed, by name: nothing to save at a checkpoint, no global state.
+"""Random numbers that all follow from one seed, without global state and without state in checkpoints.
 
-Two kinds. On the server and for the order of a client's rows: `generator(derive_seed(...))`. Inside a
-client's step, where many clients may be stacked on one axis: `uniform(key, shape)`, a stateless hash of
-(key, position) that gives the same numbers one by one, stacked, or on another machine.
+- The server, and the order of a client's samples, use `generator(derive_seed(...))`, where names and numbers separate
+  the streams.
+- A client's training step, in which many clients may be stacked, uses `uniform(key, shape)`. It is a stateless hash of
+  key and position, and gives the same numbers for one client, for stacked clients, and on another machine.
 """
 
 from __future__ import annotations
@@ -16,23 +17,34 @@ _MASK = 0xFFFFFFFF
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of 48 bits from any printable parts: derive_seed(seed, round, "train", client)."""
+    """Returns a seed of 48 bits from any printable parts, as in `derive_seed(seed, round, "train", client)`."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
 
 
 def generator(seed: int) -> torch.Generator:
+    """Returns a torch generator with this seed."""
     return torch.Generator().manual_seed(seed)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32 bits in which every bit depends on every other (xor-shift and odd multipliers)."""
+    """Applies a bijection of 32 bits in which every bit depends on all others (xor-shift and odd multipliers)."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
     return x ^ (x >> 16)
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
-    """Numbers in [0, 1), fixed by `key` (an int64 scalar) and `stream` (one per use within a step)."""
+    """Returns uniform random numbers in [0, 1).
+
+    Parameters
+    ----------
+    key
+        An int64 scalar that determines the numbers together with `stream`.
+    shape
+        The shape of the result.
+    stream
+        Separates different uses of one key within a step.
+    """
     count = 1
     for n in shape:
         count *= n

@@ -1,4 +1,4 @@
-"""Nested dicts with tensors at the leaves."""
+"""Functions on trees: nested dicts with tensors at the leaves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def _quote_name(name: str) -> str:
 
 
 def map_leaves(f: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
-    """Apply `f` to the corresponding leaves of trees of one shape."""
-    head = trees[0]
+    """Returns the tree of `f` applied to the corresponding leaves of trees of the same shape."""
+    first = trees[0]
     return {
         k: map_leaves(f, *(t[k] for t in trees)) if isinstance(v, Mapping) else f(*(t[k] for t in trees))
-        for k, v in head.items()
+        for k, v in first.items()
     }
 
 
 def leaves(t: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yields the leaves."""
     for v in t.values():
         if isinstance(v, Mapping):
             yield from leaves(v)
@@ -36,26 +37,28 @@ def leaves(t: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def signature(t: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Names, shapes and types: equal for trees that can be stacked."""
+    """Returns the names, shapes and types of the leaves. Trees with equal signatures can be stacked."""
     return tuple(
         (k, tuple(v.shape), v.dtype) if isinstance(v, Tensor) else (k, signature(v)) for k, v in sorted(t.items())
     )
 
 
 def size_bytes(t: Mapping[str, Any]) -> int:
+    """Returns the memory of the leaves in bytes."""
     return sum(x.numel() * x.element_size() for x in leaves(t))
 
 
 def to_device(t: Mapping[str, Any], device: torch.device | str) -> Tree:
+    """Returns the tree with its leaves on the device."""
     return map_leaves(lambda x: x.to(device), t)
 
 
 def flatten(t: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """One level, path parts joined by "/". An empty subtree has no leaves and is not kept."""
+    """Returns a dict from paths, with parts joined by "/", to leaves. Empty subtrees are lost."""
     flat: dict[str, Tensor] = {}
     for k, v in t.items():
         path = prefix + _quote_name(k)
-        if isinstance(v, Tensor):  # asked first: it is quicker to say than whether something is a mapping
+        if isinstance(v, Tensor):  # tested first, because this test is faster than the test for a mapping
             flat[path] = v
         else:
             flat |= flatten(v, path + "/")
@@ -63,6 +66,7 @@ def flatten(t: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
+    """Returns the tree of a dict from paths to leaves."""
     t: Tree = {}
     for path, v in flat.items():
         *parents, leaf = path.split("/")
@@ -74,24 +78,40 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 
 def skeleton(t: Mapping[str, Any]) -> Tree:
-    """The tree with its leaves' paths in their places: with `flatten`, all that `filled` needs to restore it."""
+    """Returns the tree with the path of each leaf instead of the leaf. `fill_skeleton` restores the tree from it."""
 
-    def place(t: Mapping[str, Any], prefix: str) -> Tree:
+    def with_paths(t: Mapping[str, Any], prefix: str) -> Tree:
         return {
-            k: prefix + _quote_name(k) if isinstance(v, Tensor) else place(v, f"{prefix}{_quote_name(k)}/")
+            k: prefix + _quote_name(k) if isinstance(v, Tensor) else with_paths(v, f"{prefix}{_quote_name(k)}/")
             for k, v in t.items()
         }
 
-    return place(t, "")
+    return with_paths(t, "")
 
 
 def fill_skeleton(structure: Mapping[str, Any], flat: Mapping[str, Any]) -> Tree:
-    """Unlike `unflatten` this keeps empty subtrees and the order of names."""
+    """Returns the tree with this skeleton and the leaves of `flat`, a dict from paths to leaves.
+
+    In contrast to `unflatten`, it restores empty subtrees and the order of names.
+    """
     return {k: fill_skeleton(v, flat) if isinstance(v, Mapping) else flat[v] for k, v in structure.items()}
 
 
 def weighted_mean(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> Tree:
-    """Leaf by leaf, with weights that are scaled to sum to 1. Whole numbers stay whole (batch counters)."""
+    """Returns the weighted mean of the trees, leaf by leaf.
+
+    Parameters
+    ----------
+    trees
+        Trees of the same shape. The mean of integers, such as batch counters, is rounded to an integer.
+    weights
+        One weight per tree. They are scaled to sum to 1.
+
+    Raises
+    ------
+    ValueError
+        If the weights do not have a positive sum.
+    """
     total = float(sum(weights))
     if total <= 0:
         raise ValueError("weighted_mean needs a positive total weight")
@@ -106,7 +126,7 @@ def weighted_mean(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) 
 
 
 def max_abs_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """The largest absolute difference between two trees of one shape; infinite where the shapes differ."""
+    """Returns the largest absolute difference between two trees, or infinity if their shapes differ."""
     if signature(a) != signature(b):
         return float("inf")
     flat_a, flat_b = flatten(a), flatten(b)

@@ -1,8 +1,10 @@
-"""The words of shoal as types. Read this first: everything else is written in them.
+"""The vocabulary of shoal as types. Read this module first, because all others use its types.
 
-A round is a sequence of stages. A stage plans (who does what), the fleet executes (what a client runs
-is a program), the stage folds the reports into the server's state. A method is a composition of stages,
-plus the two functions that say what a client is served: `models_for` and `predict`.
+A round is a sequence of stages. Each stage plans which client runs which program, the fleet executes the plan, and the
+stage folds the reports of the clients into the server's state. A method is a sequence of stages together with the two
+functions that define a client's predictions: `models_for` and `predict`.
+
+The round loop in `shoal.engine` is a good module to read next.
 """
 
 from __future__ import annotations
@@ -20,36 +22,36 @@ from shoal.errors import UserError
 
 ClientId = str
 Params = dict[str, Tensor]  # a network's parameters and buffers, by name
-Tree = dict[str, Any]  # nested dicts with tensors at the leaves: all that is sent, stored or vmapped
+Tree = dict[str, Any]  # nested dicts with tensors at the leaves: everything that is sent, stored or vmapped
 
 
 class OnlyIf(NamedTuple):
-    """When an option has an effect: in words, in which "{group}" stands for the first part of its name, and as a test
-    of the object that has the option."""
+    """The condition under which an option has an effect."""
 
-    description: str
-    is_met: Callable[[Any], bool]
+    description: str  # the condition in words; "{group}" stands for the first part of the option's name
+    is_met: Callable[[Any], bool]  # the condition as a test of the object that has the option
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is said of a field that users may set: its meaning, the values that it takes, and when it has an effect."""
+    """The declaration of an option: its meaning, the values that it accepts, and when it has an effect."""
 
-    help: str
+    help: str  # a full sentence
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    only_if: OnlyIf | None = None  # None: always
-    value_without_validation: Any = None  # the value with which no validation samples are needed; None: there is none
+    only_if: OnlyIf | None = None  # None if the option always has an effect
+    value_without_validation: Any = None  # a value that needs no validation samples; None if there is no such value
 
     def accepts(self, value: Any) -> bool:
+        """Returns whether the value lies within the bounds."""
         bounds = ((self.ge, operator.ge), (self.gt, operator.gt), (self.le, operator.le), (self.lt, operator.lt))
         return all(bound is None or compare(value, bound) for bound, compare in bounds)
 
     @property
     def range_text(self) -> str:
-        """The accepted numbers in words, such as "0 or more"; empty where every value of the type is accepted."""
+        """The accepted numbers in words, such as "0 or more". It is empty if every value of the type is accepted."""
         if self.ge is not None and (self.le is not None or self.lt is not None):
             return f"from {self.ge:g} to " + (f"{self.le:g}" if self.le is not None else f"below {self.lt:g}")
         low = f"{self.ge:g} or more" if self.ge is not None else f"above {self.gt:g}" if self.gt is not None else ""
@@ -68,15 +70,33 @@ def option(
     only_if: OnlyIf | None = None,
     value_without_validation: Any = None,
 ) -> Any:
-    """A dataclass field that users may set with `--set`: default, meaning (a full sentence), range, the condition
-    without which it has no effect and is refused, and the value with which no validation samples are needed."""
+    """Declares a dataclass field that users may set with `--set`.
+
+    Parameters
+    ----------
+    default
+        The value if users do not set the option.
+    help
+        What the option sets, as a full sentence with units or values and the default.
+    ge, gt, le, lt
+        Bounds of a number: greater or equal, greater, less or equal, less.
+    only_if
+        The condition under which the option has an effect. Without it, setting the option is refused.
+    value_without_validation
+        A value with which the option needs no validation samples.
+
+    Returns
+    -------
+    dataclasses.Field
+        The field with its declaration.
+    """
     return field(default=default, metadata={"option": Option(help, ge, gt, le, lt, only_if, value_without_validation)})
 
 
 class HasOptions:
-    """A dataclass whose options are checked against their ranges whenever one is made."""
+    """Base of a dataclass with options. It checks them against their ranges whenever an instance is created."""
 
-    group: ClassVar[str] = ""  # the first part of an option's name; "" where it is the instance's `name`
+    group: ClassVar[str] = ""  # the first part of an option's name; "" if that is the `name` of the instance
 
     def __post_init__(self) -> None:
         for f in fields(self):  # type: ignore[arg-type]
@@ -86,72 +106,77 @@ class HasOptions:
                 raise UserError(f"{group}.{f.name} is {value}; it must be {declared.range_text}")
 
 
-LABEL_COUNTS = "labels"  # in a client's private tree: its label counts, or what it takes for them
-UNLABELLED_SPLIT = "unlabelled"  # the split of a client that has inputs and no labels
+LABEL_COUNTS = "labels"  # key in a client's private tree: its label counts, or an estimate of them
+UNLABELLED_SPLIT = "unlabelled"  # the split of a client that has inputs without labels
 
-CENTRALISED_CLIENT: ClientId = "*pool*"  # every client's data in one place: simulations only, never on a roster
+CENTRALISED_CLIENT: ClientId = "*pool*"  # has the data of all clients; exists in simulations only, on no roster
 
 
 class Samples(NamedTuple):
+    """Labelled samples: inputs and their labels, in the same order."""
+
     x: Tensor
     y: Tensor
 
 
-ClientData = Mapping[str, Samples]  # split ("train", "val", "test", or a part such as "train/low") -> examples
+ClientData = Mapping[str, Samples]  # split ("train", "val", "test", or a part such as "train/low") -> samples
 
 
 class Batch(NamedTuple):
+    """The samples of one training step."""
+
     x: Tensor
     y: Tensor
-    w: Tensor  # 1 for a real row, 0 for padding
-    key: Tensor  # int64 scalar: the only source of chance inside a step (dropout, noise)
+    w: Tensor  # 1 for a sample, 0 for padding
+    key: Tensor  # int64 scalar: the only source of randomness inside a step (dropout, noise)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Down to one client."""
+    """The message from the server to one client."""
 
-    models: Mapping[str, Params] = field(default_factory=dict)  # none, one or many
+    models: Mapping[str, Params] = field(default_factory=dict)  # by name; there may be none, one or several
     config: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
-    digests: Mapping[str, int] = field(default_factory=dict)  # of models that the client keeps for later tasks
-    cached: frozenset[str] = frozenset()  # of these, what it has kept from earlier ones: not sent again
+    digests: Mapping[str, int] = field(default_factory=dict)  # of the models that the client caches for later tasks
+    cached: frozenset[str] = frozenset()  # names of models that the client has cached already: they are not sent
 
 
 @dataclass(frozen=True)
 class Report:
-    """Up from one client."""
+    """The message from one client to the server."""
 
     tensors: Mapping[str, Params] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # name -> (sum, count)
-    counts: Mapping[str, int] = field(default_factory=dict)  # split -> examples held
-    flops: int = 0  # what the client computed for it; filled in by whoever runs the program
+    counts: Mapping[str, int] = field(default_factory=dict)  # split -> number of samples
+    flops: int = 0  # floating-point operations of the client; the fleet fills them in
 
 
 def identity(state: Tree) -> Tree:
+    """Returns the state unchanged."""
     return state
 
 
 @dataclass(frozen=True)
 class Phase:
-    """`epochs` passes over one split of the client's data."""
+    """Some epochs over one split of the client's data."""
 
     split: str
     epochs: int
     batch_size: int
-    step: Callable[[Tree, Batch], Tree]  # pure and vmappable; a batch never holds padding only
-    on_end: Callable[[Tree], Tree] = identity  # after the passes: decide, merge, normalise
+    step: Callable[[Tree, Batch], Tree]  # pure and vmappable; a batch has at least one sample that is not padding
+    on_end: Callable[[Tree], Tree] = identity  # runs after the last epoch, for example to normalise
     shuffle: bool = True
-    precompute: Callable[[Tree, Tensor], Tensor] | None = None  # computed of each row once, and what batches hold as x
-    sample_fraction: float = 1.0  # of the rows: drawn once, for all passes
+    precompute: Callable[[Tree, Tensor], Tensor] | None = None  # runs once per sample; its result is the x of batches
+    sample_fraction: float = 1.0  # fraction of the samples that is used; drawn once for all epochs
 
     def num_samples(self, num_available: int) -> int:
-        """How many of so many rows a pass goes over: at least one where there is any."""
+        """Returns how many of the available samples an epoch uses: at least one, if there is one."""
         return min(num_available, max(1, round(self.sample_fraction * num_available)))
 
 
 class ClientProgram(Protocol):
-    """What a client runs. It sees its task, its data and its private tree, nothing else."""
+    """A program that clients run. It has access to its task, the client's data and private tree, and nothing else."""
 
     @property
     def name(self) -> str: ...
@@ -161,37 +186,43 @@ class ClientProgram(Protocol):
 
     @property
     def batchable(self) -> bool:
-        """Whether clients may be stacked and batches padded (false for batch norm: it mixes rows)."""
+        """Whether clients may be stacked and batches padded. False with batch norm, which mixes samples."""
 
-    def begin(self, task: Task, private: Tree) -> Tree: ...
+    def begin(self, task: Task, private: Tree) -> Tree:
+        """Returns the state before the first phase."""
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        """The report, and what the client keeps from now on, by name; what it kept under other names stays. None:
-        nothing is new."""
+        """Returns the report and the new entries of the private tree, or None if there are none.
+
+        Entries with other names stay in the private tree.
+        """
 
 
 @runtime_checkable
 class HasPrivacyGuarantee(Protocol):
-    """A program that puts noise on its report may say what this protects."""
+    """A program that adds noise to its reports and can state a privacy guarantee."""
 
     def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int) -> Mapping[str, float]:
-        """Of all reports of a client together, where clients hold so many training rows and receive so many tasks at
-        most; empty without noise."""
+        """Returns the guarantee for all reports of a client together, or an empty mapping if there is no noise.
+
+        Parameters
+        ----------
+        num_train_samples
+            The number of training samples of each client.
+        num_tasks
+            The largest number of tasks that a client may receive.
+        """
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who does what. Without tasks the stage has no client work."""
+    """The tasks of a stage in one round. A plan without tasks has no work for clients."""
 
     program: ClientProgram | None = None
     tasks: Mapping[ClientId, Task] = field(default_factory=dict)
-    cache_models: bool = False  # clients keep the models of their tasks, and are not sent again what they have
-    edge_of_client: Mapping[ClientId, str] = field(
-        default_factory=dict
-    )  # which edge asks each client, where there are edges
-    program_of_client: Mapping[ClientId, ClientProgram] = field(
-        default_factory=dict
-    )  # of clients that do not run `program`
+    cache_models: bool = False  # whether clients cache the models of their tasks, which are then not sent again
+    edge_of_client: Mapping[ClientId, str] = field(default_factory=dict)  # empty if there are no edge servers
+    program_of_client: Mapping[ClientId, ClientProgram] = field(default_factory=dict)  # if it is not `program`
 
     def by_program(self) -> list[Plan]:
         """Returns a plan for each program, because a fleet executes one program at a time."""
@@ -210,7 +241,7 @@ class Plan:
 
 
 class Device(Protocol):
-    """What is known of a client's hardware before it has done anything."""
+    """A client's hardware, as far as the server knows it before the client has worked."""
 
     @property
     def flops_per_s(self) -> float: ...
@@ -220,7 +251,7 @@ class Device(Protocol):
 
 
 class EdgeExchange(NamedTuple):
-    """What an edge and the cloud send each other."""
+    """The messages that an edge server and the cloud send each other."""
 
     report: Report
     task: Task
@@ -228,29 +259,34 @@ class EdgeExchange(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the server knows between rounds. Never a client's private tree."""
+    """Everything that the server knows between rounds. It never contains a client's private tree.
 
-    round: int
+    The round loop sets `roster`, `devices` and `cohort_size` at the beginning of a round. A checkpoint stores `round`,
+    `models`, `membership` and `memory` only.
+    """
+
+    round: int  # number of completed rounds
     models: Mapping[str, Params]
     membership: Mapping[ClientId, Tensor] = field(default_factory=dict)  # weights over sorted(models)
-    roster: tuple[ClientId, ...] = ()  # who is there this round: set by the loop, not stored
-    devices: Mapping[ClientId, Device] = field(default_factory=dict)  # set by the loop, not stored; some may be unknown
-    cohort_size: int = 0  # how many clients take part in a round, where the method goes by it: set by the loop
-    cohort: tuple[ClientId, ...] = ()  # who takes part in this round: set by a select stage, not stored
+    roster: tuple[ClientId, ...] = ()  # the clients that are present in this round
+    devices: Mapping[ClientId, Device] = field(default_factory=dict)  # some devices may be unknown
+    cohort_size: int = 0  # clients per round, for methods that use a cohort size
+    cohort: tuple[ClientId, ...] = ()  # the clients of this round; a selection stage sets them
     memory: Mapping[str, Tree] = field(default_factory=dict)  # one slot per stage
-    round_metrics: Mapping[str, float] = field(default_factory=dict)  # of this round, for its record: not stored
-    edge_exchanges: Mapping[str, EdgeExchange] = field(
-        default_factory=dict
-    )  # of this stage, by edge, for the ledger: not stored
+    round_metrics: Mapping[str, float] = field(default_factory=dict)  # go into the record of this round
+    edge_exchanges: Mapping[str, EdgeExchange] = field(default_factory=dict)  # of this stage, by edge, for the ledger
 
     def cluster_of(self, client: ClientId | None) -> int | None:
-        """The index in `sorted(models)` of the model that the client belongs to most. None for a client of no cluster,
-        which is every client where there are no clusters."""
+        """Returns the index in `sorted(models)` of the model with the largest weight for the client.
+
+        Returns None for a client without a cluster, which is every client of a method without clusters.
+        """
         weights = self.membership.get(client) if client is not None else None
         return None if weights is None else int(weights.argmax())
 
 
-StagePurpose = Literal["pre", "train"]  # of a stage's work: to prepare (represent, cluster, select, probe) or to train
+StagePurpose = Literal["preparation", "training"]
+"""What a stage's energy is spent on: preparation (represent, cluster, select, probe) or training."""
 
 Recipients = Literal[
     "unstated",
@@ -267,7 +303,7 @@ Recipients = Literal[
     "unassigned",
     "edges",
 ]
-"""To which clients a stage sends tasks in a round."""
+"""The clients to which a stage sends tasks in a round."""
 
 RECIPIENT_SENTENCES: Mapping[Recipients, str] = {
     "unstated": "the clients that the stage names in its plan receive a task",
@@ -276,7 +312,7 @@ RECIPIENT_SENTENCES: Mapping[Recipients, str] = {
     "cohort": "the clients of the cohort receive a task",
     "candidates": "random candidates for the cohort receive a task",
     "sample": "some random clients receive a task",
-    "returning": "clients that take part for the second time receive a task",
+    "returning": "clients that are in the cohort for the second time receive a task",
     "late-joining": "clients that have not reported yet receive a task, such as late-joining clients",
     "retry": "the stage repeats this as long as no client has reported",
     "members": "the members of clusters receive a task, once there are clusters",
@@ -285,7 +321,7 @@ RECIPIENT_SENTENCES: Mapping[Recipients, str] = {
     "edges": "the edge servers and the cloud exchange models",
 }
 ONE_TASK_PER_CLIENT: frozenset[Recipients] = frozenset(("returning", "late-joining", "new-members", "unassigned"))
-"""A client that reports receives one such task at most."""
+"""A client that reports receives at most one such task."""
 
 
 @dataclass(frozen=True)
@@ -293,8 +329,8 @@ class Rounds:
     """Rounds at equal distances, by their index from 0."""
 
     first: int = 0
-    every: int = 1  # 0: only the first
-    last: int | None = None  # None: to the end of the run
+    every: int = 1  # 0 for the first round only
+    last: int | None = None  # None for the end of the run
 
     def __contains__(self, round_index: int) -> bool:
         since = round_index - self.first
@@ -303,7 +339,7 @@ class Rounds:
         return since == 0 or (self.every > 0 and since % self.every == 0)
 
     def __str__(self) -> str:
-        """As people count them, from 1."""
+        """Returns the rounds in words. They are counted from 1."""
         first, last = self.first + 1, None if self.last is None else self.last + 1
         if self.every == 0:
             return f"round {first}"
@@ -315,34 +351,44 @@ class Rounds:
 
 
 def periodic_rounds(num_rounds: int, every_rounds: int) -> tuple[Rounds, ...]:
-    """Every so many rounds, and the last of the run (0: it has no end)."""
+    """Returns the rounds in which something periodic happens, which include the last round of the run.
+
+    Parameters
+    ----------
+    num_rounds
+        The number of rounds of the run, or 0 for a run without an end.
+    every_rounds
+        The distance between two of the rounds.
+    """
     last = (Rounds(num_rounds - 1, 0),) if num_rounds % every_rounds else ()
     return last if 0 < num_rounds < every_rounds else (Rounds(every_rounds - 1, every_rounds), *last)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """To which clients a stage sends tasks, and in which rounds.
+    """The clients to which a stage sends tasks, and the rounds in which it does.
 
-    In the other rounds after the first of `rounds` it sends them to `others`; before that one it is not due.
+    In the rounds of `rounds`, the stage sends tasks to `clients`. In all other rounds after the first of them, it sends
+    tasks to `clients_otherwise`. Before the first of them, the stage is not due.
     """
 
     clients: Recipients = "unstated"
-    rounds: tuple[Rounds, ...] = (Rounds(),)  # any of them; none: never
+    rounds: tuple[Rounds, ...] = (Rounds(),)  # the union of these; empty if the stage is never due
     clients_otherwise: Recipients = "none"
 
     def clients_in(self, round_index: int) -> Recipients:
-        """Which clients receive a task in the round with this index."""
+        """Returns which clients receive a task in the round with this index."""
         if any(round_index in rounds for rounds in self.rounds):
             return self.clients
         return self.clients_otherwise if any(rounds.first < round_index for rounds in self.rounds) else "none"
 
     def due(self, round_index: int) -> bool:
+        """Returns whether the stage works in the round with this index."""
         return any(round_index in rounds for rounds in self.rounds) or self.clients_in(round_index) != "none"
 
     def max_tasks_per_client(self, num_rounds: int) -> int:
-        """How many tasks one client may receive in a run of so many rounds if it always reports."""
-        recipients_by_round = [self.clients_in(round) for round in range(num_rounds)]
+        """Returns how many tasks a client that always reports may receive in a run."""
+        recipients_by_round = [self.clients_in(index) for index in range(num_rounds)]
         num_scheduled = (
             min(1, len(recipients_by_round))
             if self.clients in ONE_TASK_PER_CLIENT
@@ -362,16 +408,22 @@ class Schedule:
         sentence = f"In {', '.join(earlier)}{', and ' if earlier else ''}{last}, {RECIPIENT_SENTENCES[self.clients]}."
         if self.clients_otherwise == "none" or any(r.every == 1 and r.last is None for r in self.rounds):
             return sentence
-        first = min(r.first for r in self.rounds)
-        return f"{sentence} In other rounds{f' after round {first + 1}' if first else ''}, {RECIPIENT_SENTENCES[self.clients_otherwise]}."
+        first_index = min(r.first for r in self.rounds)
+        others = f"In other rounds{f' after round {first_index + 1}' if first_index else ''}"
+        return f"{sentence} {others}, {RECIPIENT_SENTENCES[self.clients_otherwise]}."
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON; rounds are counted from 1."""
+        """Returns the schedule for JSON. Rounds are counted from 1."""
         rounds = [
             {"first": r.first + 1, "every": r.every} | ({} if r.last is None else {"last": r.last + 1})
             for r in self.rounds
         ]
-        return {"clients": self.clients, "rounds": rounds, "others": self.clients_otherwise, "sentence": str(self)}
+        return {
+            "clients": self.clients,
+            "rounds": rounds,
+            "clients_otherwise": self.clients_otherwise,
+            "sentence": str(self),
+        }
 
 
 class Stage(Protocol):
@@ -385,36 +437,38 @@ class Stage(Protocol):
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
-        """Every program that `plan` may ask clients to run: a real client must know them beforehand."""
+        """Every program that `plan` may send tasks for. A real client must have them beforehand."""
 
     @property
     def schedule(self) -> Schedule:
-        """To which clients `plan` sends tasks, and in which rounds: what `explain` and the privacy statement say."""
+        """The clients to which `plan` sends tasks, and when. `explain` and the privacy statement rely on it."""
 
     def due(self, round_index: int) -> bool:
-        """As the schedule says: `stages.base.Scheduled`."""
+        """Returns whether the stage works in this round, as its schedule says (see `stages.base.Scheduled`)."""
 
-    def plan(self, state: ServerState, seed: int) -> Plan: ...
+    def plan(self, state: ServerState, seed: int) -> Plan:
+        """Returns the tasks of this round."""
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        """Reports are partial by nature: some clients are silent, sometimes all are."""
+        """Returns the state after the reports. Some clients, or even all of them, may not have responded."""
 
 
 class Fleet(Protocol):
-    """The clients, and how their work is executed."""
+    """The clients, and the way in which their work is executed."""
 
-    def roster(self) -> tuple[ClientId, ...]: ...
+    def roster(self) -> tuple[ClientId, ...]:
+        """Returns the clients that are present."""
 
     def execute(self, plan: Plan) -> Mapping[ClientId, Report]:
-        """The silent are absent."""
+        """Returns the reports. Clients that did not respond are absent."""
 
 
 class RoutedPrediction(NamedTuple):
-    """What one of several models says to each row."""
+    """Predictions in which one of several models is chosen for each sample."""
 
-    logits: Tensor  # rows x classes
-    model_index: Tensor  # of each row: which model answered, by its place in the sorted names
-    confidence: Tensor  # of each row: how sure that model is, by the rule that chose it
+    logits: Tensor  # samples x classes
+    model_index: Tensor  # of the chosen model in the sorted names, for each sample
+    confidence: Tensor  # of the chosen model, for each sample, by the rule that chose it
 
 
 ModelsFor = Callable[[ServerState, ClientId | None], Mapping[str, Params]]
@@ -424,21 +478,21 @@ ModelsForInputs = Callable[[ServerState, Tensor], Mapping[str, Params]]
 
 
 class RepresentationAssigner(Protocol):
-    """Says which clusters a client belongs to, by a representation of it that it computed itself."""
+    """Assigns a client to clusters by a representation that the client computed itself."""
 
     @property
     def representation_bounds(self) -> tuple[float, float]:
-        """Between which numbers the entries of a representation lie."""
+        """The lower and upper bound of the entries of a representation."""
 
     def representation_width(self, state: ServerState) -> int | None:
-        """How many numbers a representation has; None while there are no clusters."""
+        """Returns the number of entries of a representation, or None while there are no clusters."""
 
     def cluster_weights(self, state: ServerState, representation: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The weight of each of the sorted models; they sum to 1."""
+        """Returns the weight of each of the sorted models. The weights sum to 1."""
 
 
 class StepSummary(NamedTuple):
-    """Which piece stands at a step of a method, and the stages that it laid."""
+    """The piece that a method has at a step, and the stages that it added."""
 
     step: str
     piece: str
@@ -447,32 +501,30 @@ class StepSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
+    """A federated learning method: its stages, and how models serve clients."""
+
     name: str
     init: Callable[[int], ServerState]
     stages: tuple[Stage, ...]
-    models_for: ModelsFor  # what a client is sent; None: an inference-only client
+    models_for: ModelsFor  # the serving models of a client, or of an inference-only client (None)
     predict: Predict  # (models, private, x) -> logits
     num_classes: int
     cohort_size: int = 0  # clients per round: set when the method is built
-    uses_cohort_size: bool = True  # False where something else, such as a time budget, says how many take part
-    predict_routed: RoutedPredict | None = (
-        None  # as `predict`, and which model answered; None where no model is chosen by its input
-    )
-    models_for_inputs: ModelsForInputs | None = (
-        None  # as `models_for` of an unseen client, by its inputs; None where these tell nothing
-    )
-    adaptation_program: ClientProgram | None = (
-        None  # what an unseen client may run on inputs without labels before it is served
-    )
-    cluster_assigner: RepresentationAssigner | None = None  # None where the method keeps no representations of clusters
-    steps: tuple[StepSummary, ...] = ()  # what it is composed of; none where it was written as one
-    notes: tuple[str, ...] = ()  # what whoever reads the result should know, such as which data left the clients
+    uses_cohort_size: bool = True  # False if something else, such as a time budget, limits the cohort
+    # Predicts as `predict` does and names the model of each sample. None if models are not chosen by sample.
+    predict_routed: RoutedPredict | None = None
+    # Returns the serving models of an unseen client from its inputs. None if inputs do not influence them.
+    models_for_inputs: ModelsForInputs | None = None
+    # An unseen client may run this program on inputs without labels before it predicts.
+    adaptation_program: ClientProgram | None = None
+    cluster_assigner: RepresentationAssigner | None = None  # None if clusters have no representations
+    steps: tuple[StepSummary, ...] = ()  # the pieces; empty if the method is not composed of pieces
+    notes: tuple[str, ...] = ()  # facts that a reader of results must know, such as which data leave the clients
 
     @property
     def programs(self) -> dict[str, ClientProgram]:
-        found = {p.name: p for stage in self.stages for p in stage.programs}
-        return (
-            found
-            if self.adaptation_program is None
-            else found | {self.adaptation_program.name: self.adaptation_program}
-        )
+        """All programs that clients may run, by name."""
+        programs = {p.name: p for stage in self.stages for p in stage.programs}
+        if self.adaptation_program is not None:
+            programs[self.adaptation_program.name] = self.adaptation_program
+        return programs

@@ -1,4 +1,4 @@
-"""Every benchmark in its tiny form, run as a user runs it. What is written is checked, not how long it took."""
+"""Runs every benchmark in its tiny form, as a user does. The result is checked, but not its seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
-# A peer is called with a folder, the number of rounds, and its name, which here says how it fails.
+# A peer is called with a folder, the number of rounds, and its name, which selects how this one fails.
 FAILING_PEER = """
 import json, os, sys
 from pathlib import Path
@@ -108,7 +108,7 @@ def check_scale(result: dict) -> None:
 
 
 def check_clusters(result: dict) -> None:
-    asked = [(row["clusterer"], row["clients"], row["groups"]) for row in result["rows"]]
+    asked = [(row["clusterer"], row["clients"], row["clusters"]) for row in result["rows"]]
     assert asked == [("SimClust", 20, 5), ("SimClust", 40, 5), ("RepClust", 20, 4), ("RepClust", 40, 8)]
     for row in result["rows"]:
         assert_positive(row, "seconds", "joules", "within", "between", "random_within", "random_between")
@@ -159,7 +159,7 @@ def check_density(result: dict) -> None:
 
 
 def check_gate(result: dict) -> None:
-    assert [(row["model"], row["rows"], row["experts"]) for row in result["rows"]] == [("mlp", 2, 2), ("mlp", 2, 3)]
+    assert [(row["model"], row["samples"], row["experts"]) for row in result["rows"]] == [("mlp", 2, 2), ("mlp", 2, 3)]
     for row in result["rows"]:
         assert_positive(row, "three_models_s", "gate")
 
@@ -171,8 +171,8 @@ def check_leakage(result: dict) -> None:
     for reading in row["readings"]:
         assert 0 <= reading["members"] <= 1
         for way in ("mixture", "received", "adapted", "all"):
-            fit, share_found = reading[way]
-            assert math.isfinite(fit) and 0 <= share_found <= 1
+            r2, fraction_correct = reading[way]
+            assert math.isfinite(r2) and 0 <= fraction_correct <= 1
     assert [r["noise"] for r in row["clusters"]] == [0.0, 0.05]
     for clusters in row["clusters"]:
         for way in ("adapted", "unguarded", "received"):
@@ -207,7 +207,7 @@ CHECKS = {
 
 
 def check_facts(name: str, result: dict) -> None:
-    """What a result says of its run."""
+    """Checks the facts of the run in a result."""
     assert (result["benchmark"], result["tiny"]) == (name, True)
     assert result["commit"] == git("rev-parse", "HEAD")
     assert result["dirty"] in ([None] if result["commit"] is None else [True, False])
@@ -228,7 +228,7 @@ def test_the_tiny_form_writes_a_complete_result(name, tmp_path):
         (tmp_path / "peer.py").write_text(FAILING_PEER)
         failing = f"{sys.executable} {tmp_path / 'peer.py'}"
         peers = dict.fromkeys(("aborts", "exits", "silent", "other-work"), failing) | {"absent": "no-such-program"}
-        arguments = ["--who", "shoal", "bare", "pfl", "flower"]
+        arguments = ["--only", "shoal", "bare", "pfl", "flower"]
         arguments += [text for n, command in peers.items() for text in ("--peer", f"{n}={command}")]
     out = tmp_path / "results" / "result.json"
     out.parent.mkdir()
@@ -250,7 +250,7 @@ def test_every_benchmark_is_checked_here_listed_in_the_suite_and_named_in_the_do
         assert re.search(rf"`make bench-{name}[` ]", docs)
 
 
-def test_the_suite_goes_on_after_a_failure_and_says_what_failed(tmp_path):
+def test_the_suite_continues_after_a_failure_and_names_what_failed(tmp_path):
     (tmp_path / "gate.json").mkdir()  # where a file should be written
     done = run("suite", "gate", "clusters", "--tiny", "--out", tmp_path, cwd=tmp_path)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What all benchmarks share: processes that fail, options that are refused, files that are never half-written."""
+"""The code of all benchmarks: processes that fail, options that are refused, files that are never half-written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def harness(module):
         ("import os, sys; sys.stderr.write('Bad luck\\n===\\n'); os._exit(7)", "failed", "exit code 7: Bad luck"),
     ],
 )
-def test_how_a_program_ended_is_a_status_and_a_reason(harness, code, status, reason):
+def test_the_outcome_of_a_program_has_a_status_and_a_reason(harness, code, status, reason):
     outcome = harness.run_process([sys.executable, "-c", code], timeout_s=60)
     assert outcome.row == {"status": status, "reason": reason}
 
@@ -62,14 +62,14 @@ def test_a_result_that_cannot_be_written_leaves_the_old_one(harness, tmp_path):
     path = tmp_path / "result.json"
     path.write_text("old")
 
-    def fail(beside):
-        beside.write_text("half of the n")
+    def fail(temporary_path):
+        temporary_path.write_text("half of the n")
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
         harness.write_atomically(path, fail)
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"result.json": "old"}
-    harness.write_atomically(path, lambda beside: beside.write_text("new"))
+    harness.write_atomically(path, lambda temporary_path: temporary_path.write_text("new"))
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"result.json": "new"}
 
 
@@ -84,7 +84,7 @@ def test_a_result_is_json_even_with_a_ratio_that_is_not_finite(harness, tmp_path
     [
         (["--tiny"], "--tiny needs --out FILE"),
         (["--rounds", "3"], "--rounds is not at its default, so --out FILE is needed"),
-        (["--tiny", "--out", str(BENCHMARKS / "results/x.json")], "a tiny run does not write to the kept results"),
+        (["--tiny", "--out", str(BENCHMARKS / "results/x.json")], "a tiny run does not write to the stored results"),
         (["--out", "."], "--out is ., which is a folder"),
         (["--out", "no-such-folder/x.json"], "its folder does not exist"),
         (["--rounds", "0"], "'0' is not a whole number of 1 or more"),
@@ -101,8 +101,8 @@ def test_options_that_cannot_work_are_refused_before_anything_runs(harness, argu
 
 def parser(harness):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=harness.require_positive, default=5)
-    parser.add_argument("--limit-s", type=harness.seconds, default=1.0)
+    parser.add_argument("--rounds", type=harness.parse_positive, default=5)
+    parser.add_argument("--limit-s", type=harness.parse_seconds, default=1.0)
     return parser
 
 
@@ -115,7 +115,7 @@ def parser(harness):
         (["--tiny", "--rounds", "2", "--out", "y.json"], 2, Path("y.json")),
     ],
 )
-def test_only_a_full_run_writes_to_the_kept_results(harness, arguments, rounds, out, monkeypatch):
+def test_only_a_full_run_writes_to_the_stored_results(harness, arguments, rounds, out, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x.py", *arguments])
     options, run = harness.begin(parser(harness), "x.json", tiny={"rounds": 1})
     assert (options.rounds, run.out) == (rounds, out)
@@ -144,10 +144,10 @@ def test_replaced_results_do_not_make_the_tree_dirty_but_other_files_do(harness,
 
 def test_bad_data_is_one_sentence_and_exit_code_2(tmp_path):
     command = [sys.executable, BENCHMARKS / "leakage.py", "--data", "no-such-data", "--out", "x.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("leakage.py: error: ") and "no-such-data" in done.stderr
-    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr.startswith("leakage.py: error: ") and "no-such-data" in process.stderr
+    assert "Traceback" not in process.stderr and not list(tmp_path.iterdir())
 
 
 PEER = """
@@ -164,7 +164,7 @@ if name == "third-run-aborts" and len(runs.read_text()) == 3:
 """
 
 
-def test_a_crash_in_a_later_turn_keeps_what_was_measured_and_the_others_go_on(module, tmp_path):
+def test_a_crash_in_a_later_turn_keeps_earlier_measurements_and_the_others_continue(module, tmp_path):
     import numpy as np
 
     compare = module("compare")
@@ -174,7 +174,7 @@ def test_a_crash_in_a_later_turn_keeps_what_was_measured_and_the_others_go_on(mo
     peers = {name: compare.Peer(name, command) for name in ("shoal", "third-run-aborts", "last")}
     comparison = compare.Comparison(peers, tmp_path, 60, {name: compare.Measurement() for name in peers})
     comparison.run(rounds=4, turns=3)  # after a first run, in which the weights are compared
-    rows = {name: m.row() for name, m in comparison.measured.items()}
+    rows = {name: m.row() for name, m in comparison.measurements.items()}
     assert {name: (row["status"], row["reason"], row["turns"]) for name, row in rows.items()} == {
         "shoal": ("ok", None, 3),
         "third-run-aborts": ("crashed", "ended by SIGABRT", 1),
@@ -187,12 +187,12 @@ def test_a_crash_in_a_later_turn_keeps_what_was_measured_and_the_others_go_on(mo
 @pytest.mark.parametrize("text", ["mine", "mine=", "=python x.py", "mine='python", "a/b=python", "bare=x", "data=x"])
 def test_a_peer_that_cannot_be_run_is_refused(module, text, capsys):
     with pytest.raises(SystemExit) as stopped:
-        module("compare").own_peers(argparse.ArgumentParser(), [text])
+        module("compare").parse_own_peers(argparse.ArgumentParser(), [text])
     assert stopped.value.code == 2
     assert f"--peer is {text!r}" in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_start_says_why(module, tmp_path):
+def test_the_row_of_a_server_that_does_not_start_has_the_reason(module, tmp_path):
     serve, log = module("serve"), tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit('no checkpoint')"], stderr=out)
@@ -211,11 +211,11 @@ def test_peers_train_the_network_of_shoal(module, name, tmp_path):
 
     work = module("work")
     spec = work.TINY_WORKS[name]
-    theirs, ours = work.network(spec), load_model(spec.model, spec.shape, work.CLASSES)
+    theirs, ours = work.make_network(spec), load_model(spec.model, spec.shape, work.CLASSES)
     weights = ours.init(0)
     theirs.load_state_dict(weights)
     x = torch.randn(4, *spec.shape, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(theirs(x), ours.predict(weights, x))
     work.prepare(spec, tmp_path, rounds=2)
     assert os.path.getsize(tmp_path / "data.npz") < 100_000
-    assert work.orders(tmp_path).shape == (2, spec.clients, spec.num_steps // spec.clients, spec.batch_size)
+    assert work.load_orders(tmp_path).shape == (2, spec.clients, spec.num_steps // spec.clients, spec.batch_size)

@@ -51,21 +51,21 @@ def refused(*words):
     """Exit code 2, one sentence on stderr, nothing on stdout but the error object, nothing written."""
     result = shoal(*words, "--json")
     assert result.exit_code == 2
-    said = json.loads(result.stdout)["error"]
+    sentence = json.loads(result.stdout)["error"]
     flat = " ".join(result.stderr.split())
     assert "error:" in flat
     assert "Traceback" not in flat
     assert not Path("runs").exists()
-    return said
+    return sentence
 
 
 def test_run_leaves_a_run_directory_and_prints_json():
     found = as_json("run", "fedavg", *QUICK, "--out", "mine")
     for key in ("method", "seed", "rounds", "accuracy", "loss", "bytes_up", "bytes_down", "wall_s", "run_dir"):
         assert key in found
-    assert set(found["accuracy"]) == {"mean", "std", "worst10", "f1", "central"}
+    assert set(found["accuracy"]) == {"local", "std", "worst10", "f1", "central"}
     assert found["run_dir"] == "mine"
-    assert 0 <= found["accuracy"]["mean"] <= 1
+    assert 0 <= found["accuracy"]["local"] <= 1
     assert Path("mine/report.html").stat().st_size > 1_000_000
     lines = Path("mine/rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
@@ -87,17 +87,18 @@ def test_as_a_module_too():
 def test_flags_reach_the_run():
     as_json("run", "fedprox", *QUICK, "--out", "r", "--lr", "0.05", "--momentum", "0.5", "--batch-size", "16",
             "--model", "linear", "--seed", "7", "--fleet", "plain", "--eval-every", "2", "--partition", "shards:2",
-            "--set", "train.mu=0.3", "--set", "train.schedule=cosine", "--rows", "500", "--min-size", "5")  # fmt: skip
+            "--set", "train.mu=0.3", "--set", "train.schedule=cosine",
+            "--max-train-samples", "500", "--min-samples", "5")  # fmt: skip
     config = json.loads(Path("r/config.json").read_text())
     expected = {
         "lr": 0.05, "momentum": 0.5, "batch_size": 16, "model": "linear", "seed": 7, "fleet": "plain",
-        "eval_every": 2, "partition": "shards:2", "rows": 500, "min_size": 5, "clients": 6, "cohort": 3,
+        "eval_every": 2, "partition": "shards:2", "max_train_samples": 500, "min_samples": 5, "clients": 6, "cohort": 3,
         "set": {"train": {"mu": 0.3, "schedule": "cosine"}},
     }  # fmt: skip
     assert {k: config[k] for k in expected} == expected
 
 
-def test_a_share_as_cohort():
+def test_a_fraction_as_cohort():
     as_json("run", "fedavg", "--rounds", "1", "--clients", "10", "--cohort", "0.5", "--out", "r")
     assert json.loads(Path("r/config.json").read_text())["cohort"] == 5
 
@@ -123,9 +124,9 @@ def test_resume_of_a_killed_process():
     assert other.returncode == 2
     assert "is being written by another process" in " ".join(other.stderr.split())
     done.send_signal(2)  # Ctrl-C
-    _, said = done.communicate(timeout=300)
+    _, stderr = done.communicate(timeout=300)
     assert done.returncode == 130
-    assert "shoal resume" in said
+    assert "shoal resume" in stderr
     assert len(Path("r/rounds.jsonl").read_text().splitlines()) < 400
 
 
@@ -183,20 +184,20 @@ def test_a_folder_of_runs_stands_for_its_runs():
         assert sentence in json.loads(result.stdout)["error"]
 
 
-def test_a_grid_that_is_stopped_says_how_to_go_on():
+def test_a_stopped_grid_names_the_command_that_continues():
     Path("my.toml").write_text(GRID.replace("rounds = 2", "rounds = 400"))
     child = subprocess.Popen([SHOAL, "run", "my.toml"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not list(Path("runs/my/fedavg-0/checkpoints").glob("round-*")):
         assert child.poll() is None
         time.sleep(0.01)
     child.send_signal(2)  # Ctrl-C
-    _, said = child.communicate(timeout=300)
+    _, stderr = child.communicate(timeout=300)
     assert child.returncode == 130
-    assert "the same command, `shoal run my.toml --out runs/my` with the same flags, goes on" in said
-    assert "shoal resume" not in said
+    assert "The same command, `shoal run my.toml --out runs/my` with the same flags, continues." in stderr
+    assert "shoal resume" not in stderr
 
 
-def test_a_title_says_what_flags_changed():
+def test_a_title_names_the_keys_that_flags_changed():
     from shoal.cli.flags import overrides
     from shoal.experiment.recipe import load_recipe
 
@@ -210,12 +211,12 @@ def test_a_title_says_what_flags_changed():
 
 
 def test_a_bad_reference_of_a_paper_is_refused_before_anything_runs():
-    table = 'source = "x"\nmetric = "at_budget"\nof = "fedavgg"\n[paper.columns.60]\nfedavg = 1.0\n'
+    table = 'source = "x"\nmetric = "at_budget"\nreference = "fedavgg"\n[paper.columns.60]\nfedavg = 1.0\n'
     Path("my.toml").write_text(f"{GRID}[paper]\n{table}")
-    assert "[paper] of is 'fedavgg', which is none of the runs" in refused("run", "my.toml")
+    assert "[paper] reference is 'fedavgg', which is not one of the runs" in refused("run", "my.toml")
 
 
-def test_a_recipe_changed_meanwhile_is_noticed():
+def test_a_recipe_that_changed_between_runs_is_refused():
     Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 3\n[grid]\nseed = [0, 1]\n")
     as_json("run", "my.toml")
     Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 3\nlr = 0.5\n[grid]\nseed = [0, 1]\n")
@@ -224,7 +225,7 @@ def test_a_recipe_changed_meanwhile_is_noticed():
     assert "was run with lr 0.1, not 0.5" in json.loads(result.stdout)["error"]
 
 
-def test_another_fleet_size_is_another_run():
+def test_another_number_of_clients_is_another_run():
     Path("my.toml").write_text("rounds = 1\nclients = 6\ncohort = 0.5\n[grid]\nseed = [0, 1]\n")
     as_json("run", "my.toml")
     as_json("run", "my.toml", "--cohort", "3")  # the same as half of six
@@ -244,12 +245,12 @@ def test_a_grid_over_an_option():
 
 
 @pytest.mark.parametrize("method", ["fedepc", "centralised", "fedavg"])
-def test_a_cohort_is_announced_where_it_means_something(method):
-    said = shoal("run", method, *QUICK, "--out", "r").stderr
-    means = method == "fedavg"
-    assert ("3 per round" in said) == means
-    assert json.loads(Path("r/result.json").read_text())["cohort"] == (3 if means else None)
-    assert ("<dt>cohort</dt>" in Path("r/report.html").read_text()) == means
+def test_a_cohort_size_is_announced_if_the_method_uses_it(method):
+    stderr = shoal("run", method, *QUICK, "--out", "r").stderr
+    uses_cohort_size = method == "fedavg"
+    assert ("3 per round" in stderr) == uses_cohort_size
+    assert json.loads(Path("r/result.json").read_text())["cohort"] == (3 if uses_cohort_size else None)
+    assert ("<dt>cohort</dt>" in Path("r/report.html").read_text()) == uses_cohort_size
 
 
 def test_what_the_model_cannot_do_is_refused_before_a_run_is_announced():
@@ -259,10 +260,10 @@ def test_what_the_model_cannot_do_is_refused_before_a_run_is_announced():
     assert "run directory" not in result.stderr
 
 
-def test_what_only_the_first_round_can_refuse_leaves_nothing():
+def test_an_error_in_the_first_round_leaves_no_run_directory():
     quick = ("run", "fedepc", *QUICK, "--out", "mine", "--set")
     assert "layer '7' of model mlp is no ReLU" in refused(*quick, "represent.layer=7")
-    assert "no safetensors file that can be read" in refused(*quick, "represent.weights=nothing")
+    assert "not a readable safetensors file" in refused(*quick, "represent.weights=nothing")
     assert not Path("mine").exists()
     as_json(*quick, "represent.layer=1")  # a number, as the shell gives it
 
@@ -277,12 +278,12 @@ def test_a_grid_over_options_that_go_together():
     assert found == [{"train": {"mu": 0.1, "clip": 1.0}}, {"train": {"mu": 1, "clip": 2.0}}]
 
 
-def test_the_accuracy_that_a_comparison_is_judged_by():
+def test_a_comparison_uses_the_requested_accuracy():
     as_json("run", "fedavg", *QUICK, "--out", "a")
-    asked = ("compare", "a", "--to-accuracy", "0.01", "--held", "1", "--accuracy")
-    assert "--accuracy is 'best'; it must be central or local" in refused(*asked, "best")
-    judged = [as_json(*asked, kind)["to_accuracy"][0]["accuracy_of"] for kind in ("central", "local")]
-    assert judged == ["central", "mean"]
+    command = ("compare", "a", "--to-accuracy", "0.01", "--sustained-rounds", "1", "--accuracy")
+    assert "--accuracy is 'best'. It must be central or local" in refused(*command, "best")
+    keys = [as_json(*command, kind)["to_accuracy"][0]["accuracy_key"] for kind in ("central", "local")]
+    assert keys == ["central", "local"]
 
 
 def test_pages_of_comparisons_have_names_of_their_own():
@@ -291,7 +292,7 @@ def test_pages_of_comparisons_have_names_of_their_own():
 
 
 def test_nothing_runs_when_one_of_several_is_missing():
-    assert "nowhere is not a run directory" in refused("compare", "fedavg", "nowhere", *QUICK)
+    assert "nowhere is neither a run directory nor a method" in refused("compare", "fedavg", "nowhere", *QUICK)
 
 
 def test_flags_override_a_recipe():
@@ -316,7 +317,7 @@ def test_data_list_and_show():
     counts = np.array(shown["counts"])
     assert counts.shape == (4, 10)
     assert counts[:2, 5:].sum() == counts[2:, :5].sum() == 0
-    assert 0 <= shown["figures"]["js_distance"] <= 1
+    assert 0 <= shown["heterogeneity"]["js_distance"] <= 1
     assert Path("p.html").exists()
     text = shoal("data", "show", "digits", "--clients", "4").stdout
     assert "c0" in text
@@ -326,7 +327,7 @@ def test_profile_accounts_for_the_whole_time():
     parts = as_json("profile", "fedavg", *QUICK)["parts"]
     names = {p["part"] for p in parts}
     assert {"train: clients", "train: server", "select: server", "evaluate: clients", "checkpoint", "other"} <= names
-    assert sum(p["share"] for p in parts) == pytest.approx(1, abs=0.02)
+    assert sum(p["fraction"] for p in parts) == pytest.approx(1, abs=0.02)
     assert not Path("runs").exists()
     assert "ms per round" in shoal("profile", "fedavg", *QUICK).stdout
 
@@ -334,26 +335,26 @@ def test_profile_accounts_for_the_whole_time():
 def test_demo_makes_a_page():
     found = as_json("demo")
     assert Path(found["report"]).exists()
-    means = {r["method"]: r["accuracy"]["mean"] for r in found["runs"]}
+    means = {r["method"]: r["accuracy"]["local"] for r in found["runs"]}
     assert means["shoal"] > means["fedavg-ft"] > means["fedavg"]
 
 
-def test_explain_tells_what_is_sent_and_what_it_costs():
-    (told,) = as_json("explain", "represent=labels,cluster=similar,select=one-of-each,personalise=fine-tune", *QUICK)[
-        "methods"
-    ]
-    steps = {s["step"]: s for s in told["steps"]}
+def test_explain_reports_messages_and_costs():
+    (explained,) = as_json(
+        "explain", "represent=labels,cluster=similar,select=one-of-each,personalise=fine-tune", *QUICK
+    )["methods"]
+    steps = {s["step"]: s for s in explained["steps"]}
     assert list(steps) == ["represent", "cluster", "select", "train", "aggregate", "personalise", "serve"]
     (ask,) = steps["represent"]["stages"]
     assert ask["schedule"]["clients"] == "all"
     assert ask["schedule"]["rounds"] == [{"first": 1, "every": 0}]
-    assert ask["schedule"]["others"] == "late-joining"
-    assert ask["costs"]["in round 1"]["clients"] == told["clients"]
+    assert ask["schedule"]["clients_otherwise"] == "late-joining"
+    assert ask["costs"]["in round 1"]["num_clients"] == explained["num_clients"]
     assert ask["costs"]["in round 1"]["bytes_up"] > 0
-    assert ask["costs"]["in a usual later round"]["clients"] == 0
+    assert ask["costs"]["in a usual later round"]["num_clients"] == 0
     (train,) = steps["train"]["stages"]
     cost = train["costs"]["in a usual later round"]
-    assert cost["bytes_up"] >= cost["clients"] * 4 * told["parameters"]
+    assert cost["bytes_up"] >= cost["num_clients"] * 4 * explained["num_parameters"]
     assert cost["joules"] > 0
     assert "Eq. 4" in steps["represent"]["source"]
     text = " ".join(shoal("explain", "ditto", *QUICK).stdout.split())
@@ -362,37 +363,39 @@ def test_explain_tells_what_is_sent_and_what_it_costs():
     assert not Path("runs").exists(), "nothing is kept"
 
 
-def test_explain_plays_rounds_that_are_far_away():
-    (told,) = as_json("explain", "fedavg-ft", *QUICK, "--rounds", "25", "--eval-every", "10")["methods"]
-    (tune,) = next(s for s in told["steps"] if s["step"] == "personalise")["stages"]
+def test_explain_runs_late_rounds_of_a_schedule():
+    (explained,) = as_json("explain", "fedavg-ft", *QUICK, "--rounds", "25", "--eval-every", "10")["methods"]
+    (tune,) = next(s for s in explained["steps"] if s["step"] == "personalise")["stages"]
     assert tune["schedule"]["rounds"] == [{"first": 10, "every": 10}, {"first": 25, "every": 0}]
-    asked = {words: cost["clients"] for words, cost in tune["costs"].items()}
-    everybody = told["clients"]
-    assert asked == {
+    num_recipients = {words: cost["num_clients"] for words, cost in tune["costs"].items()}
+    num_clients = explained["num_clients"]
+    assert num_recipients == {
         "in round 1": 0,
         "in a usual later round": 0,
-        "in round 10": everybody,
-        "in a round such as 20": everybody,
+        "in round 10": num_clients,
+        "in a round such as 20": num_clients,
     }
 
 
-def test_explain_tells_what_edges_do():
-    (told,) = as_json("explain", "simclust", *QUICK, "--rounds", "6", "--edges", "2", "--cloud-every", "2")["methods"]
-    edges, cloud, *steps = told["steps"]
-    assert "Who comes gets an edge" in edges["what"]
-    assert cloud["stages"][0]["costs"]["in a round such as 4"]["clients"] == 2
+def test_explain_describes_edge_servers():
+    (explained,) = as_json("explain", "simclust", *QUICK, "--rounds", "6", "--edges", "2", "--cloud-every-rounds", "2")[
+        "methods"
+    ]
+    edges, cloud, *steps = explained["steps"]
+    assert "Assigns each new client to an edge" in edges["summary"]
+    assert cloud["stages"][0]["costs"]["in a round such as 4"]["num_clients"] == 2
     assert steps[0]["step"] == "represent"
     (plain,) = as_json("explain", "fedavg", *QUICK, "--edges", "2")["methods"]
     select = next(s for s in plain["steps"] if s["piece"] == "select")
-    assert "istinct clients" in select["what"], "of the stage, not of what plays it at every edge"
-    assert "2 edge servers" in shoal("explain", "fedavg", *QUICK, "--edges", "2", "--cloud-every", "1").stdout
+    assert "random clients" in select["summary"], "the summary is that of the stage that runs at every edge server"
+    assert "2 edge servers" in shoal("explain", "fedavg", *QUICK, "--edges", "2", "--cloud-every-rounds", "1").stdout
 
 
-def test_pieces_are_listed_with_what_they_go_with():
+def test_pieces_are_listed_with_their_requirements():
     known = as_json("pieces")["pieces"]
-    assert known["personalise"]["gate"]["needs"] == ["several experts to weigh"]
+    assert known["personalise"]["gate"]["requires"] == ["several experts to weigh"]
     assert "several experts to weigh" in known["cluster"]["mctc"]["provides"]
-    assert "A small network on every client" in shoal("pieces").stdout
+    assert "a small network on every client" in shoal("pieces").stdout
     assert "Alg. 2" in shoal("pieces", "personalise").stdout
 
 
@@ -402,7 +405,7 @@ def test_a_composition_can_be_compared():
     assert len({r["run_dir"] for r in found["runs"]}) == 3
 
 
-def test_own_table_by_its_owners():
+def test_an_own_table_with_a_client_column():
     rng = np.random.default_rng(0)
     rows = ["a,b,site,y"]
     for i in range(200):
@@ -422,7 +425,7 @@ def test_own_table_by_its_owners():
         (["run", "fedavgg"], "'fedavgg' is not a method, not a recipe file, and not a packaged recipe; did you mean"),
         (["run", "002-tabel1"], "packaged recipe; did you mean 002-table1?"),
         (["run", "recipes/002-table1.toml"], "packaged recipe; did you mean 002-table1?"),
-        (["run", "study/own"], "own.toml is a study; run it with `shoal study`"),
+        (["run", "study/own"], "own.toml is a study. Run it with `shoal study`."),
         (["explain", "methods/fedpc"], "packaged recipe; did you mean methods/fedepc?"),
         (["study", "study/onw"], "is not a study file, and not a packaged study; did you mean study/own?"),
         (["recipes", "003-flatt"], "recipe '003-flatt' is not known; did you mean 003-flat?"),
@@ -433,7 +436,7 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--partition", "dirichlet:0.01", "--clients", "100"], "dirichlet:0.01"),
         (["run", "fedavg", "--clients", "6", "--cohort", "7"], "cohort is 7; it must be between 1 and the number of"),
         (["run", "fedavg", "--cohort", "0"], "cohort is 0"),
-        (["run", "fedavg", "--cohort", "1.5"], "cohort is 1.5; a share must be above 0 and at most 1.0"),
+        (["run", "fedavg", "--cohort", "1.5"], "cohort is 1.5; a fraction must be above 0 and at most 1.0"),
         (["run", "fedavg", "--cohort", "many"], "--cohort 'many'"),
         (["run", "fedavg", "--rounds", "0"], "rounds is 0: it must be at least 1"),
         (["run", "fedavg", "--epochs", "0"], "epochs is 0: it must be at least 1"),
@@ -449,13 +452,13 @@ def test_own_table_by_its_owners():
         (["run", "fedavg", "--set", "train.mu"], "--set 'train.mu' is not of the form piece.key=value"),
         (["run", "fedavg", "--set", "train.nu=1"], "option train.nu is not known to method fedavg"),
         (["run", "fedavg", "--set", "train.momentun=1"], "known to method fedavg; did you mean train.momentum?"),
-        (["compare", "fedepc", "fedavg", "--set", "represent.noise=1"], "goes under [only.METHOD] of a recipe"),
+        (["compare", "fedepc", "fedavg", "--set", "represent.noise_std=1"], "goes under [only.METHOD] of a recipe"),
         (["run", "fedavg", "--lr", "1e9", "--rounds", "3"], "diverged"),
-        (["run", "none.toml"], "`shoal methods` and `shoal recipes` list what there is"),
+        (["run", "none.toml"], "`shoal methods` and `shoal recipes` list the names"),
         (["resume", "nowhere"], "nowhere is not a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
-        (["compare", "nowhere"], "nowhere is not a run directory"),
-        (["compare", "fedavg", "simclusst"], "not a run directory, and not a method; did you mean simclust?"),
+        (["compare", "nowhere"], "nowhere is neither a run directory nor a method"),
+        (["compare", "fedavg", "simclusst"], "is neither a run directory nor a method; did you mean simclust?"),
         (["methods", "x"], "'x' is not a method"),
         (["data", "get", "mnits"], "mnits"),
     ],
@@ -466,9 +469,9 @@ def test_bad_input_is_one_sentence(words, message):
         assert result.exit_code == 2
         assert message in json.loads(result.stdout)["error"]
         return
-    said = refused(*words)
-    assert message in said
-    assert "\n" not in said
+    sentence = refused(*words)
+    assert message in sentence
+    assert "\n" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -506,7 +509,7 @@ def test_a_packaged_recipe_is_found_from_any_folder_and_printed():
     Path("flat.toml").write_text(shoal("recipes", "003-flat").stdout)
     assert as_json("recipes", "003-flat")["text"] == Path("flat.toml").read_text()
     flat = next(recipe for recipe in as_json("recipes")["recipes"] if recipe["name"] == "003-flat")
-    assert flat == {"name": "003-flat", "title": "Without edges, Fashion-MNIST, Dirichlet 0.1", "jobs": 6}
+    assert flat == {"name": "003-flat", "title": "Without edge servers, Fashion-MNIST, Dirichlet 0.1", "num_jobs": 6}
     assert "003-flat" in shoal("recipes").stdout
 
 
@@ -525,8 +528,8 @@ def test_a_client_column_asks_for_the_natural_partition():
     Path("t.csv").write_text("a,site,label\n" + "".join(f"{i % 7},s{i % 3},{i % 2}\n" for i in range(90)))
     shown = as_json("data", "show", "t.csv", "--client-column", "site")
     assert shown["clients"] == ["s0", "s1", "s2"]
-    said = refused("data", "show", "t.csv", "--client-column", "site", "--partition", "iid")
-    assert "deals rows anew" in said
+    sentence = refused("data", "show", "t.csv", "--client-column", "site", "--partition", "iid")
+    assert "divides the samples again" in sentence
 
 
 @pytest.mark.parametrize(
@@ -541,7 +544,7 @@ def test_a_client_column_asks_for_the_natural_partition():
 )
 def test_bad_tables(rows, message):
     Path("t.csv").write_text(rows)
-    assert message in refused("data", "show", "t.csv", "--min-size", "1")
+    assert message in refused("data", "show", "t.csv", "--min-samples", "1")
 
 
 def test_shifted_clients_are_named():
@@ -604,7 +607,7 @@ class TestJoules:
         two = as_json("run", "fedavg", *QUICK, "--out", "two", "--devices", "phone", "--link", "lte-m")
         assert one["accuracy"] == two["accuracy"]
         assert one["flops"] == two["flops"]
-        assert one["joules_of_clients"]["train"] / two["joules_of_clients"]["train"] == pytest.approx(
+        assert one["client_joules"]["training"] / two["client_joules"]["training"] == pytest.approx(
             (5.0 / 2e9) / (3.0 / 5e9)  # watts per operation a second of a pi and of a phone
         )
         assert two["sim_time_s"] > one["sim_time_s"]
@@ -612,18 +615,18 @@ class TestJoules:
     def test_a_budget_stops_early_and_a_resume_does_not_go_on(self):
         long = ["--rounds", "9", *QUICK[2:]]
         whole = as_json("run", "fedavg", *long, "--out", "whole")
-        half = sum(whole["joules_of_clients"][k] for k in ("pre", "train", "comm")) / 2
+        half = sum(whole["client_joules"][k] for k in ("preparation", "training", "communication")) / 2
         short = as_json("run", "fedavg", *long, "--out", "short", "--budget-joules", str(half))
-        assert short["rounds_done"] < 9
-        assert "the clients' budget of" in short["stopped"]
+        assert short["completed_rounds"] < 9
+        assert "the clients' budget of" in short["stop_reason"]
         lines = Path("whole/rounds.jsonl").read_text().splitlines()
         mine = Path("short/rounds.jsonl").read_text().splitlines()
-        assert mine == lines[: short["rounds_done"]]
+        assert mine == lines[: short["completed_rounds"]]
         again = as_json("resume", "short")
-        assert again["rounds_done"] == short["rounds_done"]
-        assert again["stopped"] == short["stopped"]
+        assert again["completed_rounds"] == short["completed_rounds"]
+        assert again["stop_reason"] == short["stop_reason"]
 
-    def test_devices_that_changed_since_are_noticed(self):
+    def test_devices_that_changed_since_the_run_are_refused(self):
         board = "flops_per_s = 1e9\nactive_w = 3\nidle_w = 1\nmemory_bytes = 1000000000\n"
         Path("b.toml").write_text(f"[mine]\n{board}")
         as_json("run", "fedavg", *QUICK, "--devices", "b.toml#mine:0.5,pi:0.5", "--out", "r")
@@ -634,56 +637,56 @@ class TestJoules:
         Path("b.toml").write_text(f"[mine]\n{board}".replace("active_w = 3", "active_w = 30"))
         result = shoal("resume", "r", "--json")
         assert result.exit_code == 2
-        assert "r was run with other figures of b.toml#mine than" in json.loads(result.stdout)["error"]
+        assert "r was run with other values of b.toml#mine, and" in json.loads(result.stdout)["error"]
 
-    def test_a_run_that_ends_early_says_so_at_the_end_of_its_log(self):
-        result = shoal("run", "fedavg", "--rounds", "9", *QUICK[2:], "--battery", "1e-9", "--out", "r")
+    def test_the_log_of_a_run_that_ends_early_has_the_reason(self):
+        result = shoal("run", "fedavg", "--rounds", "9", *QUICK[2:], "--battery-joules", "1e-9", "--out", "r")
         last, why = result.stderr.strip().splitlines()[-2:]
         done = json.loads(Path("r/result.json").read_text())
         assert "round 2/9" in last  # six clients, three in a round, each once
         assert why.endswith("every battery is empty")
-        assert (done["left"], done["late"]) == (6, 0)
+        assert (done["num_depleted_clients"], done["num_late_reports"]) == (6, 0)
 
     def test_the_ledger_is_written_and_adds_up(self):
         result = as_json("run", "repclust", *QUICK, "--out", "one")
         pages = [json.loads(line) for line in Path("one/ledger.jsonl").read_text().splitlines()]
         assert [(p["round"], p["stage"]) for p in pages] == [(1, "represent"), (1, "train"), (2, "train")]
         assert sum(sum(p["bytes_up"]) for p in pages) == result["bytes_up"]
-        assert sum(sum(p["radio_joules"]) for p in pages) == pytest.approx(result["joules"]["comm"])
-        groups = result["joules_of_groups"].values()
-        assert sum(g["clients"] for g in groups) == 6
-        for part in ("pre", "train", "comm"):
-            assert sum(g[part] for g in groups) == pytest.approx(result["joules_of_clients"][part])
+        assert sum(sum(p["radio_joules"]) for p in pages) == pytest.approx(result["joules"]["communication"])
+        clusters = result["cluster_joules"].values()
+        assert sum(c["num_clients"] for c in clusters) == 6
+        for part in ("preparation", "training", "communication"):
+            assert sum(c[part] for c in clusters) == pytest.approx(result["client_joules"][part])
         assert result["joules"]["total"] == pytest.approx(
-            sum(result["joules"][k] for k in ("pre", "train", "comm", "server"))
+            sum(result["joules"][k] for k in ("preparation", "training", "communication", "server"))
         )
 
-    def test_noise_says_what_it_is_worth(self):
+    def test_noise_on_label_distributions_has_a_guarantee(self):
         silent = as_json("run", "simclust", *QUICK, "--out", "one")
         assert "privacy" not in silent
-        noisy = as_json("run", "simclust", *QUICK, "--set", "represent.gamma=1.0", "--out", "two")["privacy"]
+        noisy = as_json("run", "simclust", *QUICK, "--set", "represent.noise_scale=1.0", "--out", "two")["privacy"]
         assert noisy["sigma"] == pytest.approx(0.1)
         assert noisy["local_epsilon"] == pytest.approx(159.44, abs=0.01)
         assert 0 < noisy["record_epsilon"] < noisy["local_epsilon"]
         assert -0.5 <= noisy["ari"] <= 1
         assert noisy["noise_on"] == "label distributions"
-        assert "ARI:" in Path("two/report.html").read_text()
+        assert "adjusted Rand index" in Path("two/report.html").read_text()
 
-    def test_noise_on_labels_that_cohorts_are_chosen_by(self):
+    def test_noise_on_labels_for_balanced_cohorts_has_a_guarantee(self):
         assert "privacy" not in as_json("run", "shoal", *QUICK, "--out", "one")
-        noisy = as_json("run", "shoal", *QUICK, "--set", "represent.gamma=1.0", "--out", "two")["privacy"]
+        noisy = as_json("run", "shoal", *QUICK, "--set", "represent.noise_scale=1.0", "--out", "two")["privacy"]
         assert noisy["noise_on"] == "label distributions"
         assert noisy["local_epsilon"] == pytest.approx(159.44, abs=0.01)
 
     @pytest.mark.parametrize(("epochs", "warned"), [(0, False), (1, True)])
-    def test_noise_that_protects_nothing_is_said(self, epochs, warned):
-        options = ["--set", "represent.noise=0.2", "--set", f"represent.epochs={epochs}"]
-        said = " ".join(shoal("run", "fedepc", *QUICK, *options, "--out", "one").stderr.split())
-        assert ("above 100 it says nothing" in said) == warned
+    def test_noise_without_protection_gives_a_warning(self, epochs, warned):
+        options = ["--set", "represent.noise_std=0.2", "--set", f"represent.epochs={epochs}"]
+        stderr = " ".join(shoal("run", "fedepc", *QUICK, *options, "--out", "one").stderr.split())
+        assert ("An ε above 100 means no protection" in stderr) == warned
 
-    def test_noise_on_sparsity_says_what_it_is_worth(self):
+    def test_noise_on_sparsity_vectors_has_a_guarantee(self):
         assert "privacy" not in as_json("run", "fedepc", *QUICK, "--out", "one")
-        options = ["--set", "represent.noise=0.05", "--set", "represent.epochs=0"]
+        options = ["--set", "represent.noise_std=0.05", "--set", "represent.epochs=0"]
         noisy = as_json("run", "fedepc", *QUICK, *options, "--out", "two")["privacy"]
         assert json.loads(Path("two/result.json").read_text())["privacy"] == noisy
         assert noisy["sigma"] == 0.05
@@ -692,23 +695,23 @@ class TestJoules:
         page = Path("two/report.html").read_text()
         assert "sparsity vectors" in page
         assert "label distributions" not in page
-        assert "ARI:" not in page
+        assert "adjusted Rand index" not in page
         adapted = as_json("run", "fedepc", *QUICK, *options[:2], "--out", "three")["privacy"]
         assert adapted["record_epsilon_without_adaptation"] == noisy["record_epsilon"]
         assert adapted["record_epsilon"] > noisy["record_epsilon"]
 
-    def test_mixed_groups_are_judged_by_what_they_are_for(self):
-        noisy = as_json("run", "repclust", *QUICK, "--set", "represent.gamma=0.000001", "--out", "one")["privacy"]
+    def test_diverse_clusters_are_compared_by_their_objectives(self):
+        noisy = as_json("run", "repclust", *QUICK, "--set", "represent.noise_scale=0.000001", "--out", "one")["privacy"]
         assert "ari" not in noisy
         for name in ("within", "between"):
             assert noisy["objectives"][name] == pytest.approx(noisy["objectives_without_noise"][name], rel=0.3)
 
-    def test_a_deadline_that_nobody_meets_is_said(self):
+    def test_a_deadline_that_no_report_meets_gives_a_warning(self):
         result = shoal(
-            "run", "simclust", *QUICK, "--set", "represent.gamma=1.0", "--deadline-s", "1e-9", "--out", "one"
+            "run", "simclust", *QUICK, "--set", "represent.noise_scale=1.0", "--deadline-s", "1e-9", "--out", "one"
         )
         assert result.exit_code == 0
-        assert "nobody takes part in round 1" in " ".join(result.stderr.split())
+        assert "Round 1 has no participants" in " ".join(result.stderr.split())
         assert "ari" not in json.loads(Path("one/result.json").read_text())["privacy"]
 
     def test_options_are_checked_against_the_cohort_of_the_run(self):
@@ -726,9 +729,9 @@ class TestJoules:
         [
             (["--devices", "pie"], "did you mean pi?"),
             (["--link", "wify"], "did you mean wifi"),
-            (["--battery", "-1"], "battery is -1: it must be above 0"),
+            (["--battery-joules", "-1"], "battery_joules is -1: it must be above 0"),
             (["--measure", "meter"], "measure is 'meter'"),
-            (["--country", "ESP"], "country is 'ESP', but nothing is measured"),
+            (["--country", "ESP"], "country is 'ESP', but no energy is measured"),
             (["--measure", "codecarbon", "--country", "XYZ"], "XYZ"),
         ],
     )
@@ -736,38 +739,41 @@ class TestJoules:
         assert sentence in refused("run", "fedavg", *QUICK, *flags)
 
 
-def test_groups_are_readable():
+def test_clusters_are_in_result_json():
     planted = ["--partition", "groups:2,1.0", "--clients", "8", "--rounds", "2"]
     found = as_json("run", "fedepc", *planted, "--out", "r")
-    assert json.loads(Path("r/result.json").read_text())["groups"] == found["groups"]
-    assert [g["expert"] for g in found["groups"]] == [f"expert-{k:03d}" for k in range(len(found["groups"]))]
-    members = [c for g in found["groups"] for c in g["clients"]]
+    assert json.loads(Path("r/result.json").read_text())["clusters"] == found["clusters"]
+    assert [c["model"] for c in found["clusters"]] == [f"expert-{k:03d}" for k in range(len(found["clusters"]))]
+    members = [c for cluster in found["clusters"] for c in cluster["clients"]]
     assert sorted(members) == sorted(json.loads(Path("r/partition.json").read_text())["clients"])
-    assert -0.5 <= found["groups_ari"] <= 1
-    assert as_json("compare", "r")["runs"][0]["groups"] == len(found["groups"])
-    assert "groups" not in as_json("run", "fedavg", *QUICK, "--out", "one")
-    assert as_json("compare", "one")["runs"][0]["groups"] is None
+    assert -0.5 <= found["clusters_ari"] <= 1
+    assert as_json("compare", "r")["runs"][0]["num_clusters"] == len(found["clusters"])
+    assert "clusters" not in as_json("run", "fedavg", *QUICK, "--out", "one")
+    assert as_json("compare", "one")["runs"][0]["num_clusters"] is None
 
 
-def test_clients_that_never_trained_are_evaluated():
+def test_unseen_clients_are_evaluated():
     result = as_json("run", "fce", *QUICK, "--unseen", "0.3", "--out", "done")
     assert as_json("evaluate", "done")["accuracy"] == pytest.approx(result["accuracy"])
     found = as_json("evaluate", "done", "--unseen")
     assert list(found["clients"]) == sorted(json.loads(Path("done/partition.json").read_text())["unseen"])
-    assert len(found["clients"]) == found["unseen"] == 2
-    assert "2 clients that never trained" in shoal("evaluate", "done", "--unseen").stdout
-    assert "without --unseen" in refused("evaluate", "done", "--assign")
-    assert "with serve.rule=energy: 2 c" in shoal("evaluate", "done", "--unseen", "--set", "serve.rule=energy").stdout
-    said = [line.strip() for line in shoal("evaluate", "done", "--unseen").stdout.splitlines()]
+    assert len(found["clients"]) == found["num_unseen_clients"] == 2
+    assert "2 unseen clients" in shoal("evaluate", "done", "--unseen").stdout
+    assert "without --unseen" in refused("evaluate", "done", "--infer-from-inputs")
+    assert (
+        "with serve.rule=energy: 2 unseen clients"
+        in shoal("evaluate", "done", "--unseen", "--set", "serve.rule=energy").stdout
+    )
+    lines = [line.strip() for line in shoal("evaluate", "done", "--unseen").stdout.splitlines()]
     for client, score in found["clients"].items():
-        by = ", ".join(f"{name}: {rows}" for name, rows in score["answered_by"].items())
-        assert by in next(line for line in said if line.startswith(client))
+        models_text = ", ".join(f"{name}: {count}" for name, count in score["samples_by_model"].items())
+        assert models_text in next(line for line in lines if line.startswith(client))
     assert "train.lr=1 cannot be changed after training" in refused("evaluate", "done", "--set", "train.lr=1")
 
 
-def test_a_run_that_held_out_nobody_says_so():
+def test_unseen_clients_of_a_run_without_any_are_refused():
     as_json("run", "fedavg", *QUICK, "--out", "done")
-    assert "held out nobody" in refused("evaluate", "done", "--unseen")
+    assert "has no unseen clients" in refused("evaluate", "done", "--unseen")
     assert "neither a number of clients" in refused("run", "fedavg", "--unseen", "some")
     assert "leave one to train" in refused("run", "fedavg", *QUICK, "--unseen", "6")
     assert "is not a run directory" in refused("evaluate", "nowhere")

@@ -12,9 +12,22 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.store.run_directory import RunStore
 
-SMALL = "rounds = 3\nclients = 6\ncohort = 3\nepochs = 1\nrows = 300\nfleet = 'plain'\n"
+SMALL = "rounds = 3\nclients = 6\ncohort = 3\nepochs = 1\nmax_train_samples = 300\nfleet = 'plain'\n"
 RATES = f"title = 'rates'\nmethod = 'fedavg'\n{SMALL}[grid]\nlr = [0.1, 10000.0, 1e38, 0.05]\n"
-QUICK = ("--rounds", "2", "--clients", "6", "--cohort", "3", "--epochs", "1", "--rows", "300", "--fleet", "plain")
+QUICK = (
+    "--rounds",
+    "2",
+    "--clients",
+    "6",
+    "--cohort",
+    "3",
+    "--epochs",
+    "1",
+    "--max-train-samples",
+    "300",
+    "--fleet",
+    "plain",
+)
 DIVERGED = "training diverged: model 'global' is no longer finite after stage 'train' of round "
 NETWORK = """
 import os, signal
@@ -49,7 +62,7 @@ def shoal(*words):
     return result
 
 
-def rows_of(result):
+def rows_by_folder(result):
     return {Path(row["run_dir"]).name: row for row in json.loads(result.stdout)["runs"]}
 
 
@@ -57,17 +70,17 @@ def last_line(result):
     return result.stderr.strip().splitlines()[-1]
 
 
-def test_the_others_run_and_the_table_says_why():
+def test_the_other_jobs_run_and_the_table_has_the_reason():
     Path("g.toml").write_text(RATES)
     result = shoal("run", "g.toml", "--json")
     assert result.exit_code == 1
-    rows = rows_of(result)
+    rows = rows_by_folder(result)
     assert [name for name, row in rows.items() if row["finished"]] == ["0.1", "0.05"]
     assert [name for name, row in rows.items() if row["failure"]] == ["10000.0", "1e+38"]
     assert rows["1e+38"]["failure"].startswith(f"{DIVERGED}1;")
     assert rows["1e+38"]["status"] == f"failed: {rows['1e+38']['failure']}"
     assert rows["0.1"]["failure"] is None
-    assert last_line(result) == "2 of 4 jobs failed; the same command runs them again"
+    assert last_line(result) == "2 of 4 jobs failed. The same command runs them again."
     kept = json.loads(Path("runs/g/1e+38/failure.json").read_text())
     assert kept["reason"] == rows["1e+38"]["failure"]
     assert (kept["config"]["lr"], "traceback" in kept) == (1e38, False)
@@ -87,16 +100,16 @@ def test_a_job_that_fails_later_keeps_its_rounds_and_goes_on_from_there():
     assert rounds
     assert reason.startswith(f"{DIVERGED}{len(rounds.splitlines()) + 1};")
     again = shoal("run", "g.toml", "--json")
-    assert rows_of(again)["10000.0"]["failure"] == reason, "it was tried again, and diverged in the same round"
+    assert rows_by_folder(again)["10000.0"]["failure"] == reason, "it was tried again, and diverged in the same round"
     assert (place / "rounds.jsonl").read_bytes() == rounds
 
 
-def test_an_unexpected_error_of_one_job_does_not_end_the_others_and_goes_with_its_cause():
+def test_an_unexpected_error_of_one_job_does_not_end_the_others():
     Path("net.py").write_text(NETWORK)
     Path("broken").touch()
     Path("g.toml").write_text(f"method = 'fedavg'\n{SMALL}[grid]\nmodel = ['net:Net', 'mlp']\n")
     result = shoal("run", "g.toml", "--json")
-    rows = rows_of(result)
+    rows = rows_by_folder(result)
     assert result.exit_code == 1
     assert (rows["mlp"]["finished"], rows["netNet"]["finished"]) == (True, False)
     assert "the sensor is gone" in rows["netNet"]["failure"]
@@ -105,7 +118,7 @@ def test_an_unexpected_error_of_one_job_does_not_end_the_others_and_goes_with_it
     Path("broken").unlink()
     again = shoal("run", "g.toml", "--json")
     assert again.exit_code == 0
-    assert rows_of(again)["netNet"]["finished"]
+    assert rows_by_folder(again)["netNet"]["finished"]
     assert not Path("runs/g/netNet/failure.json").exists()
     assert Path("runs/g/mlp/result.json").stat().st_mtime_ns == before
 
@@ -124,7 +137,7 @@ def test_where_every_job_fails_there_is_still_a_page():
     Path("g.toml").write_text(RATES.replace("0.1, 10000.0, 1e38, 0.05", "1e37, 1e38"))
     result = shoal("run", "g.toml", "--json")
     assert result.exit_code == 1
-    assert last_line(result) == "2 of 2 jobs failed; the same command runs them again"
+    assert last_line(result) == "2 of 2 jobs failed. The same command runs them again."
     assert Path("runs/g/report.html").read_text().count("failed: training diverged") == 2
     assert shoal("run", "g.toml").exit_code == 1
     for words in (["report", "runs/g"], ["report", "runs/g/1e+38", "-o", "one.html"], ["compare", "runs/g"]):
@@ -136,33 +149,33 @@ def test_methods_that_are_compared_fail_one_by_one():
         "from dataclasses import replace\nfrom shoal.methods import build\n\n\n"
         "def wild(setting):\n    return build('fedavg', replace(setting, lr=1e38))\n"
     )
-    asked = ("--to-accuracy", "0.1", "--at-budget", "60", "--held", "1", *QUICK)
-    result = shoal("compare", "own:wild", "local", "fedavg", *asked, "--json")
+    flags = ("--to-accuracy", "0.1", "--at-budget", "60", "--sustained-rounds", "1", *QUICK)
+    result = shoal("compare", "own:wild", "local", "fedavg", *flags, "--json")
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
     assert [(row["method"], row["finished"]) for row in found["runs"]] == [
         *(("own:wild", False), ("local", True), ("fedavg", True)),
     ]
     assert {row["label"] for row in found["to_accuracy"]} == {"local", "fedavg"}
-    assert last_line(result) == "1 of 3 jobs failed"
+    assert last_line(result) == "1 of 3 jobs failed."
     assert "failed: training diverged" in Path(found["report"]).read_text()
-    reference = shoal("compare", "own:wild", "local", "--of", "own:wild", *asked[2:], "--json")
+    reference = shoal("compare", "own:wild", "local", "--reference", "own:wild", *flags[2:], "--json")
     assert reference.exit_code == 1, reference.output
     assert json.loads(reference.stdout)["at_budget"][0]["budget_joules"] is None
 
 
 def test_a_cell_of_a_paper_s_table_whose_jobs_failed_says_so():
-    paper = "source = 'x'\nmetric = 'final'\nrows = ['lr']\n[paper.columns.final]\n'0.1' = 2.0\n'1e+38' = 1.0\n"
+    paper = "source = 'x'\nmetric = 'final'\nrow_keys = ['lr']\n[paper.columns.final]\n'0.1' = 2.0\n'1e+38' = 1.0\n"
     Path("g.toml").write_text(f"{RATES}[paper]\n{paper}")
     result = shoal("run", "g.toml", "--json")
     assert result.exit_code == 1
     table = json.loads(result.stdout)["paper"]
-    assert [(c["row"], c["ours"] is None, c["failed"]) for c in table["cells"]] == [
+    assert [(c["row"], c["ours"] is None, c["num_failed_seeds"]) for c in table["cells"]] == [
         ("0.1", False, 0),
         ("1e+38", True, 1),
     ]
     assert table["verdicts"] == {"same": 0, "undecided": 1, "opposite": 0}
-    assert not any("Not run" in note for note in table["notes"])
+    assert not any("no runs" in note for note in table["notes"])
     assert "<td>failed</td>" in Path("runs/g/report.html").read_text()
 
 
@@ -197,13 +210,13 @@ def test_a_run_that_another_process_writes_refuses_the_whole_recipe():
 
 STUDY = """
 title = "t"
-ours = "tame"
+our_variant = "tame"
 [job]
 clients = 6
 cohort = 3
 rounds = 3
 epochs = 1
-rows = 300
+max_train_samples = 300
 fleet = "plain"
 unseen = 1
 [variants]
@@ -215,8 +228,8 @@ broken = {method = "fedavg", model = "net:Net"}
 seeds = [1]
 cells.here = {}
 [[claims]]
-says = "tame is better"
-tests = [{kind = "difference", of = "tame", than = "wild", figure = "local", cells = ["here"], at_least = 0.0}]
+statement = "tame is better"
+tests = [{kind = "difference", variant = "tame", baseline = "wild", metric = "local", cells = ["here"], at_least = 0.0}]
 """
 
 
@@ -232,7 +245,7 @@ def test_a_study_goes_on_after_a_failed_run():
     assert failed["wild"].startswith(DIVERGED)
     assert "the sensor is gone" in failed["broken"]
     assert found["claims"][0]["verdict"] == "undecided", "a run that failed has no number, so nothing is decided"
-    assert last_line(result) == "2 of 3 jobs failed; the same command runs them again"
+    assert last_line(result) == "2 of 3 jobs failed. The same command runs them again."
     assert "## Failed runs" in Path("runs/s-quick/study.md").read_text()
     Path("broken").unlink()
     again = json.loads(shoal("study", "s.toml", "--workers", "1", "--json").stdout)

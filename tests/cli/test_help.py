@@ -1,4 +1,4 @@
-"""What `--help` says: every option and argument is described, and the flags of a job are those of its settings."""
+"""Every option and argument has a help text, and the flags of a job are those of its settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_option_and_argument_is_described(name, parameter):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_two_options_of_a_command_are_described_alike(name):
+def test_options_of_a_command_have_different_descriptions(name):
     texts = [p.help for p in COMMANDS[name].params]
     assert len(set(texts)) == len(texts)
 
@@ -49,8 +49,10 @@ def test_commands_that_run_have_every_flag_of_a_job(name):
 
 
 def test_data_show_has_the_flags_of_the_data():
-    assert {"partition", "clients", "rows", "seed", "drop_columns", "edge_column", "unseen"} <= set(DATA_FLAGS)
-    assert not {"data", "device", "rounds", "keep", "set", "model"} & set(DATA_FLAGS)
+    assert {"partition", "clients", "max_train_samples", "seed", "drop_columns", "edge_column", "unseen"} <= set(
+        DATA_FLAGS
+    )
+    assert not {"data", "device", "rounds", "keep_checkpoints", "set", "model"} & set(DATA_FLAGS)
     assert set(DATA_FLAGS) <= set(options("data show"))
 
 
@@ -63,14 +65,14 @@ def test_a_flag_shows_what_is_declared(name):
     assert option.show_default == (declared.unset_meaning or True)
 
 
-def said(*words):
+def help_text(*words):
     result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "150", "TERM": "dumb"})
     assert result.exit_code == 0
     return " ".join(result.stdout.replace("│", " ").split())
 
 
 def test_help_is_in_panels_with_ranges_and_defaults():
-    text = said("run")
+    text = help_text("run")
     assert [panel for panel in PANELS if f"─ {panel} ─" not in text] == []
     assert "--rounds INTEGER Train for this many global rounds. It must be at least 1. [default: 20]" in text
     assert "[default: (no limit)]" in text
@@ -78,7 +80,7 @@ def test_help_is_in_panels_with_ranges_and_defaults():
     assert "or every job of this recipe. A recipe is a TOML file, or a name from `shoal recipes`." in text
 
 
-def test_what_is_left_at_its_default_does_not_count_as_given(tmp_path, monkeypatch):
+def test_a_flag_at_its_default_does_not_override_a_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quick.toml").write_text('method = "local"\nclients = 4\nrounds = 1\ncohort = 2\ncount_idle = true\n')
 

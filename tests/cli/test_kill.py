@@ -61,20 +61,20 @@ def started(processes, path):
 
 
 def test_kill_at_twenty_moments(tmp_path, processes):
-    whole = started(processes, tmp_path / "whole")
-    begun = time.monotonic()
-    whole.join()
-    length_s = time.monotonic() - begun
+    child = started(processes, tmp_path / "whole")
+    start_s = time.monotonic()
+    child.join()
+    duration_s = time.monotonic() - start_s
     expected = digest(tmp_path / "whole")
     assert "checkpoints/round-000012/state.safetensors" in expected
     assert any(name.startswith("private/") for name in expected)
 
-    chance = random.Random(7)
+    generator = random.Random(7)
     reached = set()
     for i in range(MOMENTS):
         path = tmp_path / f"killed-{i}"
         child = started(processes, path)
-        time.sleep(chance.uniform(0, length_s))
+        time.sleep(generator.uniform(0, duration_s))
         with suppress(ProcessLookupError):  # it may just have ended
             os.kill(child.pid, signal.SIGKILL)
         child.join()

@@ -1,4 +1,4 @@
-"""A command replaces only files that shoal wrote, unless it is told to with --force."""
+"""A command replaces only files that shoal wrote, except with --force."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ QUICK = ("--rounds", "1", "--clients", "6", "--cohort", "3", "--epochs", "1")
 SCRIPT = b'print("two years of work")\n'
 STUDY = """
 title = "A tiny study"
-fixed = "Nothing."
-ours = "shoal"
+fixed_beforehand = "Nothing."
+our_variant = "shoal"
 [job]
 clients = 6
 rounds = 1
 epochs = 1
-rows = 200
+max_train_samples = 200
 [variants.shoal]
 method = "fedavg"
 [cells.even]
 partition = "iid"
 [budgets.quick]
 seeds = [0]
-cells.even.play = ["shoal"]
+cells.even.variants = ["shoal"]
 """
 EXPORTS = [("onnx", ".onnx"), ("torchscript", ".pt"), ("safetensors", ".safetensors")]
 
@@ -74,11 +74,11 @@ def commands_with_a_page(run):
 
 
 @pytest.mark.parametrize("command", ["report", "compare runs", "compare methods", "data show"])
-def test_a_page_of_somebody_else_stays_as_it_is(command, finished_run):
+def test_a_page_that_shoal_did_not_write_is_not_replaced(command, finished_run):
     page, words = Path("x.html"), commands_with_a_page(finished_run)[command]
     page.write_bytes(SCRIPT)
-    said = refusal(*words, "--out", "x.html")
-    assert said == (
+    sentence = refusal(*words, "--out", "x.html")
+    assert sentence == (
         "x.html exists (27 bytes), and shoal did not write it. Move it away, choose another name, or replace it with "
         "--force."
     )
@@ -94,19 +94,19 @@ def test_a_page_of_somebody_else_stays_as_it_is(command, finished_run):
 @pytest.mark.parametrize("name", ["analysis.py", "data.csv", "page"])
 def test_a_page_has_the_ending_of_a_page(command, force, name, finished_run):
     Path(name).write_bytes(SCRIPT)
-    said = refusal(*commands_with_a_page(finished_run)[command], "--out", name, *force)
-    assert said == f"{name} is no name for an HTML page, which must end in .html. Choose a name that does."
+    sentence = refusal(*commands_with_a_page(finished_run)[command], "--out", name, *force)
+    assert sentence == f"{name} is no name for an HTML page, which must end in .html. Choose a name that does."
     assert Path(name).read_bytes() == SCRIPT
 
 
 @pytest.mark.parametrize("command", ["report", "compare methods", "data show"])
-def test_places_where_no_page_can_be(command, finished_run):
+def test_a_page_cannot_be_a_folder_or_an_impossible_path(command, finished_run):
     words = commands_with_a_page(finished_run)[command]
     Path("folder.html").mkdir()
     Path("file").write_text("")
     for name in ("folder.html", "."):
-        said = refusal(*words, "--out", name, "--force")
-        assert said == f"{name} is a folder. Choose the name of a file, such as {Path(name) / 'page.html'}."
+        sentence = refusal(*words, "--out", name, "--force")
+        assert sentence == f"{name} is a folder. Choose the name of a file, such as {Path(name) / 'page.html'}."
     assert refusal(*words, "--out", "file/x.html").startswith("file/x.html cannot be written: /")
     assert "cannot be written" in refusal(*words, "--out", "/proc/nothing/x.html")
 
@@ -144,7 +144,7 @@ def test_a_grid_is_refused_before_its_first_run():
 
 
 @pytest.mark.parametrize("name", ["study.md", "study.json", "study.html"])
-def test_a_study_keeps_files_of_somebody_else(name):
+def test_a_study_does_not_replace_files_that_shoal_did_not_write(name):
     Path("tiny.toml").write_text(STUDY)
     mine = Path("mine")
     mine.mkdir()
@@ -164,8 +164,8 @@ def test_an_export_replaces_only_exports(format, ending, finished_run):
     model = Path(f"model{ending}")
     words = ("export", finished_run, "--format", format, "--out", str(model))
     model.write_bytes(SCRIPT)
-    said = refusal(*words)
-    assert said.startswith(f"{model} exists (27 bytes), and shoal did not write it.")
+    sentence = refusal(*words)
+    assert sentence.startswith(f"{model} exists (27 bytes), and shoal did not write it.")
     assert model.read_bytes() == SCRIPT
     succeeds(*words, "--force")
     first = model.read_bytes()
@@ -176,11 +176,13 @@ def test_an_export_replaces_only_exports(format, ending, finished_run):
     assert "exists (27 bytes)" in refusal(*words[:4])
     default.unlink()
     for wrong in ("model.py", "model", "model.bin"):
-        said = refusal(*words[:-1], wrong, "--force")
-        assert said.startswith(f"{wrong} is no name for a model in the format {format}, which must end in {ending}.")
+        sentence = refusal(*words[:-1], wrong, "--force")
+        assert sentence.startswith(
+            f"{wrong} is no name for a model in the format {format}, which must end in {ending}."
+        )
 
 
-def test_models_of_others_in_the_same_formats_are_not_taken_for_exports(finished_run):
+def test_other_models_in_the_same_formats_are_not_replaced(finished_run):
     import onnx
     import torch
     from safetensors.torch import save_file
@@ -198,8 +200,8 @@ def test_models_of_others_in_the_same_formats_are_not_taken_for_exports(finished
 
 def test_a_device_is_not_replaced_even_by_force(finished_run):
     Path("null.html").symlink_to("/dev/null")
-    said = refusal("report", finished_run, "--out", "null.html", "--force")
-    assert said == "null.html is not an ordinary file. Choose another name."
+    sentence = refusal("report", finished_run, "--out", "null.html", "--force")
+    assert sentence == "null.html is not an ordinary file. Choose another name."
     assert Path("null.html").is_symlink()
 
 

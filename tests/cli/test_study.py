@@ -1,4 +1,4 @@
-"""A small study from the command line: played, killed and gone on with, and its tables."""
+"""A small study from the command line: run, killed and continued, and its tables."""
 
 from __future__ import annotations
 
@@ -16,55 +16,61 @@ from shoal.study.plan import load_study
 
 STUDY = """
 title = "A small study"
-fixed = "Nothing."
-ours = "shoal"
-inputs = [5, 10, 20]
+fixed_beforehand = "Nothing."
+our_variant = "shoal"
+num_inputs = [5, 10, 20]
 [job]
 clients = 8
 unseen = 2
 cohort = 3
 rounds = 2
 epochs = 1
-rows = 400
+max_train_samples = 400
 fleet = "vector"
-keep = 1
+keep_checkpoints = 1
 [variants.FedAvg]
 method = "fedavg"
 [variants."FedAvg + EMA"]
 method = "shoal"
 set.components = {selection = "random", prior_correction = false, experts = false}
 set.server = {momentum = 0.0, lr = 1.0}
-set.train = {adjust = "off"}
+set.train = {logit_adjustment = "off"}
 [variants.shoal]
 method = "shoal"
-[lists]
+[variant_lists]
 few = ["FedAvg", "shoal"]
 plain = ["FedAvg + EMA"]
 [cells.skewed]
 partition = "dirichlet:0.1"
-target = 0.1
+target_accuracy = 0.1
 [cells.even]
 partition = "iid"
 [budgets.quick]
 seeds = [0]
-cells.skewed.play = ["few"]
-cells.even.play = ["plain"]
+cells.skewed.variants = ["few"]
+cells.even.variants = ["plain"]
 [budgets.more]
 seeds = [0, 1]
-cells.skewed.play = ["few"]
+cells.skewed.variants = ["few"]
 [[claims]]
-says = "shoal serves unseen clients better by their inputs than without"
+statement = "shoal serves unseen clients better by their inputs than without"
 [[claims.tests]]
 kind = "difference"
-of = "shoal"
-figure = "unseen.10"
-than = "shoal"
-than_figure = "unseen.none"
+variant = "shoal"
+metric = "unseen.10"
+baseline = "shoal"
+baseline_metric = "unseen.none"
 cells = ["skewed"]
 at_least = -100.0
 [[claims]]
-says = "shoal sees a shift"
-tests = [{kind = "value", of = "shoal", figure = "split", cells = ["skewed"], at_least = 1.0, judge = "every"}]
+statement = "shoal sees a shift"
+[[claims.tests]]
+kind = "value"
+variant = "shoal"
+metric = "has_split"
+cells = ["skewed"]
+at_least = 1.0
+criterion = "every_seed"
 """
 
 
@@ -80,12 +86,12 @@ def study(*words):
     return result.exit_code, json.loads(result.stdout)
 
 
-def kept(folder: Path) -> dict[str, bytes]:
+def results_in(folder: Path) -> dict[str, bytes]:
     names = ("rounds.jsonl", "unseen.json", "clients.jsonl")
     return {str(p.relative_to(folder)): p.read_bytes() for name in names for p in sorted(folder.rglob(name))}
 
 
-def test_killed_and_gone_on_with(file, tmp_path):
+def test_a_killed_study_continues(file, tmp_path):
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "shoal", "study", file, "--out", folder, "--workers", "1"]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -95,36 +101,43 @@ def test_killed_and_gone_on_with(file, tmp_path):
     child.wait()
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("unseen.json")}
     assert 0 < len(before) < 3
-    time.sleep(1)  # workers go with whoever started them
+    time.sleep(1)  # the workers exit with their parent
 
     code, partly = study(file, "--out", folder, "--report-only")
     assert code == 0
     assert len(partly["missing"]) == 3 - len(before)
     assert partly["claims"][1]["verdict"] == "not measured"
 
-    code, whole = study(file, "--out", folder)
-    assert (code, whole["missing"]) == (0, [])
+    code, facts = study(file, "--out", folder)
+    assert (code, facts["missing"]) == (0, [])
     assert {p: p.stat().st_mtime_ns for p in before} == before  # what was finished is kept
     fresh = tmp_path / "fresh"
     assert study(file, "--out", fresh)[0] == 0
-    assert kept(folder) == kept(fresh)
-    assert len(whole["runs"]) == 3
-    check_tables(whole, folder)
+    assert results_in(folder) == results_in(fresh)
+    assert len(facts["runs"]) == 3
+    check_tables(facts, folder)
 
 
-def check_tables(whole, folder):
-    ours = next(r for r in whole["runs"] if (r["cell"], r["variant"]) == ("skewed", "shoal"))
-    assert {"unseen.none", "unseen.5", "unseen.10", "unseen.20", "unseen.true", "epochs_to"} <= ours["figures"].keys()
-    plain = next(r for r in whole["runs"] if (r["cell"], r["variant"]) == ("even", "FedAvg + EMA"))
-    assert "unseen.10" not in plain["figures"] and "epochs_to" not in plain["figures"]
-    first = whole["claims"][0]
+def check_tables(facts, folder):
+    ours = next(r for r in facts["runs"] if (r["cell"], r["variant"]) == ("skewed", "shoal"))
+    assert {"unseen.none", "unseen.5", "unseen.10", "unseen.20", "unseen.true", "epochs_to_target"} <= ours[
+        "metrics"
+    ].keys()
+    plain = next(r for r in facts["runs"] if (r["cell"], r["variant"]) == ("even", "FedAvg + EMA"))
+    assert "unseen.10" not in plain["metrics"] and "epochs_to_target" not in plain["metrics"]
+    first = facts["claims"][0]
     assert first["verdict"] == "holds"
-    assert first["tests"][0]["found"]["how"] == "bootstrap, 2 clients of one seed"
-    assert whole["claims"][1]["verdict"] == "undecided"  # the probe comes later than the second round
+    assert first["tests"][0]["interval"]["basis"] == "bootstrap, 2 clients of one seed"
+    assert facts["claims"][1]["verdict"] == "undecided"  # the probe comes later than the second round
     text = (folder / "study.md").read_text()
-    for told in ("# A small study: quick", "3 of 3 runs are finished.", "| FedAvg + EMA |", "client-epochs to 10 %"):
-        assert told in text
-    assert "skewed: what shoal has more than each" in (folder / "study.html").read_text()
+    for text_part in (
+        "# A small study: quick",
+        "3 of 3 runs are finished.",
+        "| FedAvg + EMA |",
+        "client-epochs to 10 %",
+    ):
+        assert text_part in text
+    assert "skewed: shoal minus each other variant" in (folder / "study.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -133,71 +146,94 @@ def check_tables(whole, folder):
         (
             'few = ["FedAvg", "shoal"]',
             'few = ["FedAvgg"]',
-            "lists.few has 'FedAvgg', which is no variant; did you mean FedAvg?",
+            "variant_lists.few has 'FedAvgg', which is no variant; did you mean FedAvg?",
         ),
         (
-            'figure = "split"',
-            'figure = "splits"',
-            "claim 2, test 1: figure is 'splits', which is no figure; did you mean split?",
+            'metric = "has_split"',
+            'metric = "has_splits"',
+            "claim 2, test 1: metric is 'has_splits', which is no metric; did you mean has_split?",
         ),
-        ("at_least = -100.0", "", "claims.0.tests.0: one of at_least and at_most must be given"),
+        ("at_least = -100.0", "", "claims.0.tests.0: give exactly one of at_least and at_most"),
         (
-            'than = "shoal"',
-            'than = "G"',
-            "claim 1, test 1: than is 'G', which is no variant (known: FedAvg, FedAvg + EMA",
+            'baseline = "shoal"',
+            'baseline = "G"',
+            "claim 1, test 1: baseline is 'G', which is no variant (known: FedAvg, FedAvg + EMA",
         ),
-        ('figure = "unseen.10"', 'figure = "centrl"', "figure is 'centrl', which is no figure; did you mean central?"),
+        ('metric = "unseen.10"', 'metric = "centrl"', "metric is 'centrl', which is no metric; did you mean central?"),
         ("seeds = [0]", "seeds = 1", "budgets.quick.seeds is 1; it must be a list, such as [1]"),
-        ('cells.even.play = ["plain"]', 'cells.even.play = "plain"', "play is 'plain'; it must be a list of names"),
-        ('ours = "shoal"', "", "mine.toml: ours is missing; a study needs title, ours, job, variants, cells, budgets"),
-        ("[lists]", '[lists]\nshoal = ["FedAvg"]', "lists.shoal has the name of a variant"),
-        ('ours = "shoal"', 'ours = "shoal"\nours_too = 1', "ours_too is 1: extra inputs are not permitted"),
+        (
+            'cells.even.variants = ["plain"]',
+            'cells.even.variants = "plain"',
+            "variants is 'plain'; it must be a list of names",
+        ),
+        (
+            'our_variant = "shoal"',
+            "",
+            "mine.toml: our_variant is missing; a study needs title, our_variant, job, variants, cells, budgets",
+        ),
+        ("[variant_lists]", '[variant_lists]\nshoal = ["FedAvg"]', "variant_lists.shoal has the name of a variant"),
+        (
+            'our_variant = "shoal"',
+            'our_variant = "shoal"\nours_too = 1',
+            "ours_too is 1: extra inputs are not permitted",
+        ),
         ("cohort = 3", "cohort = 30", "cohort is 30; it must be between 1 and the number of clients, 6"),
         ("seeds = [0]", 'seeds = ["x"]', "budgets.quick.seeds.0 is 'x'"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(file, tmp_path, old, new, sentence):
+def test_a_wrong_study_is_refused_before_any_run(file, tmp_path, old, new, sentence):
     assert old in STUDY
     file.write_text(STUDY.replace(old, new))
-    code, told = study(file, "--out", tmp_path / "out")
+    code, facts = study(file, "--out", tmp_path / "out")
     assert code == 2
-    assert sentence in told["error"]
+    assert sentence in facts["error"]
     assert not (tmp_path / "out").exists()
 
 
-def test_planted_groups_that_nobody_looked_for_agree_with_nothing(tmp_path):
-    planted = ["--partition", "groups:2,1.0", "--clients", "6", "--rounds", "1", "--epochs", "1", "--rows", "300"]
+def test_one_cluster_does_not_agree_with_planted_groups(tmp_path):
+    planted = [
+        "--partition",
+        "groups:2,1.0",
+        "--clients",
+        "6",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--max-train-samples",
+        "300",
+    ]
     result = CliRunner().invoke(app, ["run", "fedavg", *planted, "--out", str(tmp_path / "r"), "--json"])
     found = json.loads(result.stdout)
-    assert found["groups_ari"] == 0.0
-    assert "groups" not in found
+    assert found["clusters_ari"] == 0.0
+    assert "clusters" not in found
 
 
 def test_a_packaged_study_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, told = study("study/own", "--report-only")
+    code, facts = study("study/own", "--report-only")
     assert code == 0
-    assert any("oracle experts" in run for run in told["missing"])
+    assert any("oracle experts" in run for run in facts["missing"])
     assert (tmp_path / "runs/own-quick/study.md").exists()
 
 
 @pytest.mark.parametrize(("name", "hint"), [("huge", ""), ("quik", "; did you mean quick?")])
 def test_an_unknown_budget(file, name, hint):
-    code, told = study(file, "--budget", name)
-    assert (code, told["error"]) == (2, f"budget {name!r} is not in the study{hint} (it has quick, more)")
+    code, facts = study(file, "--budget", name)
+    assert (code, facts["error"]) == (2, f"budget {name!r} is not in the study{hint} (it has quick, more)")
 
 
-def test_all_that_is_missing_is_said_at_once(file):
-    file.write_text('ours = "a"\n[job]\n[cells.here]\n[budgets.quick]\nseeds = [1]')
+def test_all_missing_keys_are_named_at_once(file):
+    file.write_text('our_variant = "a"\n[job]\n[cells.here]\n[budgets.quick]\nseeds = [1]')
     sentence = study(file)[1]["error"]
-    assert "title, variants, budgets.quick.cells are missing; a study needs title, ours, job," in sentence
+    assert "title, variants, budgets.quick.cells are missing; a study needs title, our_variant, job," in sentence
 
 
 def test_the_shortest_study(file):
-    """Without lists, `play` names variants; without `play`, all are meant."""
+    """Without variant lists, `variants` of a budget names variants. Without `variants`, all of them run."""
     file.write_text("""
 title = "t"
-ours = "a"
+our_variant = "a"
 [job]
 [variants]
 a = {method = "fedavg"}
@@ -207,7 +243,7 @@ here = {}
 there = {}
 [budgets.quick]
 seeds = [1]
-cells = {here = {play = ["b"]}, there = {}}
+cells = {here = {variants = ["b"]}, there = {}}
 """)
     assert [e.label for e in load_study(file).entries("quick")] == [
         *("here, b, seed 1", "there, a, seed 1", "there, b, seed 1"),

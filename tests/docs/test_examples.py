@@ -1,4 +1,4 @@
-"""The examples of the documentation are run as they stand."""
+"""The examples of the documentation are run as they are written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 def blocks(page):
-    return [Block(*found) for found in FENCE.findall((ROOT / page).read_text())]
+    return [Block(*fence) for fence in FENCE.findall((ROOT / page).read_text())]
 
 
 def shoal(words):
@@ -50,15 +50,15 @@ def shoal(words):
 def readers_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    known = set(sys.modules)
+    modules_before = set(sys.modules)
     yield
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - modules_before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
 
 
 def follow(page, languages):
-    """Do what the page says, from its top to its end: create files, run commands, run Python."""
+    """Follows the page from its top to its end: creates files, runs commands, runs Python."""
     names: dict[str, object] = {}
     done = 0
     for block in blocks(page):
@@ -108,12 +108,12 @@ def test_readme():
 
 def test_privacy_page():
     assert follow("docs/privacy.md", {"console"}) == 3
-    proved = [json.loads(Path(f"runs/{run}/result.json").read_text())["privacy"] for run in ("adapted", "received")]
-    assert proved[0]["record_epsilon_without_adaptation"] == proved[1]["record_epsilon"]
+    privacy = [json.loads(Path(f"runs/{run}/result.json").read_text())["privacy"] for run in ("adapted", "received")]
+    assert privacy[0]["record_epsilon_without_adaptation"] == privacy[1]["record_epsilon"]
 
 
 def test_methods_page():
-    assert follow("docs/methods.md", {"console"}) == 3
+    assert follow("docs/methods.md", {"console"}) == 4
 
 
 ROW = re.compile(r"^\| `(shoal [^`]+)` \| (.+?) \| .+ \|$", re.MULTILINE)
@@ -122,9 +122,9 @@ REFUSALS = ROW.findall((ROOT / "docs/errors.md").read_text())
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    place = tmp_path_factory.mktemp("finished") / "mine"
-    assert shoal(["run", "fedavg", "--clients", "5", "--rounds", "1", "--out", str(place)]).exit_code == 0
-    return place
+    folder = tmp_path_factory.mktemp("finished") / "mine"
+    assert shoal(["run", "fedavg", "--clients", "5", "--rounds", "1", "--out", str(folder)]).exit_code == 0
+    return folder
 
 
 def test_bytes_are_quoted_right(finished_run):
@@ -159,17 +159,17 @@ def test_the_page_of_errors_is_read():
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+PAGES = sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    here = ROOT / page
-    for target, anchor in LINK.findall(here.read_text()):
-        there = here.parent / target if target else here
-        assert there.exists(), target
+    file = ROOT / page
+    for target, anchor in LINK.findall(file.read_text()):
+        target_file = file.parent / target if target else file
+        assert target_file.exists(), target
         if anchor:
-            titles = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            titles = re.findall(r"^#+ (.+)$", target_file.read_text(), re.MULTILINE)
             anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert anchor in anchors, f"{target}#{anchor}"
 

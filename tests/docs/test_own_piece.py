@@ -1,4 +1,4 @@
-"""The page about a piece of one's own is followed as it stands."""
+"""The page on own pieces is followed as it is written."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_the_mixed_method_finds_the_planted_groups_and_every_client_has_a_gate()
     job = load_recipe(Path("mixed.toml"), {}).single_job
     fleet = shoal.partition(shoal.load("digits"), job.partition, clients=job.clients, seed=0)
     private = {}
-    bench = assemble(job.model_copy(update={"fleet": "vector"}), job.method, fleet)
-    result = engine.run(bench.method, make_fleet(bench, private), rounds=1, seed=0)
+    experiment = assemble(job.model_copy(update={"fleet": "vector"}), job.method, fleet)
+    result = engine.run(experiment.method, make_fleet(experiment, private), rounds=1, seed=0)
     assert {(fleet.planted_groups[c], *experts) for c, experts in result.clusters.items()} == {
         (0, "expert-000"),
         (1, "expert-001"),
     }
-    assert all("gate" in kept for kept in private.values())
+    assert all("gate" in state for state in private.values())
 
 
 def test_the_script_runs(capsys):
@@ -83,33 +83,33 @@ def test_the_script_runs(capsys):
     assert "expert-001" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("least", "expected"), [(0, [4, 0]), (1, [4, 1])])
-def test_a_cohort_has_clients_of_every_cluster(least, expected):
-    """Of 9 clients one is alone in its cluster: of a cohort of 4 its share is 4/9, which is rounded to 0."""
+@pytest.mark.parametrize(("min_per_cluster", "expected"), [(0, [4, 0]), (1, [4, 1])])
+def test_a_cohort_has_clients_of_every_cluster(min_per_cluster, expected):
+    """One of 9 clients is alone in its cluster. Its share of a cohort of 4 is 4/9, which is rounded to 0."""
     from my_pieces.stratified import Stratified
 
     first, second = torch.eye(2)
     membership = {f"c{i}": first for i in range(8)} | {"c8": second}
     state = ServerState(0, {}, membership, tuple(membership), cohort_size=4)
-    cohort = list(Stratified(least).choose(state, seed=1))
+    cohort = list(Stratified(min_per_cluster).choose(state, seed=1))
     clusters = [state.cluster_of(c) for c in cohort]
     assert [clusters.count(0), clusters.count(1)] == expected
     assert len(set(cohort)) == len(cohort)
 
 
 def trained(aggregate, **options):
-    """The models after a round of three clients that count alike."""
-    given = {"train": {"weighting": "uniform"}, **({"aggregate": options} if options else {})}
+    """Returns the models after a round of three clients with equal weights."""
+    all_options = {"train": {"weighting": "uniform"}, **({"aggregate": options} if options else {})}
     return shoal.run(
-        {"aggregate": aggregate}, tiny_federation(3), rounds=1, cohort=3, fleet="plain", set=given
+        {"aggregate": aggregate}, tiny_federation(3), rounds=1, cohort=3, fleet="plain", set=all_options
     ).state.models
 
 
 def test_a_mean_of_which_nothing_is_trimmed_is_the_mean_and_of_which_all_is_trimmed_the_median():
     own = "my_pieces.trimmed:TrimmedMean"
-    assert tree.max_abs_difference(trained(own, trim=0.0), trained("mean")) < 1e-6
-    assert tree.max_abs_difference(trained(own, trim=0.4), trained(foreign_pieces.Median)) == 0
-    assert tree.max_abs_difference(trained(own, trim=0.4), trained("mean")) > 1e-3
+    assert tree.max_abs_difference(trained(own, trim_fraction=0.0), trained("mean")) < 1e-6
+    assert tree.max_abs_difference(trained(own, trim_fraction=0.4), trained(foreign_pieces.Median)) == 0
+    assert tree.max_abs_difference(trained(own, trim_fraction=0.4), trained("mean")) > 1e-3
 
 
 def test_every_capability_of_the_table_exists():

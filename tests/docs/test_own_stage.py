@@ -1,4 +1,4 @@
-"""The page about a stage of one's own is run as it stands."""
+"""The page on own stages is run as it is written."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_it_runs_and_chooses_flatter_cohorts(balanced, capsys):
 
 def test_it_agrees_on_every_fleet(balanced):
     federation = partition(load("digits", max_train_samples=400), "dirichlet:0.3", clients=6, seed=0)
-    benches = [
+    experiments = [
         assemble(Job(rounds=2, cohort=3, fleet=name), balanced, federation)
         for name in ("plain", "vector", "pool", "flower")
     ]
-    ends = [engine.run(bench.method, make_fleet(bench), rounds=2, seed=0) for bench in benches]
+    ends = [engine.run(experiment.method, make_fleet(experiment), rounds=2, seed=0) for experiment in experiments]
     for other in ends[1:]:
         assert tree.max_abs_difference(ends[0].state.models, other.state.models) < 1e-5
         assert tree.max_abs_difference(ends[0].state.memory, other.state.memory) == 0
@@ -63,7 +63,7 @@ def test_it_runs_from_the_shell(balanced):
         "--clients",
         "6",
         "--set",
-        "select.spread=3",
+        "select.exponent=3",
         "--json",
     ]
     done = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A fleet whose roster and data are others from time to time."""
+"""A fleet whose clients join, leave and get other data between rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.types import ClientData, ClientId, Method, Samples
 
 @dataclass
 class SyntheticClients:
-    """Four classes in eight features. A client holds some of them, seen as they are or inverted."""
+    """Draws clients with four classes in eight features. The features of a client may be inverted."""
 
     seed: int = 0
     classes: int = 4
@@ -25,16 +25,16 @@ class SyntheticClients:
         centres = torch.randn(self.classes, 8, generator=torch.Generator().manual_seed(self.seed)) * 1.5
         g = generator(derive_seed(self.seed, name))
 
-        def draw(rows: int) -> Samples:
-            y = torch.multinomial(torch.tensor(label_distribution), rows, replacement=True, generator=g)
-            x = torch.randn(rows, 8, generator=g) + centres[y]
+        def draw(num_samples: int) -> Samples:
+            y = torch.multinomial(torch.tensor(label_distribution), num_samples, replacement=True, generator=g)
+            x = torch.randn(num_samples, 8, generator=g) + centres[y]
             return Samples(-x if is_inverted else x, y)
 
         return {"train": draw(self.num_train_samples), "val": draw(10), "test": draw(100)}
 
 
 class ChangingFleet(VectorFleet):
-    """Clients that come, go and change: whoever has data now is there."""
+    """A fleet whose roster is the clients that have data now."""
 
     def roster(self) -> tuple[ClientId, ...]:
         return tuple(sorted(self.data))
@@ -43,13 +43,13 @@ class ChangingFleet(VectorFleet):
         self.data = {**self.data, **data}
 
     def remove_clients(self, *clients: ClientId) -> dict[ClientId, ClientData]:
-        gone = {c: self.data[c] for c in clients}
-        self.data = {c: held for c, held in self.data.items() if c not in gone}
-        return gone
+        removed = {c: self.data[c] for c in clients}
+        self.data = {c: splits for c, splits in self.data.items() if c not in removed}
+        return removed
 
 
 class MethodRun:
-    """A method with such a fleet, some rounds at a time."""
+    """Runs a method on a changing fleet, some rounds at a time."""
 
     def __init__(self, method: Method, fleet: ChangingFleet) -> None:
         self.method, self.fleet, self.state = method, fleet, method.init(0)
@@ -61,7 +61,7 @@ class MethodRun:
         self.round_metrics += [record.metrics for record in result.rounds]
 
     def accuracy(self, client: ClientId) -> float:
-        """Of what it is served now."""
+        """Returns the test accuracy of the models that the client is served now."""
         x, y = self.fleet.data[client]["test"]
         models = self.method.models_for(self.state, client)
         logits = self.method.predict(models, self.fleet.private.get(client, {}), x)

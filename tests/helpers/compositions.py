@@ -1,4 +1,4 @@
-"""Compositions of one piece and what it cannot do without."""
+"""Smallest compositions: one piece and the pieces that it requires."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shoal.methods.composition.piece import default_piece_names
 
 
 def smallest_composition(step: str, name: str) -> dict[str, str]:
-    """The piece with only those others that it cannot do without. Empty where no known pieces fit it."""
+    """Returns the piece and the pieces that it requires, or an empty dict if no registered pieces fit it."""
     return _add_required_pieces({step: name}) or {}
 
 
@@ -17,6 +17,6 @@ def _add_required_pieces(steps: dict[str, str]) -> dict[str, str] | None:
     if misfit is None:
         return steps
     for other, name in misfit.remedies:
-        if other not in steps and (found := _add_required_pieces({**steps, other: name})):
-            return found
+        if other not in steps and (completed := _add_required_pieces({**steps, other: name})):
+            return completed
     return None

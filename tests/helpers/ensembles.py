@@ -1,4 +1,4 @@
-"""A method whose models all answer, and the surest of them counts: as a user would bring it."""
+"""A method of a user: for every sample, the prediction of the most confident model counts."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ from shoal.types import RoutedPrediction
 def ensemble(setting):
     def route(models, private, x):
         logits = torch.stack([setting.model.predict(models[name], x) for name in sorted(models)])
-        sure = logits.softmax(-1).amax(-1)
-        chosen = sure.argmax(0)
-        return RoutedPrediction(logits[chosen, torch.arange(len(x))], chosen, sure.amax(0))
+        confidence = logits.softmax(-1).amax(-1)
+        model_index = confidence.argmax(0)
+        return RoutedPrediction(logits[model_index, torch.arange(len(x))], model_index, confidence.amax(0))
 
     return replace(
         ifca(setting),

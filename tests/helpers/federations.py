@@ -12,7 +12,7 @@ from shoal.types import ClientId, Samples
 
 
 def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: int = 4, seed: int = 0) -> Federation:
-    """Clients of unequal size with two classes each; classes lie around separate centres."""
+    """Returns clients of unequal size with two classes each. The samples of a class lie around its centre."""
     g = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(classes, *shape, generator=g)
 
@@ -22,14 +22,18 @@ def tiny_federation(clients: int = 6, shape: tuple[int, ...] = (6,), classes: in
 
     data = {}
     for i in range(clients):
-        held = torch.tensor([i % classes, (i + 1) % classes])
-        data[f"c{i}"] = {"train": draw(9 + 7 * i, held), "val": draw(3 + i, held), "test": draw(5 + 2 * i, held)}
+        present = torch.tensor([i % classes, (i + 1) % classes])
+        data[f"c{i}"] = {
+            "train": draw(9 + 7 * i, present),
+            "val": draw(3 + i, present),
+            "test": draw(5 + 2 * i, present),
+        }
     central = draw(40, torch.arange(classes))
     return Federation.from_clients(data, central, tuple(str(k) for k in range(classes)))
 
 
 def invert_clients(federation: Federation, clients: Collection[ClientId]) -> Federation:
-    """The same, with the features of these clients negated."""
+    """Returns the federation with the features of these clients negated."""
     data = {
         c: {s: Samples(-x, y) if c in clients else Samples(x, y) for s in SPLITS for x, y in [federation[c][s]]}
         for c in federation

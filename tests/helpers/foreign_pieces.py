@@ -1,4 +1,4 @@
-"""A clusterer, a selector and an aggregator that the package does not know, as another package would have them."""
+"""A clusterer, a selector and an aggregator as another package would define them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shoal.methods.composition.capability import (
 
 @dataclass(frozen=True)
 class Halves(Piece):
-    """Two clusters: clients with a large first number, and the others."""
+    """Forms two clusters: clients with a large first entry, and the others."""
 
     step = "cluster"
     requires = (CLIENT_VECTORS,)
     provides = (CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT)
 
-    quantile: float = option(0.5, "Share of the clients in the first cluster.", gt=0, lt=1)
+    quantile: float = option(0.5, "Put this fraction of the clients into the first cluster. Default: 0.5.", gt=0, lt=1)
 
     def add_to(self, method: MethodBuilder) -> None:
         form_clusters(method, lambda vectors, seed: vectors[:, 0] > np.quantile(vectors[:, 0], self.quantile))
@@ -36,7 +36,7 @@ class Halves(Piece):
 
 @dataclass(frozen=True)
 class LargestUpdates(Piece):
-    """The clients with the largest last updates, after those that have not trained in the last round."""
+    """Selects clients that have not trained yet, then the clients with the largest last updates."""
 
     step = "select"
     requires = (UPDATE_SUMMARIES,)
@@ -50,7 +50,7 @@ class LargestUpdates(Piece):
 
 @dataclass(frozen=True)
 class Median(Piece):
-    """The median of every parameter."""
+    """Takes the median of every parameter."""
 
     step = "aggregate"
     provides = (INDIVIDUAL_UPDATES,)

@@ -1,4 +1,4 @@
-"""Packages that offer pieces, installed into a folder as pip would do it."""
+"""Installs packages with pieces into a folder, as pip would do it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.methods.composition import piece
 
 
 def install(folder: Path, pyproject: str) -> None:
-    """Writes what an installer writes of a project's metadata: the folder then offers its entry points."""
+    """Writes the metadata that an installer writes, so that the folder offers the entry points of the project."""
     project = tomllib.loads(pyproject)["project"]
     name, version = project["name"], project["version"]
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -20,6 +20,6 @@ def install(folder: Path, pyproject: str) -> None:
 
 
 def forget_pieces_afterwards(monkeypatch) -> None:
-    """Pieces that are registered from now on are not known to the next test."""
-    monkeypatch.setattr(piece, "_registry", {step: dict(found) for step, found in piece.pieces().items()})
+    """Removes the pieces that the test registers when the test ends."""
+    monkeypatch.setattr(piece, "_registry", {step: dict(classes) for step, classes in piece.pieces().items()})
     piece._load_pieces.cache_clear()

@@ -17,7 +17,7 @@ class SmallConvolution(nn.Sequential):
 
 
 class SmallBatchNorm(nn.Sequential):
-    """Mixes the rows of a batch, and has buffers."""
+    """Has batch norm, which mixes the samples of a batch and has buffers."""
 
     def __init__(self, input_shape, classes):
         channels, height, width = input_shape

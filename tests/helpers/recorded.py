@@ -1,4 +1,4 @@
-"""A short run on digits, the bytes that it leaves, and how many steps a fleet has recorded."""
+"""A short job on digits, the files of a run, and the number of steps that a fleet has recorded."""
 
 from __future__ import annotations
 
@@ -23,5 +23,6 @@ def num_recordings(recorder: Recorder) -> int:
 
 
 def digits_job(method: str, **kw: Any) -> Job:
-    settings = {"data": "digits", "clients": 6, "rows": 300, "rounds": 3, "cohort": 3, "epochs": 1, "eval_every": 2}
+    settings = {"data": "digits", "clients": 6, "max_train_samples": 300, "rounds": 3, "cohort": 3}
+    settings |= {"epochs": 1, "eval_every": 2}
     return Job(method=method, set=quick_options(method), **settings | kw)

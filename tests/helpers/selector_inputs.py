@@ -1,4 +1,4 @@
-"""Inputs for tests of selectors, and how often a selector takes each client."""
+"""Inputs for tests of selectors, and the frequency with which a selector takes each client."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ NUM_CLIENTS = 12
 
 
 def read_only(values, dtype=float):
-    """An array that raises if anybody writes to it: inputs are never modified."""
+    """Returns an array that raises when it is written to, because a selector must not modify its inputs."""
     array = np.array(values, dtype=dtype)
     array.flags.writeable = False
     return array
@@ -40,7 +40,7 @@ LOSSES = read_only(np.where(np.arange(NUM_CLIENTS) % 3, RNG.uniform(size=NUM_CLI
 
 
 def frequencies(select, runs, clients=NUM_CLIENTS):
-    often = np.zeros(clients)
+    counts = np.zeros(clients)
     for seed in range(runs):
-        often[select(seed)] += 1
-    return often / runs
+        counts[select(seed)] += 1
+    return counts / runs

@@ -1,4 +1,4 @@
-"""What a description must be, of a setting and of an option of the command line."""
+"""Checks the descriptions of settings and of command-line options."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ use set give value option setting here many
 
 
 def stems(text: str) -> list[str]:
-    """Words in lower case, without the ending of a plural."""
+    """Returns the words of a text in lower case, without the ending of a plural."""
     words = re.findall(r"[a-z0-9]+", text.lower().replace("_", " "))
     return [re.sub(r"(?<=ch|sh|ss)es$|(?<=[^s]{2})s$", "", word) for word in words]
 
 
 def complaint(name: str, text: str) -> str:
-    """What is wrong with the description; empty if nothing is."""
+    """Returns what is wrong with the description, or an empty text."""
     words = stems(text)
     if not text:
         return "there is none"

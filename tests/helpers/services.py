@@ -1,4 +1,4 @@
-"""Real servers on loopback, and what is said to them."""
+"""Starts real servers on loopback, and builds requests to them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from shoal.serve.server import ListenOptions, make_server
 
 @contextmanager
 def running_server(run, *, tls=None, limits=None, tokens=None, **options):
-    held = socket.socket()
-    held.bind(("127.0.0.1", 0))
-    place = {} if tls is None else {"certificate": tls[0], "key": tls[1]}
+    server_socket = socket.socket()
+    server_socket.bind(("127.0.0.1", 0))
+    options_of_socket = {} if tls is None else {"certificate": tls[0], "key": tls[1]}
     if limits is not None:
-        place["limits"] = limits
-    listening = ListenOptions(port=held.getsockname()[1], tokens=tokens or {}, **place)
+        options_of_socket["limits"] = limits
+    listening = ListenOptions(port=server_socket.getsockname()[1], tokens=tokens or {}, **options_of_socket)
     service = Service(run, **{"poll_s": 0.05} | options)
     server = make_server(service, listening)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [held]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]})
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server did not start"
@@ -39,19 +39,19 @@ def running_server(run, *, tls=None, limits=None, tokens=None, **options):
         assert not thread.is_alive(), "the server does not stop"
 
 
-def to_npy(rows):
+def to_npy(samples):
     stream = io.BytesIO()
-    np.save(stream, rows, allow_pickle=False)
+    np.save(stream, samples, allow_pickle=False)
     return stream.getvalue()
 
 
 def read_probabilities(answer):
     assert answer.status_code == 200, answer.text
-    return torch.tensor([list(row["probabilities"].values()) for row in answer.json()["answers"]])
+    return torch.tensor([list(row["probabilities"].values()) for row in answer.json()["predictions"]])
 
 
 def problem_detail(answer, status):
-    """A problem as RFC 9457 has it; returns its sentence."""
+    """Checks that the response is a problem of RFC 9457 and returns its detail."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()

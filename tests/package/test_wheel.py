@@ -1,4 +1,4 @@
-"""The package as `pip install` leaves it: built as a wheel, installed away from the checkout, and run from there."""
+"""The installed package: built as a wheel, installed in another folder than the checkout, and run there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-SMALL = ["--seed", "0", "--rounds", "1", "--clients", "4", "--cohort", "2", "--rows", "200", "--fleet", "vector"]
+SMALL = [
+    "--seed",
+    "0",
+    "--rounds",
+    "1",
+    "--clients",
+    "4",
+    "--cohort",
+    "2",
+    "--max-train-samples",
+    "200",
+    "--fleet",
+    "vector",
+]
 
 
-def done(*words, **where):
-    result = subprocess.run([*map(str, words)], capture_output=True, text=True, **where)
+def output_of(*words, **options):
+    result = subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -25,36 +38,36 @@ def done(*words, **where):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    done(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    output_of(*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT)
     (file,) = folder.glob("shoal-*.whl")
     return file
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A folder with nothing but the package. Its dependencies come from the environment that runs the tests."""
+    """A folder that contains only the package. Its dependencies come from the environment of the tests."""
     folder = tmp_path_factory.mktemp("installed")
-    done(*PIP, "install", "--no-deps", "--no-index", "--target", folder, wheel)
+    output_of(*PIP, "install", "--no-deps", "--no-index", "--target", folder, wheel)
     return folder
 
 
 @pytest.fixture
 def run_installed(installed, tmp_path):
     """Runs a program in an empty folder. The installed package comes before an editable one."""
-    return lambda *words: done(*words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)})
+    return lambda *words: output_of(*words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)})
 
 
 def test_a_wheel_has_every_file_of_the_package(wheel):
     source = ROOT / "src"
     files = {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    kept = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("shoal/")}
-    assert kept == files
-    assert {"shoal/report/page.html", "shoal/recipes/002-table1.toml", "shoal/py.typed"} <= kept
+    packaged = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("shoal/")}
+    assert packaged == files
+    assert {"shoal/report/page.html", "shoal/recipes/002-table1.toml", "shoal/py.typed"} <= packaged
 
 
 def test_an_installed_package_runs_a_recipe_by_its_name(run_installed, installed, tmp_path):
-    found = run_installed(sys.executable, "-c", "import shoal; print(shoal.__file__)")
-    assert Path(found.strip()).is_relative_to(installed)
+    path = run_installed(sys.executable, "-c", "import shoal; print(shoal.__file__)")
+    assert Path(path.strip()).is_relative_to(installed)
     result = json.loads(run_installed(sys.executable, "-m", "shoal", "run", "plain-digits", *SMALL, "--json"))
     assert [run["method"] for run in result["runs"]] == ["fedavg", "fedprox", "fedavg-ft", "local", "centralised"]
     assert (tmp_path / "runs/plain-digits/report.html").stat().st_size > 100_000

@@ -1,4 +1,4 @@
-"""Every method on every fleet: the same weights, private state, metrics and bytes. None escapes: METHODS is walked."""
+"""Every method gives the same weights, private state, metrics and bytes on every fleet."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def job_for(method, model, **kw):
     return Job(method=method, model=model, set=quick_options(method), **settings | kw)
 
 
-def play(method, model, fleet, federation):
+def run_method(method, model, fleet, federation):
     pieces = 2 if fleet == "pool" else None  # a vector fleet stacks all clients, as it does by itself
-    bench = assemble(job_for(method, model, fleet=fleet, workers=2, pieces=pieces), method, federation)
+    experiment = assemble(job_for(method, model, fleet=fleet, workers=2, pieces=pieces), method, federation)
     private = {}
-    running = make_fleet(bench, private)
-    result = engine.run(bench.method, running, rounds=3, seed=4, central_samples=federation.central, eval_every=2)
+    running = make_fleet(experiment, private)
+    result = engine.run(experiment.method, running, rounds=3, seed=4, central_samples=federation.central, eval_every=2)
     return result, private
 
 
@@ -46,20 +46,22 @@ def numbers(value):
 
 
 def remembered(state):
-    """All but digests of models, which differ where the last bits do; what follows from them is in the ledger."""
+    """Returns the memory without digests of models, which differ in the last bits. The ledger has what follows from
+    them.
+    """
     return {k: v for k, v in state.memory.items() if k != model_cache.MEMORY_SLOT}
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """Plain runs, made once per (method, model)."""
-    made = {}
+    """Returns plain runs, one per method and model."""
+    runs = {}
 
     def get(method, model):
-        if (method, model) not in made:
+        if (method, model) not in runs:
             federation = tiny_federation(5, MODELS[model])
-            made[method, model] = (federation, *play(method, model, "plain", federation))
-        return made[method, model]
+            runs[method, model] = (federation, *run_method(method, model, "plain", federation))
+        return runs[method, model]
 
     return get
 
@@ -68,14 +70,14 @@ def reference():
 @pytest.mark.parametrize("method", METHODS)
 def test_fleets_agree(method, fleet, model, reference):
     federation, expected, private = reference(method, model)
-    found, found_private = play(method, model, fleet, federation)
-    assert tree.max_abs_difference(expected.state.models, found.state.models) < WITHIN
-    assert tree.max_abs_difference(remembered(expected.state), remembered(found.state)) < WITHIN
-    assert tree.max_abs_difference(expected.state.membership, found.state.membership) < WITHIN
-    assert tree.max_abs_difference(private, found_private) < WITHIN
-    assert expected.ledger == found.ledger
-    for a, b in zip(expected.rounds, found.rounds, strict=True):
-        assert numbers(b.line()) == pytest.approx(numbers(a.line()), abs=WITHIN)
+    actual, actual_private = run_method(method, model, fleet, federation)
+    assert tree.max_abs_difference(expected.state.models, actual.state.models) < WITHIN
+    assert tree.max_abs_difference(remembered(expected.state), remembered(actual.state)) < WITHIN
+    assert tree.max_abs_difference(expected.state.membership, actual.state.membership) < WITHIN
+    assert tree.max_abs_difference(private, actual_private) < WITHIN
+    assert expected.ledger == actual.ledger
+    for a, b in zip(expected.rounds, actual.rounds, strict=True):
+        assert numbers(b.to_json()) == pytest.approx(numbers(a.to_json()), abs=WITHIN)
         if a.evaluation:
             assert a.evaluation.clients.keys() == b.evaluation.clients.keys()
 
@@ -109,7 +111,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, f
         "predict_ms",
         "run_dir",
         "joules",
-        "joules_of_server",
+        "server_joules",
     }  # the server's seconds are measured
 
 

@@ -1,4 +1,4 @@
-"""Every recipe loads, and short runs keep their curves: a change of a curve is a change of behaviour."""
+"""Every recipe loads, and short runs keep their learning curves, so that no behaviour changes unnoticed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_recipes_are_where_users_and_documents_look_for_them():
 
 
 # Local mean and central accuracy after 2, 4 and 6 rounds on digits (dirichlet:0.3, 10 clients, 5 per round, 2 epochs,
-# seed 0), measured once. One test row of 360 is 0.003: the margin allows for other processors, not other algorithms.
+# seed 0), measured once. One test sample of 360 is 0.003: the margin allows for other processors, not other algorithms.
 CURVES = {
     "apcsma": [0.386, 0.354, 0.682, 0.669, 0.733, 0.680],
     "centralised": [0.869, 0.866, 0.946, 0.939, 0.878, 0.900],
@@ -46,7 +46,7 @@ CURVES = {
     "fedphp": [0.458, 0.270, 0.511, 0.423, 0.616, 0.560],
     "fedprox": [0.262, 0.273, 0.482, 0.429, 0.548, 0.560],
     "fedrep": [0.488, 0.301, 0.581, 0.373, 0.748, 0.379],
-    "flacc": [0.262, 0.276, 0.482, 0.432, 0.554, 0.552],  # fedavg's: six rounds are too few for groups to part
+    "flacc": [0.262, 0.276, 0.482, 0.432, 0.554, 0.552],  # fedavg's: six rounds are too few for clusters to split
     "flis": [0.435, 0.460, 0.577, 0.582, 0.792, 0.769],
     "haccs": [0.290, 0.273, 0.294, 0.315, 0.730, 0.747],
     "hierfavg": [0.338, 0.159, 0.589, 0.159, 0.471, 0.521],
@@ -67,18 +67,18 @@ def test_curves_are_pinned(method):
     fleet = shoal.partition(shoal.load("digits"), "dirichlet:0.3", clients=10, seed=0)
     result = shoal.run(method, fleet, rounds=6, cohort=5, epochs=2, lr=0.1, seed=0, eval_every=2)
     curve = [r.evaluation.summary()["accuracy"] for r in result.rounds if r.evaluation]
-    found = [round(x, 3) for point in curve for x in (point["mean"], point["central"])]
+    found = [round(x, 3) for point in curve for x in (point["local"], point["central"])]
     assert found == pytest.approx(CURVES[method], abs=0.012), found
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_loads_and_what_its_claims_need_is_run(name):
+def test_every_study_loads_and_runs_the_variants_of_its_claims(name):
     study = load_study(STUDIES[name])
     for name in study.budgets:
         for entry in {e.variant: e for e in study.entries(name)}.values():
             validate_job(entry.job)
-    played = {(e.cell, e.variant) for e in study.entries("full")}
+    planned_runs = {(e.cell, e.variant) for e in study.entries("full")}
     for claim in study.claims:
         for test in claim.tests:
             for variant in {test.variant, test.baseline} - {None}:
-                assert {(cell, variant) for cell in test.cells} <= played
+                assert {(cell, variant) for cell in test.cells} <= planned_runs

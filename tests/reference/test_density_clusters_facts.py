@@ -1,6 +1,7 @@
-"""AIDC and its divergence behave as the study of the paper found them to, on vectors made as sparsities are.
+"""Facts about AIDC and its divergence, on vectors that are drawn like sparsities.
 
-A vector is the mean of 64 zero-or-not activations over the examples of a client, whose chance depends on the class.
+A vector has 64 entries. Each is the fraction of a client's samples with a zero activation, whose probability depends on
+the class.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ CLASSES, CHANNELS = 10, 64
 
 
 @cache
-def fleet(law, seed, clients=100, spread=1.0, examples=(100, 500)):
-    """Vectors, those of both halves of the examples, and the planted groups; `law`: Dirichlet's α or group sizes."""
+def fleet(law, seed, clients=100, spread=1.0, num_samples=(100, 500)):
+    """Returns vectors, vectors of both halves, and planted groups; `law` is Dirichlet's α or the group sizes."""
     rng = np.random.default_rng(seed)
-    chances = 1 / (1 + np.exp(-rng.normal(0.3, 1, CHANNELS) - spread * rng.normal(size=(CLASSES, CHANNELS))))
+    probabilities = 1 / (1 + np.exp(-rng.normal(0.3, 1, CHANNELS) - spread * rng.normal(size=(CLASSES, CHANNELS))))
     planted = np.zeros(clients, int)
     if isinstance(law, tuple):
         planted = np.repeat(np.arange(len(law)), np.array(law) * clients // sum(law))
         own = np.array_split(np.arange(CLASSES), len(law))
-        laws = np.stack([np.isin(np.arange(CLASSES), own[g]) / len(own[g]) for g in planted])
+        distributions = np.stack([np.isin(np.arange(CLASSES), own[g]) / len(own[g]) for g in planted])
     else:
-        laws = np.full((clients, CLASSES), 1 / CLASSES) if law == inf else rng.dirichlet([law] * CLASSES, clients)
-    half = rng.integers(examples[0] // 2, examples[1] // 2 + 1, len(laws))
+        distributions = (
+            np.full((clients, CLASSES), 1 / CLASSES) if law == inf else rng.dirichlet([law] * CLASSES, clients)
+        )
+    half = rng.integers(num_samples[0] // 2, num_samples[1] // 2 + 1, len(distributions))
     halves = []
     for _ in range(2):
-        counts = rng.multinomial(half, laws)
-        halves.append(sum(rng.binomial(counts[:, [y]], chances[y]) for y in range(CLASSES)) / half[:, None])
+        counts = rng.multinomial(half, distributions)
+        halves.append(sum(rng.binomial(counts[:, [y]], probabilities[y]) for y in range(CLASSES)) / half[:, None])
     return (halves[0] + halves[1]) / 2, tuple(halves), planted
 
 
@@ -87,8 +90,8 @@ class TestDivergence:
     @pytest.mark.parametrize("law", [0.1, 1.0, (1, 1, 1, 1, 1)], ids=str)
     def test_the_normalised_part_of_sparsities_is_a_few_percent(self, law):
         rows, _, _ = fleet(law, 0)
-        share = pairwise_modified_js(rows, 0.0).sum() / pairwise_modified_js(rows).sum()
-        assert 0.01 < share < 0.08
+        fraction = pairwise_modified_js(rows, 0.0).sum() / pairwise_modified_js(rows).sum()
+        assert 0.01 < fraction < 0.08
 
 
 class TestPrintedEquations:
@@ -109,30 +112,30 @@ class TestPrintedEquations:
     @pytest.mark.parametrize("law", [(1, 1), (1, 1, 1, 1, 1), 0.1, 0.5, 1.0], ids=str)
     def test_dense_clusters_as_printed_are_one_or_none(self, law, spread):
         rows, _, _ = fleet(law, 0, clients=50, spread=spread)
-        radius, least = np.full(50, printed_radius(rows)), np.full(50, printed_min_neighbours(rows))
-        labels = dense_clusters(pairwise_modified_js(rows), radius, least)
+        radius, min_neighbours = np.full(50, printed_radius(rows)), np.full(50, printed_min_neighbours(rows))
+        labels = dense_clusters(pairwise_modified_js(rows), radius, min_neighbours)
         assert set(labels) in ({0}, {-1})
 
     def test_half_of_all_is_too_many_for_three_groups(self):
         at = np.repeat([0.0, 10, 20], 20) + np.random.default_rng(0).random(60)
         d = abs(at[:, None] - at)
         assert set(dense_clusters(d, np.full(60, 1.5), np.full(60, 30))) == {-1}
-        found = dense_clusters(d, np.full(60, 1.5), np.full(60, 5))
-        assert found.tolist() == np.repeat([0, 1, 2], 20).tolist()
+        labels = dense_clusters(d, np.full(60, 1.5), np.full(60, 5))
+        assert labels.tolist() == np.repeat([0, 1, 2], 20).tolist()
 
 
 class TestSplitsAndMerges:
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_a_split_parts_the_farthest_pair(self, seed):
+    def test_a_split_separates_the_farthest_pair(self, seed):
         rows, _, _ = fleet(1.0, seed, clients=30)
         d = pairwise_modified_js(rows)
         far = np.unravel_index(d.argmax(), d.shape)
-        # a threshold just below the mean of all: it is split once, or more often
+        # a threshold just below the mean of all distances: there are one or more splits
         parts = split_clusters(d, [np.arange(30)], d.mean() * 0.999)
         assert len(parts) > 1 and all(len(part) for part in parts)
         assert not any(set(far) <= set(part) for part in parts)
 
-    def test_w_of_a_union_is_a_mean_of_what_it_is_made_of(self):
+    def test_w_of_a_union_is_a_mean_over_its_parts(self):
         d = pairwise_modified_js(fleet(0.5, 0, clients=30)[0])
         p, q = np.arange(12), np.arange(12, 30)
         parts = (12**2 * d[:12, :12].mean() + 18**2 * d[12:, 12:].mean() + 2 * 12 * 18 * d[:12, 12:].mean()) / 30**2
@@ -142,12 +145,12 @@ class TestSplitsAndMerges:
     @pytest.mark.parametrize("scale", ["median", "mean"])
     def test_ends_with_fewer_splits_and_merges_than_clients_at_a_joint_fixed_point(self, law, scale):
         rows, _, _ = fleet(law, 1)
-        found = AdaptiveDensityClusters(scale=scale).fit(rows)
-        assert found.converged_
-        assert found.n_splits_ < 100 and found.n_merges_ < 100
-        d = pairwise_modified_js(rows) / found.distances_scale_
+        result = AdaptiveDensityClusters(scale=scale).fit(rows)
+        assert result.converged_
+        assert result.n_splits_ < 100 and result.n_merges_ < 100
+        d = pairwise_modified_js(rows) / result.distances_scale_
         clusters = [
-            np.flatnonzero(found.labels_before_joining_ == k) for k in range(found.labels_before_joining_.max() + 1)
+            np.flatnonzero(result.labels_before_joining_ == k) for k in range(result.labels_before_joining_.max() + 1)
         ]
         assert all(d[np.ix_(c, c)].mean() <= 0.36 for c in clusters)
         assert all(d[np.ix_(*pair)].mean() >= 0.30 for pair in combinations(clusters, 2))
@@ -155,14 +158,14 @@ class TestSplitsAndMerges:
     @pytest.mark.parametrize(
         ("merge", "split", "clients", "distance"), [(0.15, 0.12, 10, 0.14), (0.20, 0.18, 20, 0.195)]
     )
-    def test_two_settings_of_table_2_may_go_on_for_ever(self, merge, split, clients, distance):
+    def test_two_settings_of_table_2_may_never_end(self, merge, split, clients, distance):
         # clients pairwise d apart: b = d < merge, and w = d (n - 1) / n = 0.126 > 0.12 or 0.185 > 0.18
         unit = 2 * log(2) / distance  # unit vectors are 2 ln 2 apart with γ = 1
-        found = AdaptiveDensityClusters(merge * unit, split * unit, scale="none", as_published=True).fit(
+        result = AdaptiveDensityClusters(merge * unit, split * unit, scale="none", as_published=True).fit(
             np.eye(clients)
         )
-        assert not found.converged_
-        assert found.n_iter_ == found.max_iter
+        assert not result.converged_
+        assert result.n_iter_ == result.max_iter
 
 
 def fitted(rows, halves, planted):
@@ -174,14 +177,14 @@ class TestFleets:
     @pytest.mark.parametrize("law", GROUPS, ids=str)
     def test_planted_groups_are_found(self, law, seed):
         rows, halves, planted = fleet(law, seed)
-        found = AdaptiveDensityClusters().fit(rows, halves=halves)
-        assert not found.is_guarded_
-        assert found.labels_.tolist() == planted.tolist()
-        assert found.predict(fleet(law, seed)[1][0]).tolist() == planted.tolist()
+        result = AdaptiveDensityClusters().fit(rows, halves=halves)
+        assert not result.is_guarded_
+        assert result.labels_.tolist() == planted.tolist()
+        assert result.predict(fleet(law, seed)[1][0]).tolist() == planted.tolist()
 
     @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("law", [10.0, inf], ids=str)
-    def test_fleets_near_iid_are_one_cluster_by_the_guard_only(self, law, seed):
+    def test_fleets_near_iid_are_one_cluster_only_with_the_guard(self, law, seed):
         rows, halves, _ = fleet(law, seed)
         assert set(AdaptiveDensityClusters().fit(rows, halves=halves).labels_) == {0}
         assert AdaptiveDensityClusters().fit(rows).labels_.max() >= 5
@@ -190,14 +193,14 @@ class TestFleets:
     @pytest.mark.parametrize("law", [0.1, 0.5], ids=str)
     def test_skewed_fleets_pass_the_guard(self, law, seed):
         rows, halves, _ = fleet(law, seed)
-        found = AdaptiveDensityClusters().fit(rows, halves=halves)
-        assert found.noise_ratio_ > 2 * found.noise_guard_ratio
-        assert found.labels_.max() > 5
+        result = AdaptiveDensityClusters().fit(rows, halves=halves)
+        assert result.noise_ratio_ > 2 * result.noise_guard_ratio
+        assert result.labels_.max() > 5
 
-    @pytest.mark.parametrize("examples", [(100, 100), (100, 500), (500, 500)])
-    def test_the_ratio_is_1_for_equal_laws_and_grows_with_skew(self, examples):
+    @pytest.mark.parametrize("num_samples", [(100, 100), (100, 500), (500, 500)])
+    def test_the_ratio_is_1_for_equal_laws_and_grows_with_skew(self, num_samples):
         ratios = [
-            np.mean([fitted(*fleet(law, s, 50, 1.0, examples)).noise_ratio_ for s in range(3)])
+            np.mean([fitted(*fleet(law, s, 50, 1.0, num_samples)).noise_ratio_ for s in range(3)])
             for law in (inf, 10.0, 1.0, 0.5, 0.1)
         ]
         assert ratios[0] == pytest.approx(1, abs=0.05)
@@ -205,7 +208,7 @@ class TestFleets:
 
     @pytest.mark.parametrize("spread", [0.5, 2.0])
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_guard_holds_where_classes_differ_less_or_more(self, seed, spread):
+    def test_the_guard_is_right_where_classes_differ_less_or_more(self, seed, spread):
         guarded = [
             fitted(*fleet(law, seed, spread=spread)).is_guarded_ for law in (inf, 10.0, 0.5, 0.1, (1, 1, 1, 1, 1))
         ]

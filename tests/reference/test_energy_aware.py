@@ -1,4 +1,4 @@
-"""Facts that a correct implementation of paper 002 shows, on its own partition of Fashion-MNIST's shape.
+"""Facts that a correct implementation of Pereira et al. 2025 shows, on its own partition of Fashion-MNIST's shape.
 
 Clusters of labels have a file of their own (test_label_clusters.py), the 802.11ax exchange and the privacy accounting
 are in tests/unit.
@@ -30,38 +30,38 @@ def test_parameters():
 
 
 @pytest.fixture(scope="module")
-def dealt():
-    """49,000 rows, 4,900 of each class, as (1,5)-Dir gives them to 100 clients. A row's input is its number."""
+def federation():
+    """49,000 samples, 4,900 of each class, partitioned by (1,5)-Dir over 100 clients. An input is a number."""
     numbers = torch.arange(49_000)
-    rows = Samples(numbers[:, None].float(), numbers % CLASSES)
-    dataset = Dataset("numbers", rows, Samples(rows.x[:10], rows.y[:10]), tuple(map(str, range(CLASSES))))
+    samples = Samples(numbers[:, None].float(), numbers % CLASSES)
+    dataset = Dataset("numbers", samples, Samples(samples.x[:10], samples.y[:10]), tuple(map(str, range(CLASSES))))
     return shoal.partition(dataset, "groups:5,1.0", clients=CLIENTS, seed=0, val_fraction=0.0, test_fraction=0.1)
 
 
-def test_every_row_goes_to_one_client_of_its_block(dealt):
-    rows = []
-    for number, client in enumerate(dealt):
-        labels = torch.cat([dealt[client][split].y for split in ("train", "test")])
-        rows += torch.cat([dealt[client][split].x for split in ("train", "test")]).flatten().tolist()
-        assert set((labels // 2).tolist()) == {number // 20}  # 20 clients and 2 classes a block
-    assert sorted(rows) == list(range(49_000))
+def test_every_sample_goes_to_one_client_of_its_block(federation):
+    numbers = []
+    for index, client in enumerate(federation):
+        labels = torch.cat([federation[client][split].y for split in ("train", "test")])
+        numbers += torch.cat([federation[client][split].x for split in ("train", "test")]).flatten().tolist()
+        assert set((labels // 2).tolist()) == {index // 20}  # 20 clients and 2 classes a block
+    assert sorted(numbers) == list(range(49_000))
 
 
-@pytest.mark.parametrize(("method", "groups"), [("simclust", 5), ("repclust", 20)])
-def test_every_round_takes_two_clients_of_each_partition(dealt, method, groups):
-    options = {"cluster": {"groups": groups}}
+@pytest.mark.parametrize(("method", "num_clusters"), [("simclust", 5), ("repclust", 20)])
+def test_every_round_takes_two_clients_of_each_partition(federation, method, num_clusters):
+    options = {"cluster": {"num_clusters": num_clusters}}
     setting = Setting(load_model("linear", (1,), CLASSES), rounds=15, cohort_size=10, epochs=0, options=options)
-    result = engine.run(build(method, setting), VectorFleet(dealt), rounds=15, seed=0, eval_every=15)
-    trained = [p.clients for p in result.ledger.entries if p.stage == "train"]
+    result = engine.run(build(method, setting), VectorFleet(federation), rounds=15, seed=0, eval_every=15)
+    trained = [entry.clients for entry in result.ledger.entries if entry.stage == "train"]
     assert len(trained) == 15
     for cohort in trained:
         assert len(set(cohort)) == 10
-        assert np.bincount([list(dealt).index(c) // 20 for c in cohort]).tolist() == [2] * 5
+        assert np.bincount([list(federation).index(c) // 20 for c in cohort]).tolist() == [2] * 5
     assert len(set(trained)) > 5  # and not always the same
 
 
 def uniform_blocks(rho):
-    """alpha to infinity: every client holds its block's classes in equal parts."""
+    """Returns label distributions as alpha goes to infinity, uniform over the classes of a block, and the blocks."""
     blocks = np.array_split(np.arange(CLASSES), rho)
     truth = np.repeat(np.arange(rho), CLIENTS // rho)
     p = np.zeros((CLIENTS, CLASSES))
@@ -70,13 +70,15 @@ def uniform_blocks(rho):
     return p, truth
 
 
-def agreement(gamma, rho=5, seeds=5):
+def agreement(noise_scale, rho=5, seeds=5):
     p, truth = uniform_blocks(rho)
-    found = []
+    agreements = []
     for seed in range(seeds):
-        noisy = noisy_distribution(torch.from_numpy(p), label_noise_std(gamma, CLASSES), seed)
-        found.append(adjusted_rand_score(truth, SimilarClusters(rho, random_state=seed).fit(noisy.numpy()).labels_))
-    return float(np.mean(found))
+        noisy = noisy_distribution(torch.from_numpy(p), label_noise_std(noise_scale, CLASSES), seed)
+        agreements.append(
+            adjusted_rand_score(truth, SimilarClusters(rho, random_state=seed).fit(noisy.numpy()).labels_)
+        )
+    return float(np.mean(agreements))
 
 
 def test_noise_on_labels_blurs_the_groups():
@@ -87,13 +89,13 @@ def test_noise_on_labels_blurs_the_groups():
     assert agreement(10.0) < 0.12
 
 
-def test_fewer_blocks_are_harder_to_tell_apart_under_noise():
+def test_fewer_blocks_are_harder_to_distinguish_under_noise():
     """Two classes of one half each stand out more than five of one fifth: contrary to what the paper expects."""
     assert agreement(2.0, rho=5) > agreement(2.0, rho=2)
 
 
 def test_joules_of_a_client_and_round():
-    """The MLP on 490 rows and 10 epochs: 5 W at 2 GFLOP/s; counted operations, without the first layer's inputs."""
+    """The MLP on 490 samples for 10 epochs at 5 W and 2 GFLOP/s, without gradients of the first layer's inputs."""
     costs = CostModel()
     flops = 490 * 10 * (3 * 104_792 - 2 * 784 * 64)
     seconds, joules = costs.compute_cost("c", flops)

@@ -1,4 +1,4 @@
-"""What FedClusterEnsemble does on real images in label groups (paper 004)."""
+"""What FedClusterEnsemble does on real images in label groups (FedClusterEnsemble (Freitas et al. 2025))."""
 
 from functools import cache
 
@@ -23,45 +23,45 @@ GROUPS = "labels:0-2/3-5/6-9"
 
 
 @cache
-def fashion(rows):
-    return shoal.load("fashion-mnist", max_train_samples=rows)
+def fashion(max_train_samples):
+    return shoal.load("fashion-mnist", max_train_samples=max_train_samples)
 
 
-def fleet_of(clients, seed, rows=3000, partition=GROUPS):
-    return shoal.partition(fashion(rows), partition, clients=clients, seed=seed)
+def small_federation(clients, seed, max_train_samples=3000, partition=GROUPS):
+    return shoal.partition(fashion(max_train_samples), partition, clients=clients, seed=seed)
 
 
-def played(federation, rounds, seed=0, **options):
+def run_fce(federation, rounds, seed=0, **options):
     job = Job(method="fce", model="mlp", rounds=rounds, epochs=1, batch_size=32, lr=0.01, momentum=0.9, set=options)
-    bench = assemble(job, "fce", federation)
+    experiment = assemble(job, "fce", federation)
     result = engine.run(
-        bench.method,
+        experiment.method,
         VectorFleet(federation),
         rounds=rounds,
         seed=seed,
         central_samples=federation.central,
         eval_every=rounds,
     )
-    return bench.method, result
+    return experiment.method, result
 
 
 @cache
 def first_round(clients, seed):
-    federation = fleet_of(clients, seed)
-    return federation, played(federation, 1, seed)[1]
+    federation = small_federation(clients, seed)
+    return federation, run_fce(federation, 1, seed)[1]
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("clients", "sizes"), [(10, [4, 3, 3]), (20, [7, 7, 6]), (30, [10, 10, 10])])
-def test_three_groups_are_found_without_being_told(clients, sizes, seed):
+def test_three_planted_groups_are_found(clients, sizes, seed):
     federation, result = first_round(clients, seed)
-    found = {c: int(row.argmax()) for c, row in result.state.membership.items()}
-    assert adjusted_rand_score([federation.groups[c] for c in found], list(found.values())) == 1
-    assert np.bincount(list(found.values())).tolist() == sizes
+    labels = {c: int(row.argmax()) for c, row in result.state.membership.items()}
+    assert adjusted_rand_score([federation.planted_groups[c] for c in labels], list(labels.values())) == 1
+    assert np.bincount(list(labels.values())).tolist() == sizes
     assert result.rounds[0].metrics["cluster.noise"] == 0
 
 
-def test_weights_or_what_training_changed_in_them():
+def test_weights_and_their_changes_in_training_give_the_same_clusters():
     federation, result = first_round(20, 0)
     model = load_model("mlp", federation.input_shape, 10)
     first = model.init(derive_seed(0, "init"))
@@ -71,60 +71,62 @@ def test_weights_or_what_training_changed_in_them():
     assert (NeighbourClusters().fit(last).labels_ == NeighbourClusters().fit(change).labels_).all()
 
 
-@pytest.mark.parametrize("reach", [0.3, 0.7])
-def test_the_radius_does_not_matter_much(reach):
+@pytest.mark.parametrize("eps_factor", [0.3, 0.7])
+def test_the_radius_does_not_matter_much(eps_factor):
     federation, result = first_round(30, 1)
     table = ClientTable.load(result.state, "cluster")
-    labels = NeighbourClusters(reach).fit(table["last"].double().numpy()).labels_
-    assert adjusted_rand_score([federation.groups[c] for c in table.clients], labels) == 1
+    labels = NeighbourClusters(eps_factor).fit(table["last"].double().numpy()).labels_
+    assert adjusted_rand_score([federation.planted_groups[c] for c in table.clients], labels) == 1
 
 
-def test_where_nothing_is_dense_there_is_one_model():
-    _, result = played(fleet_of(20, 0, partition="iid"), 1)
+def test_without_dense_clusters_there_is_one_model():
+    _, result = run_fce(small_federation(20, 0, partition="iid"), 1)
     assert len(result.state.models) == 1
 
 
-def test_in_label_groups_the_server_can_read_label_sets():
-    """After the first round the bias of a class has risen iff the client holds the class: all 10 x 10. Of a class
-    that a client has less of than the model expected it would fall."""
+def test_in_label_groups_the_server_can_infer_label_sets():
+    """After the first round the bias of a class has risen exactly if the client has the class, in all 10 x 10 cases.
+    The bias of a class would fall if the client had fewer samples of it than the model expected."""
     federation, result = first_round(10, 0)
     table = ClientTable.load(result.state, "cluster")
     for client, risen in zip(table.clients, table["risen"], strict=True):
-        held = torch.zeros(10, dtype=torch.bool)
-        held[federation[client]["train"].y.unique()] = True
-        assert torch.equal(risen, held)
+        is_present = torch.zeros(10, dtype=torch.bool)
+        is_present[federation[client]["train"].y.unique()] = True
+        assert torch.equal(risen, is_present)
 
 
 @cache
 def trained(data, seed):
     federation = shoal.partition(shoal.load(data, max_train_samples=6000), GROUPS, clients=20, seed=seed)
-    method, result = played(federation, 15, seed, serve={"rule": "density"})
+    method, result = run_fce(federation, 15, seed, serve={"rule": "density"})
     x, y = federation.central
     owner = torch.tensor([0] * 3 + [1] * 3 + [2] * 4)[y]
     models = method.models_for(result.state, None)
     experts = {k: m for k, m in models.items() if k.startswith("expert")}
     with torch.no_grad():
-        said = torch.stack([method.predict({k: m}, {}, x) for k, m in sorted(experts.items())])
+        logits = torch.stack([method.predict({k: m}, {}, x) for k, m in sorted(experts.items())])
         largest, density = method.predict_routed(experts, {}, x), method.predict_routed(models, {}, x)
-    oracle = (said.argmax(-1).gather(0, owner[None])[0] == y).float().mean()
-    return oracle, *((answer.logits.argmax(-1) == y).float().mean() for answer in (largest, density))
+    oracle = (logits.argmax(-1).gather(0, owner[None])[0] == y).float().mean()
+    return oracle, *((prediction.logits.argmax(-1) == y).float().mean() for prediction in (largest, density))
 
 
 @pytest.mark.parametrize("data", ["mnist", "fashion-mnist"])
-def test_the_right_model_knows_and_the_largest_logit_does_not_find_it(data):
-    """The router by densities is between the two: by 4 points or more on MNIST, 15 on Fashion-MNIST."""
+def test_the_right_expert_is_accurate_and_the_largest_logit_does_not_find_it(data):
+    """Routing by densities is better than by the largest logit, by 4 points on MNIST and 15 on Fashion-MNIST."""
     oracle, largest, density = trained(data, 0)
     assert oracle > 0.9
     assert largest < density < oracle
     assert density > largest + {"mnist": 0.04, "fashion-mnist": 0.15}[data]
 
 
-def test_masks_change_nothing_where_models_never_name_what_they_do_not_hold():
-    """Fresh from training, the largest logit of nearly all rows is one of a class that the cluster holds."""
-    federation = fleet_of(20, 0, rows=6000)
-    answers = []
-    for mask in ("none", "read"):
-        method, result = played(federation, 6, serve={"mask": mask})
+def test_masks_change_nothing_where_models_never_predict_absent_classes():
+    """Right after training, nearly all samples have the largest logit for a class that the expert's cluster has."""
+    federation = small_federation(20, 0, max_train_samples=6000)
+    predictions = []
+    for mask in ("none", "inferred"):
+        method, result = run_fce(federation, 6, serve={"mask": mask})
         with torch.no_grad():
-            answers.append(method.predict(method.models_for(result.state, None), {}, federation.central.x).argmax(-1))
-    assert (answers[0] == answers[1]).float().mean() > 0.995
+            predictions.append(
+                method.predict(method.models_for(result.state, None), {}, federation.central.x).argmax(-1)
+            )
+    assert (predictions[0] == predictions[1]).float().mean() > 0.995

@@ -1,4 +1,4 @@
-"""FedEPC's representation and clusters on real images (paper 000). The clusterer's own facts are in
+"""FedEPC's representation and clusters on real images (FedEPC (Tang et al. 2025)). The clusterer's own facts are in
 test_density_clusters_facts.py, the bandit's in test_bandit_facts.py."""
 
 from functools import cache
@@ -43,17 +43,17 @@ def represented(partition, seed):
 
 @pytest.mark.parametrize("groups", [2, 3, 5])
 def test_planted_label_groups_are_found(groups):
-    """One set of defaults; alpha is large, so that all clients of a block hold its labels alike."""
+    """One set of defaults; alpha is large, so that all clients of a block have similar label distributions."""
     rows, truth = represented(f"groups:{groups},100", seed=0)
-    assert adjusted_rand_score(truth, SparsityClusters()(rows, 0)) > 0.9  # two clients may be left over
+    assert adjusted_rand_score(truth, SparsityClusters()(rows, 0)) > 0.9  # up to two clients may be in other clusters
 
 
 def test_unequal_groups_are_found():
-    """25 clients of one group and 10 of the other: most distances are then within a group, the median too."""
+    """25 clients of one group and 10 of the other: most distances, and the median too, are then within a group."""
     rows, truth = represented("groups:2,100", seed=0)
-    kept = np.concatenate([np.flatnonzero(truth == 0)[:25], np.flatnonzero(truth == 1)[:10]])
-    assert adjusted_rand_score(truth[kept], SparsityClusters()(rows[kept], 0)) > 0.7
-    assert adjusted_rand_score(truth[kept], SparsityClusters(0.30, 0.36, scale="median")(rows[kept], 0)) < 0.5
+    subset = np.concatenate([np.flatnonzero(truth == 0)[:25], np.flatnonzero(truth == 1)[:10]])
+    assert adjusted_rand_score(truth[subset], SparsityClusters()(rows[subset], 0)) > 0.7
+    assert adjusted_rand_score(truth[subset], SparsityClusters(0.30, 0.36, scale="median")(rows[subset], 0)) < 0.5
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:10"])
@@ -62,6 +62,6 @@ def test_nearly_iid_fleets_are_one_cluster(partition):
     assert SparsityClusters()(rows, 0).max() == 0
 
 
-def test_skewed_fleets_are_several():
+def test_skewed_fleets_are_several_clusters():
     rows, _ = represented("dirichlet:0.1", seed=0)
     assert SparsityClusters()(rows, 0).max() >= 4

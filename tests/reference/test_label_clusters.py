@@ -1,4 +1,4 @@
-"""SimClust and RepClust behave as the study of the paper's setting found them to (100 clients, ten classes)."""
+"""Facts about SimClust and RepClust in the paper's setting of 100 clients and ten classes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def label_distributions(rho, alpha, seed, clients=100, classes=10, of_class=4900
 
 
 @cache
-def repulsive(groups, rho, alpha, seed, swaps="closest", top=None):
-    rule = RepulsiveClusters(groups, random_state=seed, swaps=swaps, top=top)
-    return rule.fit(label_distributions(rho, alpha, seed)[0])
+def repulsive(n_clusters, rho, alpha, seed, swaps="closest", top=None):
+    clusterer = RepulsiveClusters(n_clusters, random_state=seed, swaps=swaps, top=top)
+    return clusterer.fit(label_distributions(rho, alpha, seed)[0])
 
 
-def of_each_partition(labels, partition):
-    """How many clients of each partition are in each group."""
+def count_by_partition(labels, partition):
+    """Returns the number of clients of each partition in each cluster."""
     return np.array([np.bincount(partition[labels == g], minlength=partition.max() + 1) for g in np.unique(labels)])
 
 
@@ -57,45 +57,45 @@ def test_divergence_is_symmetric_and_zero_on_the_diagonal():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("groups", "rho"), [(10, 1), (20, 2), (20, 5)])
-def test_groups_are_equal_and_j_rises_at_every_swap(groups, rho, seed):
-    found = repulsive(groups, rho, 1.0, seed)
-    assert np.bincount(found.labels_).tolist() == [100 // groups] * groups
-    assert (np.diff(found.history_) > 0).all()
-    assert len(found.history_) > 10
-    assert found.history_[-1] == pytest.approx(found.within_ - found.between_)
+@pytest.mark.parametrize(("n_clusters", "rho"), [(10, 1), (20, 2), (20, 5)])
+def test_clusters_have_equal_sizes_and_j_rises_at_every_swap(n_clusters, rho, seed):
+    fitted = repulsive(n_clusters, rho, 1.0, seed)
+    assert np.bincount(fitted.labels_).tolist() == [100 // n_clusters] * n_clusters
+    assert (np.diff(fitted.history_) > 0).all()
+    assert len(fitted.history_) > 10
+    assert fitted.history_[-1] == pytest.approx(fitted.within_ - fitted.between_)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_more_diverse_within_and_more_alike_than_random_groups(seed):
+def test_more_diverse_and_more_similar_than_random_clusters(seed):
     p, partition = label_distributions(5, 1.0, seed)
     rng = np.random.default_rng(seed)
     within, between = np.mean([objectives(p, rng.permutation(100) % 20) for _ in range(20)], axis=0)
-    found = repulsive(20, 5, 1.0, seed)
-    assert found.within_ > 1.15 * within
-    assert found.between_ < between / 5
-    assert (of_each_partition(found.labels_, partition) == 1).all()
+    fitted = repulsive(20, 5, 1.0, seed)
+    assert fitted.within_ > 1.15 * within
+    assert fitted.between_ < between / 5
+    assert (count_by_partition(fitted.labels_, partition) == 1).all()
 
 
 def test_objectives_as_in_the_study():
-    """Means over five seeds; the study has 13.31 and 0.261 for RepClust, 10.90 and 2.207 for random groups."""
+    """Means over five seeds; the study has 13.31 and 0.261 for RepClust, 10.90 and 2.207 for random clusters."""
     fits = [repulsive(20, 5, 1.0, seed) for seed in SEEDS]
     assert np.mean([f.within_ for f in fits]) == pytest.approx(13.31, abs=0.05)
     assert np.mean([f.between_ for f in fits]) == pytest.approx(0.261, abs=0.05)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ideal_groups_of_five_have_one_client_of_each_partition(seed):
+def test_ideal_clusters_of_five_have_one_client_of_each_partition(seed):
     _, partition = label_distributions(5, inf, seed)
-    found = repulsive(20, 5, inf, seed)
-    assert (of_each_partition(found.labels_, partition) == 1).all()
-    assert found.within_ == pytest.approx(APART)
-    assert found.between_ == pytest.approx(0, abs=1e-12)
+    fitted = repulsive(20, 5, inf, seed)
+    assert (count_by_partition(fitted.labels_, partition) == 1).all()
+    assert fitted.within_ == pytest.approx(APART)
+    assert fitted.between_ == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ideal_groups_of_ten_need_swaps_of_all_pairs(seed):
-    # two of each partition in a group of ten: 45 - 5 of 45 pairs are apart, 40/45 * 13.12234 = 11.664
+def test_ideal_clusters_of_ten_need_swaps_of_all_pairs(seed):
+    # two of each partition in a cluster of ten: 45 - 5 of 45 pairs differ, 40/45 * 13.12234 = 11.664
     closest, every = repulsive(10, 5, inf, seed), repulsive(10, 5, inf, seed, swaps="all")
     assert closest.within_ < 11.6
     assert closest.between_ > 0.01
@@ -104,13 +104,13 @@ def test_ideal_groups_of_ten_need_swaps_of_all_pairs(seed):
     assert every.between_ == pytest.approx(0, abs=1e-12)
 
 
-def test_few_top_groups_are_not_enough():
-    """Of 20 ideal groups all are perfect if the 10 closest take part in swaps, next to none if 2 do."""
+def test_few_top_clusters_are_not_enough():
+    """All of 20 ideal clusters are perfect if the 10 closest take part in swaps, and hardly any if 2 do."""
     _, partition = label_distributions(5, inf, 0)
 
     def perfect(top):
-        held = [of_each_partition(repulsive(20, 5, inf, s, top=top).labels_, partition) for s in SEEDS]
-        return np.mean([(h == 1).all(1).mean() for h in held])
+        counts = [count_by_partition(repulsive(20, 5, inf, s, top=top).labels_, partition) for s in SEEDS]
+        return np.mean([(h == 1).all(1).mean() for h in counts])
 
     assert perfect(10) == 1
     assert perfect(5) < 0.5

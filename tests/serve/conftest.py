@@ -1,4 +1,4 @@
-"""Real runs, and real servers on loopback."""
+"""Fixtures of real runs, and of real servers on loopback."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ SMALL = {"clients": 10, "cohort": 5, "rounds": 2, "epochs": 1, "fleet": "vector"
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Runs by method, made when they are first asked for."""
-    folder, made = tmp_path_factory.mktemp("runs"), {}
+    """Returns the run of a method, which is made at the first call."""
+    folder, run_dirs = tmp_path_factory.mktemp("runs"), {}
 
     def run(method, **job):
         name = "-".join([method.replace(":", "-"), *(f"{k}{v}" for k, v in job.items())]).replace("/", "_")
-        if name not in made:
-            made[name] = folder / name
-            run_job(Job(**SMALL | {"method": method} | job), made[name])
-        return made[name]
+        if name not in run_dirs:
+            run_dirs[name] = folder / name
+            run_job(Job(**SMALL | {"method": method} | job), run_dirs[name])
+        return run_dirs[name]
 
     return run
 
 
 @pytest.fixture(scope="session")
-def grouped(runs):
-    """A method with several models, of which everybody is served one."""
+def clustered(runs):
+    """A service of a method with clusters, where each caller is served one expert."""
     with running_server(runs("ifca")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def routed(runs):
-    """A method that says of each row which model answered."""
+    """A service of a method that chooses a model for each sample."""
     with running_server(runs("ensembles:ensemble")) as running:
         yield running
 
@@ -53,19 +53,19 @@ def http():
 
 @pytest.fixture(scope="session")
 def images():
-    """Raw digits: [rows, 8, 8], from 0 to 16."""
+    """Raw digits: [samples, 8, 8], from 0 to 16."""
     return load_digits().images[:12]
 
 
 @pytest.fixture(scope="session")
 def expected():
-    """Probabilities by the method itself, from prepared rows."""
+    """Returns the probabilities that the method itself computes from raw digits."""
 
-    def of(run, images, client=None):
+    def probabilities(run, images, client=None):
         version = load_newest(run)
         x = version.blueprint.inputs.preparation(np.asarray(images, dtype=np.float32)[:, None])
         with torch.no_grad():
             models = version.method.models_for(version.state, client)
             return version.method.predict(models, {}, x).softmax(-1)
 
-    return of
+    return probabilities

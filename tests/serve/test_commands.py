@@ -1,4 +1,4 @@
-"""The commands as a user meets them, and the page that tells of them."""
+"""The commands of serving, and the examples of their page docs/serve.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def commands():
-    """What the page tells to type: a line that begins with $, and those that go on with it."""
+    """Yields the commands of the page: a line that begins with $, and the lines that continue it."""
     for language, text in FENCE.findall(PAGE):
         if language == "console":
             for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(folder):
-    """The page's first two commands, but for the port: a run, and a process that serves it."""
+    """Runs the first two commands of the page, with another port: a run, and a process that serves it."""
     run, serve = list(commands())[:2]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with contextlib.chdir(folder):
@@ -64,37 +64,37 @@ def service(folder):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None and not os.environ.get("SHOAL_NO_SKIP"), reason="needs curl")
-def test_an_unseen_client_asks_with_curl_as_the_page_says(service, folder):
+def test_the_curl_commands_of_the_page_work(service, folder):
     digits = np.zeros((3, 8, 8), np.uint8)
     np.save(folder / "rows.npy", digits)
     Image.fromarray(digits[0]).save(folder / "digit.png")
-    asked = [c for c in commands() if c.startswith("curl") and "127.0.0.1:8000" in c]
-    said = []
-    for command in asked:
+    curl_commands = [c for c in commands() if c.startswith("curl") and "127.0.0.1:8000" in c]
+    responses = []
+    for command in curl_commands:
         words = shlex.split(command.replace("http://127.0.0.1:8000", service))
-        found = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
-        said.append(json.loads(found.stdout))
-    assert len(said) == 5
-    first, rows, image, prior, clusters = said
+        process = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+        responses.append(json.loads(process.stdout))
+    assert len(responses) == 5
+    first, rows, image, prior, clusters = responses
     assert first["round"] == 10
-    assert first["answers"][0]["label"] == "0"  # which it is
-    assert sum(first["answers"][0]["probabilities"].values()) == pytest.approx(1)
-    assert len(rows["answers"]) == 3
-    assert image["answers"][0]["confidence"] == pytest.approx(rows["answers"][0]["confidence"], abs=1e-6)
+    assert first["predictions"][0]["label"] == "0"  # which it is
+    assert sum(first["predictions"][0]["probabilities"].values()) == pytest.approx(1)
+    assert len(rows["predictions"]) == 3
+    assert image["predictions"][0]["confidence"] == pytest.approx(rows["predictions"][0]["confidence"], abs=1e-6)
     assert (prior["status"], clusters["status"]) == (409, 409)
-    assert "makes nothing of how often classes occur" in prior["detail"]
+    assert "has no prior correction" in prior["detail"]
 
 
-def test_python_as_the_page_says(service, folder, monkeypatch, capsys):
+def test_the_python_example_of_the_page_works(service, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     code = next(text for language, text in FENCE.findall(PAGE) if language == "python")
     exec(compile(code.replace("http://127.0.0.1:8000", service), "docs/serve.md", "exec"), {})
     assert capsys.readouterr().out.strip().endswith("False")
-    kept = list((folder / "models").iterdir())
-    assert [p.suffix for p in kept] == [".safetensors"]
+    cached_files = list((folder / "models").iterdir())
+    assert [p.suffix for p in cached_files] == [".safetensors"]
 
 
-def test_limits_are_as_the_page_says(service):
+def test_the_limits_are_those_of_the_page(service):
     from shoal.serve.admission import Limits
     from shoal.serve.batching import BatchOptions
     from shoal.serve.inputs import MAX_SAMPLES
@@ -118,26 +118,28 @@ def test_limits_are_as_the_page_says(service):
         assert remote.retries == 4
 
 
-def test_serving_is_refused_in_a_sentence(runs, tmp_path, monkeypatch):
+def test_serving_is_refused_with_an_error(runs, tmp_path, monkeypatch):
     run = str(runs("ifca"))
 
-    def refused(*words):
-        found = shoal("serve", *words)
-        assert found.exit_code == 2
-        assert "Traceback" not in found.stderr
-        return " ".join(found.stderr.split())
+    def error_of(*words):
+        process = shoal("serve", *words)
+        assert process.exit_code == 2
+        assert "Traceback" not in process.stderr
+        return " ".join(process.stderr.split())
 
-    assert "there are no tokens" in refused(run, "--host", "0.0.0.0")
-    assert "is not a run directory" in refused(str(tmp_path))
-    assert "there is no such file" in refused(run, "--tokens", str(tmp_path / "none"))
+    assert "there are no tokens" in error_of(run, "--host", "0.0.0.0")
+    assert "is not a run directory" in error_of(str(tmp_path))
+    assert "there is no such file" in error_of(run, "--tokens", str(tmp_path / "none"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "cannot be taken: Address already in use" in refused(run, "--port", str(taken.getsockname()[1]))
+        assert "cannot be used on 127.0.0.1: Address already in use" in error_of(
+            run, "--port", str(taken.getsockname()[1])
+        )
     for module in [name for name in sys.modules if name.startswith("shoal.serve.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert "shoal serve needs the extra of that name" in refused(run)
+    assert "shoal serve needs the extra named serve" in error_of(run)
 
 
 def test_a_token_is_shown_once(tmp_path):
@@ -151,14 +153,14 @@ def test_a_token_is_shown_once(tmp_path):
     assert len(file.read_text().splitlines()) == 2
     again = shoal("token", "lab", "--file", str(file))
     assert again.exit_code == 2
-    assert "has a token of that name" in " ".join(again.stderr.split())
+    assert "already has a token of that name" in " ".join(again.stderr.split())
 
 
-def test_the_service_says_when_it_is_alive(service):
+def test_the_service_reports_that_it_is_alive(service):
     assert httpx.get(f"{service}/healthz", trust_env=False).json() == {"status": "ok", "round": 10}
 
 
-def test_a_network_that_cannot_be_imported_here_is_refused_before_anybody_waits(runs, tmp_path):
+def test_a_network_that_cannot_be_imported_is_refused_at_the_start(runs, tmp_path):
     """In a folder without its module."""
     run = tmp_path / "run"
     shutil.copytree(runs("ifca"), run)

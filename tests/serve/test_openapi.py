@@ -1,4 +1,4 @@
-"""The service keeps what its OpenAPI description promises, whatever is sent to it."""
+"""The responses of the service match its OpenAPI description for any request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKS = [
 ]
 HEALTH = ["/healthz", "/readyz", "/metrics"]
 PATHS = ["/v1/predict", "/v1/prior", "/v1/clusters/assign", "/v1/models", "/v1/models/{id}", *HEALTH]
-MET = [*(("running", path) for path in PATHS), ("knowing", "/v1/predict"), ("knowing", "/v1/prior")]
+CASES = [*(("running", path) for path in PATHS), ("prior_service", "/v1/predict"), ("prior_service", "/v1/prior")]
 
 BODIES = st.one_of(st.binary(max_size=200), st.just(to_npy(np.ones((2, 8, 8)))))
 for media in ("application/x-npy", "image/png", "image/jpeg"):
@@ -40,8 +40,8 @@ def running(runs):
 
 
 @pytest.fixture(scope="module")
-def knowing(runs):
-    """A method that makes something of how often classes occur."""
+def prior_service(runs):
+    """A service of a method that uses label counts."""
     with running_server(runs("shoal"), limits=Limits(requests_per_s=0)) as service:
         yield service
 
@@ -55,24 +55,24 @@ def test_every_path_is_described_with_its_errors(description):
     assert sorted(description["paths"]) == sorted(PATHS)
     for path in description["paths"].values():
         for operation in path.values():
-            for status, answer in operation["responses"].items():
+            for status, response in operation["responses"].items():
                 if int(status) >= 400:
-                    assert list(answer["content"]) == ["application/problem+json"]
+                    assert list(response["content"]) == ["application/problem+json"]
 
 
-def test_examples_are_answered(running, description, http):
+def test_the_example_is_valid(running, description, http):
     example = description["paths"]["/v1/predict"]["post"]["requestBody"]["content"]["application/json"]["example"]
     assert http.post(f"{running.url}/v1/predict", json=example).status_code == 200
 
 
-@pytest.mark.parametrize(("service", "path"), MET)
-def test_whatever_is_sent_the_answer_is_as_described(service, path, http, request):
+@pytest.mark.parametrize(("service", "path"), CASES)
+def test_the_response_to_any_request_is_as_described(service, path, http, request):
     running = request.getfixturevalue(service)
     description = http.get(f"{running.url}/openapi.json").json()
     schema = schemathesis.openapi.from_dict(description)
     operation = next(iter(schema[path].values()))
     kinds = [operation.as_strategy(GenerationMode.POSITIVE)]
-    if operation.method == "post" or operation.query:  # else there is nothing that could be wrong
+    if operation.method == "post" or operation.query:  # other requests have nothing that could be wrong
         kinds.append(operation.as_strategy(GenerationMode.NEGATIVE))
     statuses = set()
 
@@ -92,5 +92,5 @@ def test_whatever_is_sent_the_answer_is_as_described(service, path, http, reques
         session.trust_env = False
         check()
     assert statuses
-    if path == "/v1/predict" or (service, path) == ("knowing", "/v1/prior"):
+    if path == "/v1/predict" or (service, path) == ("prior_service", "/v1/prior"):
         assert {200, 400, 422} <= statuses

@@ -1,4 +1,4 @@
-"""Whoever never trained has its class frequencies estimated by the service, and counted into its answers."""
+"""The service estimates the class prior of an unseen client and corrects its predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(runs):
 
 
 @pytest.fixture(scope="module")
-def held(run):
+def unseen(run):
     return assemble_job(make_job(read_run(run).config)).federation.unseen
 
 
@@ -32,50 +32,54 @@ def running(run):
         yield service
 
 
-def asked(http, running, path, rows, **parameters):
-    given = {"prepared": "true"} | parameters
-    return http.post(f"{running.url}{path}", params=given, content=to_npy(rows.x.numpy()), headers=NPY)
+def post_samples(http, running, path, samples, **parameters):
+    query = {"prepared": "true"} | parameters
+    return http.post(f"{running.url}{path}", params=query, content=to_npy(samples.x.numpy()), headers=NPY)
 
 
-def hits(answer, rows):
-    return float((read_probabilities(answer).argmax(1) == rows.y).float().mean())
+def accuracy(response, samples):
+    return float((read_probabilities(response).argmax(1) == samples.y).float().mean())
 
 
-def test_answers_are_those_that_a_run_evaluates(http, running, run, held):
-    """Without labels as `shoal evaluate --unseen`, and by its inputs as `--assign`."""
-    plain, assigned = (evaluate.evaluate_unseen_clients(run, infer_from_inputs=x)["clients"] for x in (False, True))
-    counted = 0
-    for client, rows in held.items():
-        assert hits(asked(http, running, "/v1/predict", rows), rows) == pytest.approx(plain[client]["accuracy"])
-        told = asked(http, running, "/v1/prior", rows).json()
-        assert told["inputs"] == len(rows.y)
-        if told["counts"] is not None:
-            counted += 1
-            assert sum(told["counts"].values()) == pytest.approx(len(rows.y), rel=1e-4)
-            answer = asked(http, running, "/v1/predict", rows, counts=told["parameter"])
-            assert hits(answer, rows) == pytest.approx(assigned[client]["accuracy"], abs=1.01 / len(rows.y))
-    assert counted, "somebody's inputs said something"
+def test_predictions_are_those_that_a_run_evaluates(http, running, run, unseen):
+    """They are those of `shoal evaluate --unseen`, without and with `--infer-from-inputs`."""
+    plain, inferred = (evaluate.evaluate_unseen_clients(run, infer_from_inputs=x)["clients"] for x in (False, True))
+    num_estimates = 0
+    for client, rows in unseen.items():
+        assert accuracy(post_samples(http, running, "/v1/predict", rows), rows) == pytest.approx(
+            plain[client]["accuracy"]
+        )
+        prior = post_samples(http, running, "/v1/prior", rows).json()
+        assert prior["num_inputs"] == len(rows.y)
+        if prior["label_counts"] is not None:
+            num_estimates += 1
+            assert sum(prior["label_counts"].values()) == pytest.approx(len(rows.y), rel=1e-4)
+            response = post_samples(http, running, "/v1/predict", rows, label_counts=prior["label_counts_text"])
+            assert accuracy(response, rows) == pytest.approx(inferred[client]["accuracy"], abs=1.01 / len(rows.y))
+    assert num_estimates, "the inputs of some client give an estimate"
 
 
-def test_frequencies_that_are_known_count_most(http, running, held):
+def test_true_label_counts_improve_accuracy(http, running, unseen):
     none, true = [], []
-    for rows in held.values():
+    for rows in unseen.values():
         counts = np.bincount(rows.y.numpy(), minlength=10)
-        none.append(hits(asked(http, running, "/v1/predict", rows), rows))
-        true.append(hits(asked(http, running, "/v1/predict", rows, counts=",".join(map(str, counts))), rows))
+        none.append(accuracy(post_samples(http, running, "/v1/predict", rows), rows))
+        true.append(
+            accuracy(post_samples(http, running, "/v1/predict", rows, label_counts=",".join(map(str, counts))), rows)
+        )
     assert np.mean(true) > np.mean(none)
 
 
-def test_callers_with_other_frequencies_are_not_mixed_up(http, running, held):
-    rows = next(iter(held.values()))
+def test_label_counts_of_callers_are_not_mixed(http, running, unseen):
+    rows = next(iter(unseen.values()))
     first, last = (",".join("1000" if k == c else "0" for k in range(10)) for c in (0, 9))
-    sure = [read_probabilities(asked(http, running, "/v1/predict", rows, counts=c)) for c in (first, last)]
+    sure = [read_probabilities(post_samples(http, running, "/v1/predict", rows, label_counts=c)) for c in (first, last)]
     assert float(sure[0][:, 0].mean()) > float(sure[1][:, 0].mean())
     assert float(sure[1][:, 9].mean()) > float(sure[0][:, 9].mean())
 
 
-def test_remote_learns_and_remembers_while_it_is_alone(run, held, tmp_path):
-    rows = max(held.values(), key=lambda r: len(r.y))
+def test_remote_estimates_the_prior_and_uses_it_offline(run, unseen, tmp_path):
+    rows = max(unseen.values(), key=lambda r: len(r.y))
     with running_server(run) as service:
         remote = Remote(service.url, cache=tmp_path, retries=0)
         assert remote.estimate_prior(rows.x.numpy(), prepared=True) is not None
@@ -85,11 +89,15 @@ def test_remote_learns_and_remembers_while_it_is_alone(run, held, tmp_path):
     assert online.labels == offline.labels
 
 
-def test_what_is_wrong_with_counts_is_said(http, running, grouped, held):
-    rows = next(iter(held.values()))
-    assert "there are 10 classes" in problem_detail(asked(http, running, "/v1/predict", rows, counts="1,2"), 422)
-    assert "counts" in problem_detail(asked(http, running, "/v1/predict", rows, counts="1,x"), 422)
-    assert "it must be one of prepared" in problem_detail(asked(http, running, "/v1/prior", rows, client="c0"), 422)
-    for path, more in (("/v1/prior", {}), ("/v1/predict", {"counts": "1" + ",1" * 9})):
-        said = problem_detail(asked(http, grouped, path, rows, **more), 409)
-        assert "makes nothing of how often classes occur" in said
+def test_wrong_label_counts_are_refused(http, running, clustered, unseen):
+    rows = next(iter(unseen.values()))
+    assert "It must have 10, one for each class" in problem_detail(
+        post_samples(http, running, "/v1/predict", rows, label_counts="1,2"), 422
+    )
+    assert "counts" in problem_detail(post_samples(http, running, "/v1/predict", rows, label_counts="1,x"), 422)
+    assert "It must be one of prepared" in problem_detail(
+        post_samples(http, running, "/v1/prior", rows, client="c0"), 422
+    )
+    for path, more in (("/v1/prior", {}), ("/v1/predict", {"label_counts": "1" + ",1" * 9})):
+        detail = problem_detail(post_samples(http, clustered, path, rows, **more), 409)
+        assert "has no prior correction" in detail

@@ -1,4 +1,4 @@
-"""Who may ask, how much, how often and how slowly; and that the service stays up."""
+"""Tokens, TLS, and the limits of size, rate, time and connections. The service stays up in every case."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from shoal.serve.auth import find_token_name, hash_token, load_tokens, new_token
 from shoal.serve.rate_limit import MAX_CALLERS, RateLimiter
 from shoal.serve.server import ListenOptions
 
-ROWS = {"rows": [[[0.0] * 8] * 8]}
+SAMPLES = {"samples": [[[0.0] * 8] * 8]}
 
 
 def predict(running, **options):
-    return httpx.post(f"{running.url}/v1/predict", json=ROWS, trust_env=False, **options)
+    return httpx.post(f"{running.url}/v1/predict", json=SAMPLES, trust_env=False, **options)
 
 
 def test_tokens(runs, tmp_path):
@@ -42,9 +42,9 @@ def test_tokens(runs, tmp_path):
         for good in (token, other):
             assert predict(running, headers={"Authorization": f"Bearer {good}"}).status_code == 200
         for bad, sentence in (
-            ({}, "a token is needed: send the header Authorization: Bearer TOKEN"),
-            ({"Authorization": f"Bearer {token[:-1]}"}, "the token is not one that the service knows"),
-            ({"Authorization": f"Basic {token}"}, "of another kind: it must be Authorization: Bearer TOKEN"),
+            ({}, "The request has no token. Send the header Authorization: Bearer TOKEN"),
+            ({"Authorization": f"Bearer {token[:-1]}"}, "The token is not a token of this service."),
+            ({"Authorization": f"Basic {token}"}, "another scheme. It must be Authorization: Bearer TOKEN"),
         ):
             answer = predict(running, headers=bad)
             assert sentence in problem_detail(answer, 401)
@@ -59,19 +59,19 @@ def test_the_file_of_tokens(tmp_path, monkeypatch):
     file = tmp_path / "tokens.txt"
     token = new_token("lab", file)
     assert find_token_name(load_tokens(file), f"bearer {token}") == "lab"
-    with pytest.raises(UserError, match="has a token of that name"):
+    with pytest.raises(UserError, match="already has a token of that name"):
         new_token("lab", file)
-    with pytest.raises(UserError, match="it must be up to 64 letters"):
+    with pytest.raises(UserError, match="It must have 1 to 64 letters"):
         new_token("a b", file)
     monkeypatch.setenv("SHOAL_TOKENS", f"ci {hash_token('abc')}, night {hash_token('def')}")
     assert set(load_tokens(file)) == {"ci", "night", "lab"}
-    with pytest.raises(UserError, match="line 2: not of the form NAME HASH"):
+    with pytest.raises(UserError, match="line 2 does not have the form NAME HASH"):
         read_tokens(["# ours", "lab abc"], "tokens.txt")
     with pytest.raises(UserError, match="there is no such file"):
         load_tokens(tmp_path / "other.txt")
 
 
-def test_strangers_are_not_let_in_without_tokens():
+def test_a_public_host_needs_tokens():
     for host in ("127.0.0.1", "::1", "localhost"):
         ListenOptions(host=host)
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
@@ -101,15 +101,15 @@ def certificate(tmp_path_factory):
     return folder / "cert.pem", folder / "key.pem"
 
 
-def test_an_untrusted_certificate_is_not_an_absent_service(runs, certificate, tmp_path):
-    """Not even with models to answer by: who knows who it is that answers."""
+def test_an_untrusted_certificate_is_not_an_unavailable_service(runs, certificate, tmp_path):
+    """Cached models do not predict either, because the server may be a different one."""
     rows, slept = np.zeros((1, 1, 8, 8)), []
     with running_server(runs("ifca"), tls=certificate) as running:
         trusted = ssl.create_default_context(cafile=str(certificate[0]))
         Remote(running.url, cache=tmp_path, verify=trusted).predict(rows)
-        with pytest.raises(UntrustedCertificate, match="cannot be trusted"):
+        with pytest.raises(UntrustedCertificate, match="is not trusted"):
             Remote(running.url, cache=tmp_path, sleep=slept.append).predict(rows)
-    assert slept == [], "nor is it asked again"
+    assert slept == [], "the request is not repeated"
 
 
 def test_tls(runs, certificate):
@@ -133,20 +133,20 @@ def test_a_silent_tls_caller_does_not_hold_up_the_stop(runs, certificate):
             assert idle.recv(4096).startswith(b"HTTP/1.1 200")
             running.server.should_exit = True
             running.thread.join(10)
-            assert not running.thread.is_alive(), "the server waits for a farewell that does not come"
+            assert not running.thread.is_alive(), "the server still waits for the end of the TLS connection"
 
 
 def test_certificate_and_key_are_checked(runs, certificate, tmp_path):
-    with pytest.raises(UserError, match="belong together"):
+    with pytest.raises(UserError, match="Give both or neither"):
         ListenOptions(certificate=certificate[0])
     with pytest.raises(UserError, match="there is no such file"):
         ListenOptions(certificate=certificate[0], key=tmp_path / "key.pem")
     other = tmp_path / "other.pem"
     other.write_bytes(certificate[1].read_bytes()[:60])
     for tls, why in (
-        ((certificate[1], certificate[0]), "cannot be used: .* they are probably swapped"),
-        ((certificate[1], certificate[1]), r"key\.pem holds no certificate"),
-        ((certificate[0], certificate[0]), r"cert\.pem holds no private key"),
+        ((certificate[1], certificate[0]), "cannot be used: .* so they are probably swapped"),
+        ((certificate[1], certificate[1]), r"key\.pem has no certificate"),
+        ((certificate[0], certificate[0]), r"cert\.pem has no private key"),
         ((certificate[0], other), "cannot be used: .*PEM"),
     ):
         with pytest.raises(UserError, match=why), running_server(runs("ifca"), tls=tls):
@@ -157,7 +157,7 @@ def test_a_body_that_is_too_large(runs):
     with running_server(runs("ifca"), limits=Limits(max_body_bytes=10_000, requests_per_s=0)) as running:
         url, media = f"{running.url}/v1/predict", {"Content-Type": "application/x-npy"}
         answer = httpx.post(url, content=b"x" * 10_001, headers=media, trust_env=False)
-        assert "10001 bytes, but may have 10000" in problem_detail(answer, 413)
+        assert "10001 bytes. It may have at most 10000 bytes." in problem_detail(answer, 413)
 
         def chunks():
             for _ in range(11):
@@ -181,50 +181,52 @@ def test_a_stream_without_an_end_is_cut_off(runs):
         assert predict(running).status_code == 200
 
 
-def closed_after(running, first, drip=b"", every_s=0.1, most_s=8):
-    """How long the service keeps a connection on which little comes, and what it says at last."""
-    begun = time.monotonic()
+def closed_after(running, first, drip=b"", every_s=0.1, max_s=8):
+    """Returns after how many seconds the service closes a slow connection, and its response."""
+    start_s = time.monotonic()
     with socket.create_connection(("127.0.0.1", running.port), timeout=every_s) as s:
         s.sendall(first)
-        said = b""
-        while time.monotonic() - begun < most_s:
+        response = b""
+        while time.monotonic() - start_s < max_s:
             try:
                 part = s.recv(4096)
                 if not part:
-                    return time.monotonic() - begun, said
-                said += part
+                    return time.monotonic() - start_s, response
+                response += part
             except TimeoutError:
                 if drip:
                     s.sendall(drip)
             except OSError:
-                return time.monotonic() - begun, said
+                return time.monotonic() - start_s, response
     raise AssertionError("the connection was never closed")
 
 
-def test_slow_callers_are_let_go(runs):
+def test_slow_connections_are_closed(runs):
     limits = Limits(header_timeout_s=0.5, body_timeout_s=0.5, requests_per_s=0)
     post = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with running_server(runs("ifca"), limits=limits) as running:
         for first, drip in ((b"", b""), (b"GET /heal", b""), (b"GET /healthz HTTP/1.1\r\n", b"X: y\r\n")):
-            seconds, said = closed_after(running, first, drip)
+            seconds, response = closed_after(running, first, drip)
             assert 0.4 < seconds < 3
-            assert said == b""
-        seconds, said = closed_after(running, post + b"Content-Length: 5000\r\n\r\n", b"1")
+            assert response == b""
+        seconds, response = closed_after(running, post + b"Content-Length: 5000\r\n\r\n", b"1")
         assert 0.4 < seconds < 3
-        assert said.startswith(b"HTTP/1.1 408")
-        assert b"application/problem+json" in said
-        kept = post + b"Content-Length: 2\r\n\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: "  # a second request, slowly
-        seconds, said = closed_after(running, kept, b"x")
-        assert said.startswith(b"HTTP/1.1 422")
+        assert response.startswith(b"HTTP/1.1 408")
+        assert b"application/problem+json" in response
+        requests = (
+            post + b"Content-Length: 2\r\n\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: "
+        )  # a second request, slowly
+        seconds, response = closed_after(running, requests, b"x")
+        assert response.startswith(b"HTTP/1.1 422")
         assert seconds < 3
         assert predict(running).status_code == 200
 
 
-def test_what_is_not_http(runs):
+def test_a_request_that_is_not_http_is_refused(runs):
     with running_server(runs("ifca"), limits=Limits(requests_per_s=0)) as running:
         for nonsense in (b"\x16\x03\x01\x02\x00\x01", b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
-            _, said = closed_after(running, nonsense)
-            head, _, body = said.partition(b"\r\n\r\n")
+            _, response = closed_after(running, nonsense)
+            head, _, body = response.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400")
             assert json.loads(body)["status"] == 400
         assert predict(running).status_code == 200
@@ -232,11 +234,11 @@ def test_what_is_not_http(runs):
 
 def test_too_many_connections(runs):
     with running_server(runs("ifca"), limits=Limits(max_connections=3, requests_per_s=0)) as running:
-        held = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(3)]
+        connections = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(3)]
         time.sleep(0.1)
         with socket.create_connection(("127.0.0.1", running.port), timeout=2) as one_more:
             assert one_more.recv(1) == b""
-        for s in held:
+        for s in connections:
             s.close()
         time.sleep(0.1)
         assert predict(running).status_code == 200
@@ -258,12 +260,12 @@ def test_rates():
     assert all(RateLimiter(0).wait_s("a") == 0 for _ in range(1000))
 
 
-def test_who_asks_too_often_waits(runs, http):
+def test_too_many_requests_are_refused(runs, http):
     with running_server(runs("ifca"), limits=Limits(requests_per_s=2)) as running:
-        answers = [http.post(f"{running.url}/v1/predict", json=ROWS) for _ in range(9)]
+        answers = [http.post(f"{running.url}/v1/predict", json=SAMPLES) for _ in range(9)]
         late = [a for a in answers if a.status_code != 200]
         assert 1 <= len(late) <= 7
-        assert "more than 2 requests a second" in problem_detail(late[0], 429)
+        assert "more than 2 requests per second" in problem_detail(late[0], 429)
         assert late[0].headers["retry-after"] == "1"
         assert httpx.get(f"{running.url}/healthz", trust_env=False).status_code == 200
         time.sleep(1)
@@ -278,7 +280,7 @@ def test_each_token_has_a_rate_of_its_own(runs):
         assert predict(running, headers=two).status_code == 200
 
 
-def test_a_full_queue_is_said_so(runs, images):
+def test_a_full_queue_is_a_problem(runs, images):
     from shoal.serve.batching import BatchOptions
 
     async def all_at_once(url):
@@ -290,6 +292,6 @@ def test_a_full_queue_is_said_so(runs, images):
         answers = asyncio.run(all_at_once(f"{running.url}/v1/predict"))
         full = [a for a in answers if a.status_code != 200]
         assert len(full) == 10  # twelve rows each: two fit
-        assert "the queue is full" in problem_detail(full[0], 503)
+        assert "The queue is full" in problem_detail(full[0], 503)
         assert full[0].headers["retry-after"] == "1"
         assert predict(running).status_code == 200

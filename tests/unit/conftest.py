@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 
-def accuracy_of(mean: float) -> dict[str, float]:
-    return {"mean": mean, "std": 0.1, "worst10": mean - 0.2, "f1": mean - 0.05, "central": 0.5}
+def accuracy_metrics(mean: float) -> dict[str, float]:
+    return {"local": mean, "std": 0.1, "worst10": mean - 0.2, "f1": mean - 0.05, "central": 0.5}
 
 
 def round_line(round: int, mean: float, loss: float) -> dict[str, Any]:
-    line = {"round": round, "cohort": 2, "train_loss": 0.7, "bytes_up": 1000, "bytes_down": 3000}
+    line = {"round": round, "cohort_size": 2, "train_loss": 0.7, "bytes_up": 1000, "bytes_down": 3000}
     if round % 2:
         return line | {"accuracy": None, "loss": None}
     return line | {
-        "accuracy": accuracy_of(mean * round / 4),
-        "loss": {"mean": loss * 4 / round, "central": None},
+        "accuracy": accuracy_metrics(mean * round / 4),
+        "loss": {"local": loss * 4 / round, "central": None},
     }
 
 
@@ -26,7 +26,7 @@ def round_line(round: int, mean: float, loss: float) -> dict[str, Any]:
 def write_run(tmp_path: Path) -> Callable[..., Path]:
     """Write a small run of four rounds, of which `done` were run and the even ones evaluated.
 
-    Each round sends 1000 bytes up and 3000 down; accuracy and loss end at `mean` and `loss`.
+    Each round sends 1000 bytes up and 3000 down; local accuracy and loss end at `mean` and `loss`.
     """
 
     def write(
@@ -45,12 +45,12 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
         job |= {"rounds": 4, "cohort": 2, "lr": 0.1, "seed": seed, "set": {}}
         objects: dict[str, Any] = {
             "config": job | (config or {}),
-            "about": {"format": 2, "shoal": "0.1.0", "python": "3.11"},
+            "about": {"format": 3, "shoal": "0.1.0", "python": "3.11"},
             "partition": {
                 "clients": clients,
                 "classes": ["x", "y"],
                 "counts": [[i, 2 * i] for i, _ in enumerate(clients)],
-                "figures": {"js_distance": 0.25, "rows": 9},
+                "heterogeneity": {"js_distance": 0.25, "num_samples": 9},
                 "note": "",
             },
         }
@@ -59,18 +59,18 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
                 "method": method,
                 "seed": seed,
                 "rounds": 4,
-                "accuracy": accuracy_of(mean),
-                "loss": {"mean": loss, "central": None},
+                "accuracy": accuracy_metrics(mean),
+                "loss": {"local": loss, "central": None},
                 "bytes_up": 4000,
                 "bytes_down": 12000,
                 "wall_s": 90.0,
             }
         rounds = range(1, done + 1)
-        last_is_silent = [*(0.5 for _ in clients[1:]), None]
+        accuracies = [*(0.5 for _ in clients[1:]), None]  # the last client did not respond
         lines: dict[str, list[dict[str, Any]]] = {
             "rounds": [round_line(r, mean, loss) for r in rounds],
             "clients": [
-                {"round": r, "accuracy": last_is_silent, "n": [10 for _ in clients]} for r in rounds if r % 2 == 0
+                {"round": r, "accuracy": accuracies, "num_samples": [10 for _ in clients]} for r in rounds if r % 2 == 0
             ],
             "timing": [{"round": r, "wall_s": 1.5} for r in rounds],
         }
@@ -87,8 +87,8 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
 def write_course(write_run: Callable[..., Path]) -> Callable[..., Path]:
     """Write a run with these accuracies, round by round (None: not evaluated), where each round takes 10 J.
 
-    Of these, clients use 1 J to prepare, 6 J to train and 1 J to communicate, and the server 0.5 s at 4 W: in all
-    pre 3, train 6, comm 1. A simulated round takes 2 s.
+    Clients spend 1 J on preparation, 6 J on training and 1 J on communication. The server works 0.5 s at 4 W, which
+    counts as preparation: 3 J of preparation in all. A simulated round takes 2 s.
     """
 
     def write(
@@ -106,9 +106,9 @@ def write_course(write_run: Callable[..., Path]) -> Callable[..., Path]:
         lines = [
             {
                 **round_line(r, 0.0, 1.0),
-                "joules": {"pre": 1.0, "train": 6.0, "comm": 1.0},
+                "joules": {"preparation": 1.0, "training": 6.0, "communication": 1.0},
                 "sim_time_s": 2.0,
-                "accuracy": None if a is None else accuracy_of(0.3) | {"central": None} | {kind: a},
+                "accuracy": None if a is None else accuracy_metrics(0.3) | {"central": None} | {kind: a},
             }
             for r, a in enumerate(accuracy, start=1)
         ]
@@ -118,10 +118,10 @@ def write_course(write_run: Callable[..., Path]) -> Callable[..., Path]:
         result = {
             "rounds": n,
             "accuracy": lines[-1]["accuracy"],
-            "joules": {"pre": 3.0 * n, "train": 6.0 * n, "comm": 1.0 * n, "total": 10.0 * n},
-            "joules_of_server": {"pre": 2.0 * n, "seconds": 0.5 * n, "watts": 4.0, "kind": "measured"},
+            "joules": {"preparation": 3.0 * n, "training": 6.0 * n, "communication": 1.0 * n, "total": 10.0 * n},
+            "server_joules": {"total": 2.0 * n, "seconds": 0.5 * n, "watts": 4.0, "kind": "measured"},
             "wall_s": 90.0,
-            "stopped": stopped,
+            "stop_reason": stopped,
         }
         if finished:
             (run / "result.json").write_text(json.dumps(result))

@@ -45,7 +45,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": {"data", "experiment", "methods"},
 }
-SERVICE_OF_AN_EXPERIMENT = {"shoal.experiment.job"}  # a service reads jobs, and assembles and runs nothing
+EXPERIMENT_MODULES_OF_SERVICE = {"shoal.experiment.job"}  # a service reads jobs, and assembles and runs nothing
 
 
 def imports(path):
@@ -67,24 +67,24 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_dependencies_point_one_way(path):
-    here = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    own_room = path.relative_to(ROOT).parts[0].removesuffix(".py")
     for module in imports(path):
-        there = room(module)
+        imported_room = room(module)
         if module.split(".")[0] == "flwr":
             allowed = (ROOT / "fleet/flower.py", ROOT / "fleet/messages.py")
-            assert path in allowed or here == "deploy", "flwr is for the Flower fleet and deploy/ only"
-        if there in ALLOWED and there != here:
-            core = {"errors"} if here == "types" else CORE
-            assert there in ALLOWED[here] | core, f"{here} must not import {there}"
+            assert path in allowed or own_room == "deploy", "flwr is for the Flower fleet and deploy/ only"
+        if imported_room in ALLOWED and imported_room != own_room:
+            core = {"errors"} if own_room == "types" else CORE
+            assert imported_room in ALLOWED[own_room] | core, f"{own_room} must not import {imported_room}"
 
 
 def test_the_service_reads_jobs_and_assembles_nothing():
-    used = {m for p in FILES for m in imports(p) if p.is_relative_to(ROOT / "serve") and room(m) == "experiment"}
-    assert {".".join(m.split(".")[:3]) for m in used} == SERVICE_OF_AN_EXPERIMENT
+    imported = {m for p in FILES for m in imports(p) if p.is_relative_to(ROOT / "serve") and room(m) == "experiment"}
+    assert {".".join(m.split(".")[:3]) for m in imported} == EXPERIMENT_MODULES_OF_SERVICE
 
 
-def test_nothing_else_stands_at_the_root():
-    """Nine modules, besides the package itself and `python -m shoal`."""
+def test_the_root_has_nine_modules():
+    """The package itself and `python -m shoal` do not count."""
     modules = {p.stem for p in ROOT.glob("*.py")} - {"__init__", "__main__"}
     assert modules == {
         *("client_table", "codec", "engine", "errors", "metrics", "model_cache", "rng", "tree", "types"),

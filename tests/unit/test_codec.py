@@ -48,13 +48,13 @@ def test_aliases_are_written_twice():
     assert tree.max_abs_difference(back, t) == 0
 
 
-def test_same_tree_same_bytes_whatever_the_order():
+def test_the_order_of_names_does_not_change_the_bytes():
     forward = codec.pack({"a": torch.ones(2), "b": torch.zeros(3)}, {"x": 1, "y": 2})
     backward = codec.pack({"b": torch.zeros(3), "a": torch.ones(2)}, {"y": 2, "x": 1})
     assert forward == backward
 
 
-def test_it_is_plain_safetensors():
+def test_the_format_is_safetensors():
     data = codec.pack({"a": torch.ones(2)})
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert header["a"]["shape"] == [2]

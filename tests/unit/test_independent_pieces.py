@@ -1,10 +1,10 @@
-"""A piece of one step is not known by name outside its step: what goes with what follows from capabilities.
+"""No module outside a step knows the pieces of the step by name, because capabilities decide which pieces fit together.
 
-Two kinds of modules are exempt. The named methods in `methods/*.py` are compositions, so they list piece names, and so
-do recipes, which are no modules. Nothing but the registry imports classes of pieces.
+The named methods in `methods/*.py` are exempt: they are compositions, so they list piece names. Recipes list them too,
+but they are no modules. Only the registry imports classes of pieces.
 
 Many piece names are ordinary words ("none", "mean", "labels", "update"), so a text alone is no piece name. It counts as
-one where the code uses it as one:
+one if the code uses it as one:
 
 - compared with an attribute `.name` or `.piece`, or with `steps["cluster"]` or `steps.get("cluster")`;
 - in a mapping from steps to pieces: `{"cluster": "aidc"}`, `steps["cluster"] = "aidc"`, `f(cluster="aidc")`;
@@ -29,7 +29,7 @@ ROOT = Path(shoal.__file__).parent
 PIECES = "shoal.methods.pieces"
 COMPOSITIONS = set(ROOT.glob("methods/[!_]*.py"))
 FILES = sorted(set(ROOT.rglob("*.py")) - COMPOSITIONS)
-ASKS = ("uses", "provides", "require", "piece_class", "register")
+FUNCTIONS_OF_PIECE_NAMES = ("uses", "provides", "require", "piece_class", "register")
 COMPOSITION = re.compile(rf"(?:({'|'.join(STEPS)})=([\w+-]+)(?:,|$))+")
 
 
@@ -38,21 +38,21 @@ def texts(node):
 
 
 def step_of(node):
-    """The step in `steps["cluster"]` and `steps.get("cluster")`."""
-    given = node.slice if isinstance(node, ast.Subscript) else None
+    """Returns the step in `steps["cluster"]` and `steps.get("cluster")`."""
+    key = node.slice if isinstance(node, ast.Subscript) else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
-        given = node.args[0]
-    return given.value if isinstance(given, ast.Constant) and given.value in STEPS else None
+        key = node.args[0]
+    return key.value if isinstance(key, ast.Constant) and key.value in STEPS else None
 
 
 def named_in(node):
-    """(step, text) for every text that the node uses as a piece name; the step is None where the code does not say."""
+    """Yields (step, text) for every text that serves as a piece name. The step is None if the code does not say."""
     match node:
         case ast.Compare():
             sides = [node.left, *node.comparators]
-            about = [side for side in sides if step_of(side) or getattr(side, "attr", None) in ("name", "piece")]
-            for side in (side for side in sides if about and side not in about):
-                yield from ((step_of(about[0]), text) for text in texts(side))
+            pieces_of_code = [s for s in sides if step_of(s) or getattr(s, "attr", None) in ("name", "piece")]
+            for side in (s for s in sides if pieces_of_code and s not in pieces_of_code):
+                yield from ((step_of(pieces_of_code[0]), text) for text in texts(side))
         case ast.Match(subject=ast.Attribute(attr="name" | "piece")):
             yield from ((None, text) for case in node.cases for text in texts(case.pattern))
         case ast.Dict():
@@ -63,7 +63,7 @@ def named_in(node):
             yield from ((step_of(target), text) for text in texts(node.value))
         case ast.keyword(arg=str() as step) if step in STEPS and isinstance(node.value, ast.Constant):
             yield from ((step, text) for text in texts(node.value))
-        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in ASKS:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in FUNCTIONS_OF_PIECE_NAMES:
             yield from ((None, text) for argument in node.args for text in texts(argument))
         case ast.Constant(value=str() as text) if COMPOSITION.fullmatch(text):
             for part in text.split(","):
@@ -72,13 +72,13 @@ def named_in(node):
 
 
 def couplings(source, own_step=None):
-    """The pieces of other steps that a module knows by name or by class."""
-    tree, found = ast.parse(source), set()
+    """Returns the pieces of other steps that a module knows by name or by class."""
+    tree, known_pieces = ast.parse(source), set()
     for node in ast.walk(tree):
         for step, text in named_in(node):
             steps = [s for s in ([step] if step else STEPS) if text in pieces()[s]]
             if own_step not in steps:
-                found |= {(s, text) for s in steps}
+                known_pieces |= {(s, text) for s in steps}
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module == PIECES:
@@ -86,14 +86,14 @@ def couplings(source, own_step=None):
         for module in modules:
             step, _, rest = module.removeprefix(f"{PIECES}.").partition(".")
             if module.startswith(f"{PIECES}.") and step != own_step:
-                found.add((step, rest or "*"))
-    return found
+                known_pieces.add((step, rest or "*"))
+    return known_pieces
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_module_knows_a_piece_of_another_step(path):
-    inside = path.is_relative_to(ROOT / "methods/pieces") and path.parent.name in STEPS
-    assert couplings(path.read_text(), path.parent.name if inside else None) == set()
+    is_piece = path.is_relative_to(ROOT / "methods/pieces") and path.parent.name in STEPS
+    assert couplings(path.read_text(), path.parent.name if is_piece else None) == set()
 
 
 @pytest.mark.parametrize(
@@ -128,5 +128,5 @@ def test_a_piece_may_name_itself():
 
 
 def test_a_named_method_is_a_composition_of_pieces():
-    found = couplings((ROOT / "methods/fedepc.py").read_text())
-    assert found == {("represent", "sparsity"), ("cluster", "aidc"), ("select", "bandit"), ("train", "proximal")}
+    known_pieces = couplings((ROOT / "methods/fedepc.py").read_text())
+    assert known_pieces == {("represent", "sparsity"), ("cluster", "aidc"), ("select", "bandit"), ("train", "proximal")}

@@ -7,7 +7,7 @@ from shoal.metrics import Score, macro_f1, mean_of_pair, mean_over_clients, sum_
 
 
 def test_pairs_are_not_means_of_means():
-    # 1 of 1 and 0 of 9: the mean over examples is 0.1, the mean of means would be 0.5
+    # 1 of 1 and 0 of 9: the mean over samples is 0.1, the mean of means would be 0.5
     assert mean_of_pair(sum_pairs([(1, 1), (0, 9)])) == pytest.approx(0.1)
     assert mean_of_pair(sum_pairs([])) is None
     assert mean_over_clients([{"loss": (2.0, 4.0)}, {}, {"loss": (1.0, 2.0)}], "loss") == pytest.approx(0.5)
@@ -19,7 +19,7 @@ def test_macro_f1_by_hand():
     assert f1 == pytest.approx((6 / 9 + 2 / 3) / 2)
 
 
-def test_macro_f1_of_a_class_never_hit_is_zero():
+def test_macro_f1_of_a_class_without_hits_is_zero():
     assert macro_f1(torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([4.0])) == 0
     assert macro_f1(torch.zeros(3), torch.zeros(3), torch.zeros(3)) is None
 
@@ -28,11 +28,11 @@ def test_macro_f1_agrees_with_scikit_learn():
     from sklearn.metrics import f1_score
 
     g = torch.Generator().manual_seed(3)
-    y, guess = (torch.randint(0, 5, (200,), generator=g) for _ in range(2))
-    each = torch.arange(5)
-    actual, chosen = (y[:, None] == each).float(), (guess[:, None] == each).float()
-    f1 = macro_f1((actual * chosen).sum(0), chosen.sum(0), actual.sum(0))
-    assert f1 == pytest.approx(f1_score(y, guess, average="macro"))
+    y, prediction = (torch.randint(0, 5, (200,), generator=g) for _ in range(2))
+    classes = torch.arange(5)
+    actual, predicted = (y[:, None] == classes).float(), (prediction[:, None] == classes).float()
+    f1 = macro_f1((actual * predicted).sum(0), predicted.sum(0), actual.sum(0))
+    assert f1 == pytest.approx(f1_score(y, prediction, average="macro"))
 
 
 def test_summary_by_hand():

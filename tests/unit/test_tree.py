@@ -9,11 +9,11 @@ A = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3.0)}}
 B = {"a": torch.tensor([3.0, 6.0]), "b": {"c": torch.tensor(7.0)}}
 
 
-def test_map():
+def test_map_leaves():
     assert tree.map_leaves(lambda x, y: x + y, A, B)["b"]["c"] == 10
 
 
-def test_filled_restores_empty_subtrees_and_order():
+def test_fill_skeleton_restores_empty_subtrees_and_order():
     t = {"z": {}, "a/b": {"y": torch.tensor(1.0), "x": torch.tensor(2.0)}}
     back = tree.fill_skeleton(tree.skeleton(t), tree.flatten(t))
     assert list(back) == ["z", "a/b"]
@@ -21,7 +21,7 @@ def test_filled_restores_empty_subtrees_and_order():
     assert back["a/b"]["x"] is t["a/b"]["x"]
 
 
-def test_flatten_keeps_hostile_names():
+def test_flatten_quotes_special_characters_of_names():
     t = {"a/b": {"c.d": torch.tensor(1.0)}, "%2F": torch.tensor(2.0)}
     flat = tree.flatten(t)
     assert len(flat) == 2
@@ -49,7 +49,7 @@ def test_weighted_mean_needs_weight():
         tree.weighted_mean([A], [0])
 
 
-def test_distance_sees_shape_and_value():
+def test_max_abs_difference_sees_shapes_and_values():
     assert tree.max_abs_difference(A, B) == 4
     assert math.isinf(tree.max_abs_difference(A, {"a": A["a"]}))
     reordered = {"b": A["b"], "a": A["a"]}

@@ -1,4 +1,4 @@
-"""Which clients a stage sends tasks to, in which rounds, and how that reads."""
+"""The clients to which a stage sends tasks, the rounds in which it does, and the sentences about it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from shoal.models import load_model
 from shoal.stages.base import OneProgram, Scheduled
 from shoal.types import Recipients, Rounds, Schedule, periodic_rounds
 
-ALL_AGAIN = Schedule("all", (Rounds(0, 20),), "late-joining")
+ALL_PERIODICALLY = Schedule("all", (Rounds(0, 20),), "late-joining")
 PROBE = Schedule("all", (Rounds(20, 20),), "unassigned")
 SURVEY = Schedule("all", (Rounds(0, 1, last=10), Rounds(19, 10), Rounds(20, 10)))
 
 
 def rounds_of(schedule: Schedule, kind: Recipients, rounds: int = 45) -> list[int]:
-    """Counted from 1."""
+    """Returns the rounds in which these clients receive tasks, counted from 1."""
     return [r + 1 for r in range(rounds) if schedule.clients_in(r) == kind]
 
 
-def test_every_so_many_rounds_all_clients_and_between_them_those_that_have_not_reported():
-    assert rounds_of(ALL_AGAIN, "all") == [1, 21, 41]
-    assert rounds_of(ALL_AGAIN, "late-joining", 5) == [2, 3, 4, 5]
-    assert all(ALL_AGAIN.due(r) for r in range(45))
+def test_between_two_rounds_with_all_clients_only_late_joining_clients_receive_tasks():
+    assert rounds_of(ALL_PERIODICALLY, "all") == [1, 21, 41]
+    assert rounds_of(ALL_PERIODICALLY, "late-joining", 5) == [2, 3, 4, 5]
+    assert all(ALL_PERIODICALLY.due(r) for r in range(45))
 
 
 def test_nothing_is_due_before_the_first_round():
@@ -55,7 +55,7 @@ def test_rounds_that_are_evaluated(rounds, every, expected):
     [
         (Schedule("cohort"), "In every round, the clients of the cohort receive a task."),
         (
-            ALL_AGAIN,
+            ALL_PERIODICALLY,
             "In round 1 and every 20 rounds after it, all clients receive a task. In other rounds, clients that have "
             "not reported yet receive a task, such as late-joining clients.",
         ),
@@ -86,28 +86,28 @@ def test_rounds_that_are_evaluated(rounds, every, expected):
         (Schedule("all", ()), "The stage is never due."),
     ],
 )
-def test_it_reads_as_a_sentence(schedule, sentence):
+def test_a_schedule_reads_as_a_sentence(schedule, sentence):
     assert str(schedule) == sentence
-    assert schedule.facts()["sentence"] == sentence
+    assert schedule.to_json()["sentence"] == sentence
 
 
-def test_facts_count_rounds_from_one():
+def test_json_counts_rounds_from_one():
     facts = SURVEY.to_json()
     assert facts["rounds"] == [
         {"first": 1, "every": 1, "last": 11},
         {"first": 20, "every": 10},
         {"first": 21, "every": 10},
     ]
-    assert (facts["clients"], facts["others"]) == ("all", "none")
+    assert (facts["clients"], facts["clients_otherwise"]) == ("all", "none")
 
 
 @pytest.mark.parametrize(
-    ("schedule", "rounds", "most"),
+    ("schedule", "rounds", "max_tasks"),
     [
-        (ALL_AGAIN, 1, 1),
-        (ALL_AGAIN, 20, 1),
-        (ALL_AGAIN, 21, 2),
-        (ALL_AGAIN, 41, 3),
+        (ALL_PERIODICALLY, 1, 1),
+        (ALL_PERIODICALLY, 20, 1),
+        (ALL_PERIODICALLY, 21, 2),
+        (ALL_PERIODICALLY, 41, 3),
         (Schedule("all", (Rounds(0, 0),), "late-joining"), 100, 1),
         (Schedule("all", (Rounds(0, 0),), "retry"), 100, 1),
         (PROBE, 20, 0),
@@ -119,24 +119,24 @@ def test_facts_count_rounds_from_one():
         (Schedule("members", (Rounds(3, 4),), "candidates"), 8, 2 + 3),  # rounds 4 and 8; 5, 6 and 7
     ],
 )
-def test_how_many_tasks_one_client_may_receive(schedule, rounds, most):
-    assert schedule.max_tasks_per_client(rounds) == most
+def test_number_of_tasks_that_one_client_may_receive(schedule, rounds, max_tasks):
+    assert schedule.max_tasks_per_client(rounds) == max_tasks
 
 
 class Own(OneProgram):
-    """As short as a stage of a user's own."""
+    """The shortest stage that a user can write."""
 
     name = "own"
 
 
-def test_a_stage_that_says_nothing_is_due_in_every_round():
+def test_a_stage_without_a_declared_schedule_is_due_in_every_round():
     assert [Own().due(r) for r in range(3)] == [True] * 3
     assert str(Own().schedule) == "In every round, the clients that the stage names in its plan receive a task."
-    assert Own().purpose == "pre"
+    assert Own().purpose == "preparation"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_stage_says_whom_it_asks_and_is_due_when_it_says(method):
+def test_every_stage_declares_its_recipients_and_is_due_as_declared(method):
     s = Setting(load_model("mlp", (6,), 4), rounds=25, cohort_size=3, eval_every=4, options=quick_options(method))
     for stage in build(method, s).stages:
         assert stage.schedule.clients != "unstated", stage.name
@@ -144,29 +144,29 @@ def test_every_stage_says_whom_it_asks_and_is_due_when_it_says(method):
         assert type(stage).due is Scheduled.due, "a stage declares its schedule, and nothing beside it"
 
 
-def words(schedule: Schedule, rounds: int) -> dict[str, tuple[int, ...]]:
-    """The kinds of rounds that explain tells apart, and the rounds that it plays for each, counted from 1."""
+def rounds_by_kind(schedule: Schedule, rounds: int) -> dict[str, tuple[int, ...]]:
+    """Returns the rounds that `explain` runs for each kind of round, counted from 1."""
     return {k: tuple(r + 1 for r in kind.run_rounds) for k, kind in round_kinds(schedule, rounds).items()}
 
 
 def test_kinds_of_rounds_by_hand():
     usual = {"in round 1": (1,), "in a usual later round": (2, 3)}
-    assert words(Schedule("cohort"), 10) == usual
-    assert words(ALL_AGAIN, 20) == usual
-    assert words(ALL_AGAIN, 21) == usual | {"in round 21": (21,)}
-    assert words(ALL_AGAIN, 41) == usual | {"in a round such as 21": (21,)}
-    # nothing is due before the first probe; a usual round is one without a probe, and the first probe stands alone
-    assert words(PROBE, 20) == usual
+    assert rounds_by_kind(Schedule("cohort"), 10) == usual
+    assert rounds_by_kind(ALL_PERIODICALLY, 20) == usual
+    assert rounds_by_kind(ALL_PERIODICALLY, 21) == usual | {"in round 21": (21,)}
+    assert rounds_by_kind(ALL_PERIODICALLY, 41) == usual | {"in a round such as 21": (21,)}
+    # Nothing is due before the first probe. A usual round has no probe, and the first probe is a kind of its own.
+    assert rounds_by_kind(PROBE, 20) == usual
     after = {"in round 1": (1,), "in a usual later round": (22,), "in round 21": (21,)}
-    assert words(PROBE, 60) == after | {"in round 41": (41,)}
-    assert words(PROBE, 61) == after | {"in a round such as 41": (41,)}
-    # no round but the first, or only one more
-    assert words(ALL_AGAIN, 1) == {"in round 1": (1,)}
-    assert words(Schedule("cohort"), 2) == {"in round 1": (1,), "in a usual later round": (2,)}
-    # every second round: the others are the usual ones
+    assert rounds_by_kind(PROBE, 60) == after | {"in round 41": (41,)}
+    assert rounds_by_kind(PROBE, 61) == after | {"in a round such as 41": (41,)}
+    # The run has one round or two.
+    assert rounds_by_kind(ALL_PERIODICALLY, 1) == {"in round 1": (1,)}
+    assert rounds_by_kind(Schedule("cohort"), 2) == {"in round 1": (1,), "in a usual later round": (2,)}
+    # The stage is due in every second round. The others are the usual rounds.
     every_second = Schedule("all", periodic_rounds(10, 2))
     first = {"in round 1": (1,), "in a usual later round": (3,)}
-    assert words(every_second, 10) == first | {"in round 2": (2,), "in a round such as 4": (4,)}
+    assert rounds_by_kind(every_second, 10) == first | {"in round 2": (2,), "in a round such as 4": (4,)}
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class WithoutSchedule:
 
 
 def test_a_stage_without_a_schedule_is_refused():
-    def own(s):
-        return one_model_method(s, "own", WithoutSchedule())
+    def own(setting):
+        return one_model_method(setting, "own", WithoutSchedule())
 
-    with pytest.raises(UserError, match="stage 'mine' of method own has no schedule; it must be a subclass"):
+    with pytest.raises(UserError, match="stage 'mine' of method own has no schedule; its class must be a subclass"):
         build(own, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3))

@@ -1,4 +1,4 @@
-"""The report as a browser shows it, from a file, without a network."""
+"""The report in a browser, opened as a file without a network."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def browser(tmp_path):
             pytest.fail("needs chromium")
         pytest.skip("needs chromium")
 
-    def look(page, *flags):
+    def open_page(page, *flags):
         profile = f"--user-data-dir={tmp_path / 'profile'}"
         command = [CHROMIUM, *FLAGS, profile, *flags, page.resolve().as_uri()]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
-    return look
+    return open_page
 
 
-def test_the_page_draws_its_figures_without_a_complaint(browser, tmp_path):
+def test_the_page_draws_its_plots_without_errors(browser, tmp_path):
     for method in ("fedavg", "local"):
         run_job(Job(method=method, clients=6, rounds=3, cohort=3, max_train_samples=400), tmp_path / method)
     page = write_page([read_run(tmp_path / m) for m in ("fedavg", "local")], tmp_path / "page.html")
-    seen = browser(page, "--dump-dom")
-    assert len(re.findall(r'<svg[^>]*class="main-svg"', seen.stdout)) >= 4  # rounds, clients, bytes, partition
-    assert "scatterlayer" in seen.stdout
-    assert "heatmaplayer" in seen.stdout
-    complaints = [line for line in seen.stderr.splitlines() if "CONSOLE" in line and "page.html" in line]
-    assert complaints == []
+    output = browser(page, "--dump-dom")
+    assert len(re.findall(r'<svg[^>]*class="main-svg"', output.stdout)) >= 4  # rounds, clients, bytes, partition
+    assert "scatterlayer" in output.stdout
+    assert "heatmaplayer" in output.stdout
+    errors = [line for line in output.stderr.splitlines() if "CONSOLE" in line and "page.html" in line]
+    assert errors == []
     browser(page, f"--screenshot={tmp_path / 'page.png'}")
     assert (tmp_path / "page.png").stat().st_size > 50_000

@@ -1,4 +1,7 @@
-"""The command line. Results go to stdout, everything else to stderr; `--json` makes stdout one JSON object."""
+"""The command line.
+
+Results go to stdout, and everything else goes to stderr. With `--json`, stdout is one JSON object.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import typer
 from shoal.cli.base import app, err, escape_markup
 
 # isort: off
-from shoal.cli import runs, study, serving, methods, recipes, data  # noqa: F401  (they register their commands, in this order)
+from shoal.cli import runs, study, serving, methods, recipes, data  # noqa: F401  (the help lists commands in this order)
 # isort: on
 
 
@@ -36,6 +39,7 @@ def _main(
 
 
 def main() -> None:
+    """Runs the command line and ends the process with its exit code."""
     try:
         sys.exit(app(standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:

@@ -1,4 +1,4 @@
-"""`shoal data`."""
+"""The commands `shoal data list`, `shoal data get` and `shoal data show`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.cli.flags import DATA_FLAGS, job_flags, overrides, user_flags
 
 @data_app.command("list")
 def data_list(as_json: AsJson = False) -> None:
-    """The data sets known by name, and where each is found."""
+    """List the data sets that have a name, and where each of them is."""
     with user_errors(as_json):
         from dataclasses import asdict
 
@@ -28,10 +28,10 @@ def data_list(as_json: AsJson = False) -> None:
         for heading in ("name", "train", "test", "classes", "shape", "where"):
             table.add_column(heading, no_wrap=heading == "name", overflow="fold")
         for s in sets:
-            rows = [f"{n:,}" for n in s.rows] if s.rows else ["as asked"] * 2
-            table.add_row(s.name, *rows, str(s.classes), " x ".join(map(str, s.shape)), s.where)
+            rows = [f"{n:,}" for n in s.num_samples] if s.num_samples else ["varies"] * 2
+            table.add_row(s.name, *rows, str(s.num_classes), " x ".join(map(str, s.shape)), s.where)
         out.print(table)
-        out.print("Licences and homes: shoal data list --json", highlight=False)
+        out.print("`shoal data list --json` prints licences and home pages.", highlight=False)
 
 
 @data_app.command("get")
@@ -39,7 +39,7 @@ def data_get(
     name: Annotated[str, typer.Argument(help="Download this data set. `shoal data list` shows the names.")],
     as_json: AsJson = False,
 ) -> None:
-    """Download a data set into the cache (with a checksum), unless it is already there."""
+    """Download a data set into the cache and check its checksum, unless it is there already."""
     with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress
         from shoal.data.sources import get_folder
@@ -60,13 +60,13 @@ def data_show(
     ] = "digits",
     out_path: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Draw the same on an HTML page in this file.", show_default="no page"),
+        typer.Option("--out", "-o", help="Draw the partition on an HTML page in this file.", show_default="no page"),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Print and draw how a data set is divided: clients by classes, and how much they differ."""
+    """Show how a data set is divided: the samples of each client and class, and how much the clients differ."""
     with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress
         from shoal.experiment.assemble import load_federation, partition_facts

@@ -1,4 +1,4 @@
-"""The flags of a job, as its settings are declared."""
+"""The flags of a job, built from the declarations of its settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.experiment.job import SETTINGS, parse_amount, parse_options
 
 
 def _flag(setting: Declaration) -> Parameter:
-    """What is not one plain value comes as text and is read by `overrides`, or refused by the job in its own words."""
+    """Returns the flag of a setting. A value that is not one number or boolean stays text, which the job parses."""
     flag = str(setting.flag)
     plain = len(setting.types) == 1 and setting.types[0] in (bool, int, float)
     kind: Any = list[str] if setting.is_repeated else setting.types[0] if plain else str
@@ -31,12 +31,12 @@ def _flag(setting: Declaration) -> Parameter:
 
 
 FLAGS = {name: _flag(setting) for name, setting in SETTINGS.items() if setting.flag}
-# what divides the data follows from the seed, too
+# The seed is one of them, because the partition depends on it.
 DATA_FLAGS = tuple(n for n in FLAGS if n == "seed" or (SETTINGS[n].scope in ("data", "partition") and n != "data"))
 
 
 def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the job's flags: it takes them as `**flags`, and `given` says which the user wrote."""
+    """Gives a command the named flags of a job as `**flags`. `user_flags` returns those that the user wrote."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
@@ -50,13 +50,13 @@ def job_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 def user_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of a command's `**flags` that the user wrote. For the others a recipe may have values."""
+    """Returns the flags that the user wrote. A recipe may have values for the others."""
     source = click.get_current_context().get_parameter_source
     return {n: v for n, v in flags.items() if source(n) is not ParameterSource.DEFAULT}
 
 
 def overrides(flags: dict[str, Any]) -> dict[str, Any]:
-    """The job's keys that were given as flags."""
+    """Returns the keys of a job for flags that the user wrote."""
     values: dict[str, Any] = {k: parse_amount(f"--{k}", v) if SETTINGS[k].is_amount else v for k, v in flags.items()}
     values["set"] = parse_options(values.pop("set", []))
     return values

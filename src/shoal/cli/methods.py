@@ -1,4 +1,4 @@
-"""Commands that tell what methods are."""
+"""Commands that describe methods: `shoal methods`, `shoal pieces` and `shoal explain`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def methods(
 
         if name and (path := find_recipe(name)):
             name = _method_of_recipe(path)
-        chosen = [name] if name else list(METHODS)
+        names = [name] if name else list(METHODS)
         if as_json:
-            facts = [{"name": m, "summary": summary(m), "options": _option_facts(available_options(m))} for m in chosen]
+            facts = [{"name": m, "summary": summary(m), "options": _option_facts(available_options(m))} for m in names]
             print_json({"methods": facts})
             return
         if name:
@@ -45,7 +45,7 @@ def methods(
         table = Table(show_header=True, box=None, pad_edge=False)
         for heading in ("method", "what it is"):
             table.add_column(heading)
-        for m in chosen:
+        for m in names:
             table.add_row(m, summary(m))
         out.print(table)
 
@@ -70,33 +70,33 @@ def _options_table(options: Mapping[str, Mapping[str, AvailableOption]]) -> Tabl
 
 
 def _as_typed(value: Any) -> str:
-    """A default as a user would write it behind `--set OPTION=`."""
+    """Returns a default as a user writes it after `--set OPTION=`."""
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
 def _method_of_recipe(recipe: Path) -> str:
     from shoal.experiment.recipe import load_recipe
 
-    found = {job.method for job in load_recipe(recipe, {}).jobs.values()}
-    if len(found) > 1:
-        raise UserError(f"recipe {recipe} has several methods; name one of them: {', '.join(sorted(found))}")
-    return str(found.pop())
+    names = {job.method for job in load_recipe(recipe, {}).jobs.values()}
+    if len(names) > 1:
+        raise UserError(f"recipe {recipe} has several methods. Name one of them: {', '.join(sorted(names))}.")
+    return str(names.pop())
 
 
 def _print_pieces_of_step(step: str) -> None:
-    """Every piece of a step: what it is, what leaves the client, what it needs, and its options."""
+    """Prints for every piece of a step what it is, what leaves the client, and what it requires."""
     from shoal.errors import look_up
-    from shoal.methods.composition.piece import pieces as known_pieces
+    from shoal.methods.composition.piece import pieces as pieces_by_step
 
     labels = {
         "client_sends": "each client sends",
         "client_keeps": "each client keeps",
         "server_learns": "the server learns",
-        "needs": "needs",
+        "requires": "requires",
         "provides": "provides",
         "remark": "remark",
     }
-    for name, piece in look_up("step", step, known_pieces()).items():
+    for name, piece in look_up("step", step, pieces_by_step()).items():
         facts = piece.facts()
         default = " (default)" if piece.is_default else ""
         out.print(f"[bold]{name}[/]{default}  [dim]{escape_markup(piece.source)}[/]", highlight=False)
@@ -117,20 +117,26 @@ def pieces(
         if step is not None and not as_json:
             _print_pieces_of_step(step)
             return
-        from shoal.methods.composition.piece import pieces as known_pieces
+        from shoal.methods.composition.piece import pieces as pieces_by_step
 
-        known = {step: {name: piece.facts() for name, piece in found.items()} for step, found in known_pieces().items()}
+        facts_by_step = {
+            step: {name: piece.facts() for name, piece in pieces_of_step.items()}
+            for step, pieces_of_step in pieces_by_step().items()
+        }
         if as_json:
-            print_json({"pieces": known})
+            print_json({"pieces": facts_by_step})
             return
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("step", "piece", "what it is", "needs"):
+        for heading in ("step", "piece", "what it is", "requires"):
             table.add_column(heading, no_wrap=heading in ("step", "piece"), overflow="fold")
-        for step, found in known.items():
-            for i, (name, facts) in enumerate(found.items()):
-                table.add_row("" if i else step, name, facts["summary"], "; ".join(facts["needs"]))
+        for step, facts_by_piece in facts_by_step.items():
+            for i, (name, facts) in enumerate(facts_by_piece.items()):
+                table.add_row("" if i else step, name, facts["summary"], "; ".join(facts["requires"]))
         out.print(table)
-        out.print("\nThe first piece of a step is its default. `shoal pieces STEP` says more.", highlight=False)
+        out.print(
+            "\nThe first piece of a step is its default. `shoal pieces STEP` describes the pieces of a step.",
+            highlight=False,
+        )
 
 
 @app.command()
@@ -145,7 +151,7 @@ def explain(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Say what a method does, step by step: what clients send and learn, what the server learns, what a round costs."""
+    """Explain a method step by step: what clients send, what the server learns, and what a round costs."""
     with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress, RunProgress
         from shoal.experiment.assemble import assemble_job, validate_job
@@ -158,13 +164,13 @@ def explain(
             jobs = list(load_recipe(path, overrides(user_flags(flags))).jobs.values())
         else:
             jobs = [make_job(overrides(user_flags(flags)) | {"method": method_or_recipe})]
-        first = {job.method: job for job in reversed(jobs)}
+        first_jobs = {job.method: job for job in reversed(jobs)}
         explanations = []
-        for job in (first[name] for name in dict.fromkeys(job.method for job in jobs)):
+        for job in (first_jobs[name] for name in dict.fromkeys(job.method for job in jobs)):
             validate_job(job)
             with DownloadProgress(err) as download:
                 experiment = assemble_job(job, download)
-            with RunProgress(err, f"playing {job.method}", len(rounds_to_run(experiment))) as progress:
+            with RunProgress(err, f"running {job.method}", len(rounds_to_run(experiment))) as progress:
                 explanations.append(explain_method(experiment, on_round=progress.on_round))
         if as_json:
             print_json({"methods": explanations})

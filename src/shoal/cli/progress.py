@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live bar on a terminal, plain lines elsewhere. All on stderr."""
+"""Shows the progress of a run on stderr: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from shoal.engine import RoundRecord  # brings torch, which `--help` need not wait for
+    from shoal.engine import RoundRecord  # imports torch, which would slow `--help` down
 
-LINE_EVERY_S = 2.0  # between plain lines, so that a log of a thousand quick rounds stays short
+LINE_EVERY_S = 2.0  # between plain lines, so that the log of a thousand short rounds stays short
 
 
 def setup_logging(console: Console) -> None:
+    """Sends log messages to the console: those of shoal from INFO on, others from WARNING on."""
     handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     logging.getLogger("shoal").setLevel(logging.INFO)
@@ -36,13 +37,13 @@ def _metrics_text(record: RoundRecord) -> str:
     parts = [f"loss {record.metrics['train.loss']:.3f}"] if "train.loss" in record.metrics else []
     if record.evaluation is not None:
         accuracy = record.evaluation.summary()["accuracy"]
-        names = {"mean": "local", "central": "central"}
-        parts = [f"{names[k]} {accuracy[k]:.1%}" for k in names if accuracy[k] is not None] + parts
+        keys = ("local", "central")
+        parts = [f"{k} {accuracy[k]:.1%}" for k in keys if accuracy[k] is not None] + parts
     return "  ".join(parts)
 
 
 class RunProgress:
-    """Rounds, accuracy, time left."""
+    """Shows rounds, accuracy, loss and the remaining time of a run."""
 
     def __init__(self, console: Console, title: str, num_rounds: int) -> None:
         self.console, self.title, self.num_rounds = console, title, num_rounds
@@ -51,7 +52,7 @@ class RunProgress:
         self._started: tuple[float, int] | None = None
         self._last_line = -LINE_EVERY_S
         self._metrics_shown = ""
-        self._unprinted: RoundRecord | None = None  # the last round, while no line has told of it
+        self._unprinted: RoundRecord | None = None  # the last round, until a line shows it
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -59,13 +60,13 @@ class RunProgress:
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[seen]}"),
+                TextColumn("{task.fields[metrics]}"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
             )
             self._bar = Progress(*columns, console=self.console)
-            self._task = self._bar.add_task(self.title, total=self.num_rounds, seen="")
+            self._task = self._bar.add_task(self.title, total=self.num_rounds, metrics="")
             self._bar.start()
         return self
 
@@ -74,9 +75,10 @@ class RunProgress:
             self._bar.stop()
 
     def on_round(self, record: RoundRecord) -> None:
-        self._metrics_shown = _metrics_text(record)  # of this round alone: what was not evaluated has no figure
+        """Shows a round. It is the callback for `run_job`."""
+        self._metrics_shown = _metrics_text(record)  # of this round alone, so that no old accuracy is shown
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=record.round, seen=self._metrics_shown)
+            self._bar.update(self._task, completed=record.round, metrics=self._metrics_shown)
             return
         now = time.monotonic()
         if self._started is None:
@@ -87,7 +89,7 @@ class RunProgress:
             self._print_round(record, self._time_left(now, record.round))
 
     def on_end(self, stop_reason: str | None) -> None:
-        """A run that ends before its last round says so, and why."""
+        """Shows why a run ended early. It is the callback for `run_job`."""
         if stop_reason:
             if self._unprinted is not None:
                 self._print_round(self._unprinted)
@@ -101,14 +103,14 @@ class RunProgress:
         self.console.print(f"{self.title}  {text}", highlight=False, soft_wrap=True, markup=False)
 
     def _time_left(self, now: float, round_number: int) -> str:
-        began, first = self._started or (now, round_number)
-        if round_number == first or round_number == self.num_rounds:
+        started_s, first_round = self._started or (now, round_number)
+        if round_number == first_round or round_number == self.num_rounds:
             return ""
-        return f"  {(now - began) / (round_number - first) * (self.num_rounds - round_number):.0f} s left"
+        return f"  {(now - started_s) / (round_number - first_round) * (self.num_rounds - round_number):.0f} s left"
 
 
 class DownloadProgress:
-    """Called by the downloader with (file, bytes so far, bytes in all or None)."""
+    """Shows downloads. The downloader calls it with the file, the bytes so far and the total bytes or None."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(

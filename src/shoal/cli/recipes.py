@@ -1,4 +1,4 @@
-"""`shoal recipes`."""
+"""The command `shoal recipes`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from shoal.errors import look_up
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Print the text of this recipe or study, to read it or to start your own.")
+        str | None,
+        typer.Argument(help="Print the text of this recipe or study, for example to start your own from it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes and studies that are installed with shoal, and how many jobs each of them runs."""
+    """List the recipes and studies that are installed with shoal, and the number of jobs of each."""
     with user_errors(as_json):
         from shoal.experiment.recipe import RECIPES
 
@@ -42,8 +43,8 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "recipes": [{"name": n, "title": r.title, "jobs": len(r.jobs)} for n, r in recipes.items()],
-                "studies": [{"name": n, "title": s.title, "jobs": jobs[n]} for n, s in studies.items()],
+                "recipes": [{"name": n, "title": r.title, "num_jobs": len(r.jobs)} for n, r in recipes.items()],
+                "studies": [{"name": n, "title": s.title, "num_jobs": jobs[n]} for n, s in studies.items()],
             }
         )
         return

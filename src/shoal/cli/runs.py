@@ -1,4 +1,4 @@
-"""Commands that make, go on with, and compare runs."""
+"""Commands that start, resume, evaluate, compare and report runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Run a method, or every job of a recipe, and keep it in a run directory."""
+    """Run a method, or every job of a recipe, and write each run into a directory."""
     with user_errors(as_json):
         from shoal.experiment.job import make_job
         from shoal.experiment.recipe import load_recipe
@@ -72,16 +72,16 @@ def run(
             job = recipe.single_job
         else:
             job = make_job(overrides(user_flags(flags)) | {"method": method_or_recipe})
-        place = out_path or default_run_path(job, path.stem if path else "composed")
-        with show_progress(job, place) as watch:
-            result = run_job(job, place, **watch)
-        records = read_runs([place])
-        page = write_page(records, place / "report.html")
+        run_path = out_path or default_run_path(job, path.stem if path else "composed")
+        with show_progress(job, run_path) as callbacks:
+            result = run_job(job, run_path, **callbacks)
+        records = read_runs([run_path])
+        page = write_page(records, run_path / "report.html")
         if as_json:
             print_json(result | {"report": str(page)})
         else:
             print_run_table(records)
-            out.print(f"run:    {place}\nreport: {page}", highlight=False, soft_wrap=True)
+            out.print(f"run:    {run_path}\nreport: {page}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -90,28 +90,28 @@ def resume(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Run the rest with this many processes of the pool.", show_default="as in config.json"
+            min=1, help="Run the rest with this many processes of the pool.", show_default="the number in config.json"
         ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped, from its last complete round."""
+    """Resume a run that was stopped, from its last complete round."""
     with user_errors(as_json):
         from shoal.experiment.run import job_from_config, resume_run
         from shoal.report import PAGE, write_page
         from shoal.store.outputs import check_output
         from shoal.store.reader import find_run_folders, read_run
 
-        if found := find_run_folders(run_dir):
+        if run_paths := find_run_folders(run_dir):
             raise UserError(
-                f"{run_dir} is no run but a folder of {len(found)}: if a recipe made it, repeat `shoal run RECIPE "
-                f"--out {run_dir}` with the same flags; else resume one of them, such as {found[0]}"
+                f"{run_dir} is not a run but a folder of {len(run_paths)} runs. If a recipe wrote it, repeat `shoal "
+                f"run RECIPE --out {run_dir}` with the same flags. Otherwise resume one run, such as {run_paths[0]}."
             )
-        config = read_run(run_dir).config  # first: what is no run has no page either
+        config = read_run(run_dir).config  # before the page is checked, for the better error
         check_output(run_dir / "report.html", PAGE, force)
-        with show_progress(job_from_config(config), run_dir) as watch:
-            result = resume_run(run_dir, workers=workers, **watch)
+        with show_progress(job_from_config(config), run_dir) as callbacks:
+            result = resume_run(run_dir, workers=workers, **callbacks)
         records = read_runs([run_dir])
         page = write_page(records, run_dir / "report.html", force=force)
         if as_json:
@@ -126,12 +126,12 @@ def evaluate(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Evaluate the finished run in this run directory.")],
     unseen: Annotated[
         bool,
-        typer.Option("--unseen", help="Evaluate the unseen clients instead: those that were excluded from training."),
+        typer.Option("--unseen", help="Evaluate the unseen clients instead, which were excluded from training."),
     ] = False,
     infer_from_inputs: Annotated[
         bool,
         typer.Option(
-            "--assign",
+            "--infer-from-inputs",
             help="Infer the cluster or the class prior of each unseen client from its inputs, without labels. This "
             "needs --unseen.",
         ),
@@ -139,8 +139,8 @@ def evaluate(
     num_inputs: Annotated[
         int | None,
         typer.Option(
-            "--inputs",
-            help="Infer from this many inputs of each unseen client. This needs --assign.",
+            "--num-inputs",
+            help="Infer from this many inputs of each unseen client. This needs --infer-from-inputs.",
             show_default="all its inputs",
         ),
     ] = None,
@@ -149,12 +149,12 @@ def evaluate(
         typer.Option(
             "--set",
             help="Predict with another serving option, such as serve.rule=energy. Repeat the flag for more than one.",
-            show_default="as the run says",
+            show_default="the options of the run",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate what a finished run serves: to its clients, or to those who never trained."""
+    """Evaluate the models of a finished run on its clients, or on unseen clients."""
     with user_errors(as_json):
         from shoal.cli.progress import DownloadProgress
         from shoal.experiment import evaluate
@@ -162,32 +162,36 @@ def evaluate(
         from shoal.report import evaluation_view
 
         if infer_from_inputs and not unseen:
-            raise UserError("--assign is given without --unseen; it is for clients that never trained")
+            raise UserError(
+                "--infer-from-inputs is given without --unseen. It works only for unseen clients. Add --unseen."
+            )
         if num_inputs is not None and not infer_from_inputs:
-            raise UserError("--inputs is given without --assign; it is for what rows without labels tell")
-        chosen = parse_options(options or [])
+            raise UserError("--num-inputs is given without --infer-from-inputs. Add --infer-from-inputs.")
+        serving_options = parse_options(options or [])
         with DownloadProgress(err) as progress:
             if unseen:
-                found = evaluate.evaluate_unseen_clients(run_dir, infer_from_inputs, progress, num_inputs, chosen)
+                facts = evaluate.evaluate_unseen_clients(
+                    run_dir, infer_from_inputs, progress, num_inputs, serving_options
+                )
             else:
-                found = evaluate.evaluate_clients(run_dir, progress, chosen)
+                facts = evaluate.evaluate_clients(run_dir, progress, serving_options)
         if as_json:
-            print_json(found)
+            print_json(facts)
         else:
-            out.print(evaluation_view(found))
+            out.print(evaluation_view(facts))
 
 
 @app.command()
 def demo(as_json: AsJson = False) -> None:
-    """A minute with shoal: four methods on scikit-learn's digits, offline, and a page that compares them."""
+    """Run four methods on scikit-learn's digits, offline, and write a page that compares them. It takes a minute."""
     with user_errors(as_json):
         from shoal.experiment.job import Job
 
         folder = free_path("demo")
-        places = [folder / method for method in ("shoal", "fedavg", "fedavg-ft", "local")]
-        failed = run_jobs({place.name: (place, Job(method=place.name, rounds=30)) for place in places})
-        finish_comparison(read_runs(places), folder / "report.html", as_json)
-        end_with_failures(failed, len(places))
+        paths = [folder / method for method in ("shoal", "fedavg", "fedavg-ft", "local")]
+        failed = run_jobs({path.name: (path, Job(method=path.name, rounds=30)) for path in paths})
+        finish_comparison(read_runs(paths), folder / "report.html", as_json)
+        end_with_failures(failed, len(paths))
 
 
 @app.command()
@@ -248,7 +252,7 @@ def compare(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """One table and one page for several runs. A METHOD is run first, with the flags given."""
+    """Compare several runs in one table and on one page. A METHOD is run first, with the flags of the command."""
     with user_errors(as_json):
         from shoal.experiment.assemble import validate_job
         from shoal.experiment.job import SETTINGS, make_job
@@ -258,11 +262,11 @@ def compare(
         from shoal.store.reader import read_run
 
         if out_path is not None:
-            check_output(out_path, PAGE, force)  # better now than after hours
-        questions = ComparisonRequest.parse(to_accuracy, at_budget, reference, sustained_rounds)
-        reading = {
-            "judged": parse_accuracy("--accuracy", accuracy),
-            "counted": parse_joules_scope("--joules", joules),
+            check_output(out_path, PAGE, force)  # now, because the runs may take hours
+        request = ComparisonRequest.parse(to_accuracy, at_budget, reference, sustained_rounds)
+        read_options = {
+            "accuracy_key": parse_accuracy("--accuracy", accuracy),
+            "joules_scope": parse_joules_scope("--joules", joules),
         }
         methods = [m for m in runs_and_methods if not Path(m).is_dir() and is_method(m)]
         runs_and_methods = expand_run_folders(runs_and_methods, methods)
@@ -274,15 +278,17 @@ def compare(
             elif Path(name).exists():
                 read_run(Path(name), allow_not_started=True)
             else:
-                raise UserError(f"{name} is not a run directory, and not a method{did_you_mean(name, METHODS)}")
+                raise UserError(f"{name} is neither a run directory nor a method{did_you_mean(name, METHODS)}")
         if (unused := user_flags(flags)) and not jobs:
-            raise UserError(f"{SETTINGS[next(iter(unused))].flag} is for methods to run, but only runs are given")
+            raise UserError(
+                f"{SETTINGS[next(iter(unused))].flag} is only for methods, but all arguments are runs. Leave it out."
+            )
         path_of_method: dict[str, Path] = {}
         for name, job in jobs.items():
             path_of_method[name] = default_run_path(job, taken_paths=path_of_method.values())
         failed = run_jobs({name: (path_of_method[name], job) for name, job in jobs.items()})
-        records = read_runs((path_of_method.get(name, Path(name)) for name in runs_and_methods), **reading)
-        finish_comparison(records, out_path or free_path("compare", ".html"), as_json, questions, force)
+        records = read_runs((path_of_method.get(name, Path(name)) for name in runs_and_methods), **read_options)
+        finish_comparison(records, out_path or free_path("compare", ".html"), as_json, request, force)
         end_with_failures(failed, len(jobs))
 
 
@@ -295,7 +301,7 @@ def profile(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Where the time of a method's rounds goes."""
+    """Show where the time of a method's rounds goes."""
     with user_errors(as_json):
         from shoal.cli.progress import RunProgress
         from shoal.experiment.job import make_job
@@ -308,10 +314,10 @@ def profile(
             print_json({"method": method, "rounds": job.rounds, "parts": parts})
             return
         table = Table(box=None, pad_edge=False)
-        for heading in ("part", "seconds", "ms per round", "share"):
+        for heading in ("part", "seconds", "ms per round", "fraction"):
             table.add_column(heading, justify="left" if heading == "part" else "right")
         for p in parts:
-            table.add_row(p["part"], f"{p['seconds']:.2f}", f"{1e3 * p['per_round_s']:.1f}", f"{p['share']:.1%}")
+            table.add_row(p["part"], f"{p['seconds']:.2f}", f"{1e3 * p['per_round_s']:.1f}", f"{p['fraction']:.1%}")
         out.print(table)
 
 
@@ -329,7 +335,7 @@ def report(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained HTML page for one or more runs."""
+    """Write one self-contained HTML page about one or more runs."""
     with user_errors(as_json):
         from shoal.report import write_page
 

@@ -1,4 +1,4 @@
-"""Commands around the prediction service."""
+"""Commands for the prediction service: `shoal serve`, `shoal token` and `shoal export`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Use the models of t
 def serve(
     run_dir: RunDir,
     host: Annotated[
-        str, typer.Option(help="Listen on this address. One that other machines can reach needs --tokens.")
+        str, typer.Option(help="Listen on this address. An address that other machines can reach needs --tokens.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Listen on this port. The value 0 takes a free one.")
@@ -67,7 +67,7 @@ def serve(
     ] = 8.0,
     poll_s: Annotated[float, typer.Option(min=0.01, help="Look for a newer checkpoint every this many seconds.")] = 1.0,
 ) -> None:
-    """Answer predictions over HTTP with a run's newest models, also while it is still training."""
+    """Serve predictions over HTTP with the newest models of a run, also while the run is still training."""
     with user_errors(False):
         listening, service = _build_service(run_dir, locals())
         from shoal.serve.server import serve as serve_now
@@ -83,17 +83,18 @@ def _build_service(run_dir: Path, options: dict[str, Any]) -> tuple[Any, Any]:
         from shoal.serve.server import ListenOptions
     except ImportError as error:
         raise UserError(
-            f"shoal serve needs the extra of that name: pip install -c constraints.txt -e '.[serve]' ({error})"
+            f"shoal serve needs the extra named serve: pip install -c constraints.txt -e '.[serve]' ({error})"
         ) from None
     from shoal.serve.admission import Limits
     from shoal.serve.auth import load_tokens
     from shoal.serve.batching import BatchOptions
 
-    o = options
-    batching = BatchOptions(o["max_batch"], o["max_wait_ms"] / 1000, o["queue"])
-    limits = Limits(max_body_bytes=int(o["max_body_mb"] * 2**20), requests_per_s=o["rate"])
-    listening = ListenOptions(o["host"], o["port"], load_tokens(o["tokens"]), o["certificate"], o["key"], limits)
-    return listening, Service(run_dir, batching, o["abstain_below"], o["poll_s"])
+    batching = BatchOptions(options["max_batch_samples"], options["max_wait_ms"] / 1000, options["max_waiting_samples"])
+    limits = Limits(max_body_bytes=int(options["max_body_mb"] * 2**20), requests_per_s=options["max_requests_per_s"])
+    listening = ListenOptions(
+        options["host"], options["port"], load_tokens(options["tokens"]), options["certificate"], options["key"], limits
+    )
+    return listening, Service(run_dir, batching, options["abstain_below"], options["poll_s"])
 
 
 @app.command()
@@ -106,23 +107,27 @@ def token(
     ] = Path("tokens.txt"),
     as_json: AsJson = False,
 ) -> None:
-    """Make a token for `shoal serve`. It is shown this once: only its hash is kept."""
+    """Make a token for `shoal serve`. It is printed only once, because only its hash is stored."""
     with user_errors(as_json):
         from shoal.serve.auth import new_token
 
-        made = new_token(name, file)
+        secret = new_token(name, file)
         if as_json:
-            print_json({"name": name, "token": made, "file": str(file)})
+            print_json({"name": name, "token": secret, "file": str(file)})
         else:
-            err.print(f"its hash is in {file}; this is the token, shown only now:", highlight=False, soft_wrap=True)
-            print(made)
+            err.print(
+                f"The hash of the token is in {file}. The token itself is printed only this once:",
+                highlight=False,
+                soft_wrap=True,
+            )
+            print(secret)
 
 
 @app.command()
 def export(
     run_dir: RunDir,
     file_format: Annotated[
-        str, typer.Option(help="Write the model in this format: onnx, torchscript or safetensors.")
+        str, typer.Option("--format", help="Write the model in this format: onnx, torchscript or safetensors.")
     ] = "onnx",
     cluster: Annotated[
         str | None,
@@ -136,32 +141,33 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="Write the model to this file, which ends in .onnx, .pt (torchscript) or .safetensors.",
+            help="Write the model to this file. Its name must end in .onnx, .pt (torchscript) or .safetensors.",
             show_default="a file in the run directory",
         ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's model for other programs, and check that the file gives the same answers."""
+    """Write a model of a run for other programs, and check that the file gives the same predictions."""
     with user_errors(as_json):
         from dataclasses import asdict
 
-        from shoal.serve.export import export as write
+        from shoal.serve.export import export as export_model
 
-        made = write(run_dir, file_format, out_path, cluster, force)
-        notes = list(made.notes)
-        if made.accuracy is not None:
-            notes.append(f"accuracy of the exported model on the central test set: {made.accuracy:.1%}")
+        exported = export_model(run_dir, file_format, out_path, cluster, force)
+        notes = list(exported.notes)
+        if exported.accuracy is not None:
+            notes.append(f"accuracy of the exported model on the central test set: {exported.accuracy:.1%}")
         for note in notes:
             err.print(note, highlight=False, soft_wrap=True, markup=False)
         if as_json:
-            print_json(asdict(made) | {"path": str(made.path)})
+            print_json(asdict(exported) | {"path": str(exported.path)})
         else:
-            rows = "any number of rows" if made.has_dynamic_batch else "one row at a time"
+            batch_text = "any number of samples" if exported.has_dynamic_batch else "one sample at a time"
+            difference = f"{exported.max_logit_difference:.1e}"
             out.print(
-                f"{made.path}: {made.model_name} of round {made.round} for {rows}, {made.num_bytes:,} bytes; "
-                f"its answers differ from the model's by {made.max_logit_difference:.1e} at most",
+                f"{exported.path}: {exported.model_name} of round {exported.round} for {batch_text}, "
+                f"{exported.num_bytes:,} bytes; its logits differ from those of the model by at most {difference}",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -1,4 +1,4 @@
-"""`shoal study`."""
+"""The command `shoal study`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ def study(
             help="Run this study, and judge its claims. A study is a TOML file, or a name from `shoal recipes`.",
         ),
     ],
-    budget: Annotated[str, typer.Option(help="Run the study with this one of its budgets.")] = "quick",
+    budget: Annotated[
+        str, typer.Option(help="Run the study with this budget, which sets its cells, variants and seeds.")
+    ] = "quick",
     out_path: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Keep the runs and tables in this directory.", show_default="runs/NAME-BUDGET"
+            "--out", "-o", help="Write the runs and tables into this directory.", show_default="runs/NAME-BUDGET"
         ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Run this many jobs at the same time.", show_default="one per core")
     ] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing, and write the tables of the runs that are there.")
+        bool, typer.Option("--report-only", help="Run nothing, and write the tables of the runs that are finished.")
     ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Play every run of a study that is not finished, and judge its claims. Stop it and go on at will."""
+    """Run every unfinished run of a study, and judge its claims. The same command continues a stopped study."""
     with user_errors(as_json):
         from shoal.study.plan import find_study, load_study
         from shoal.study.tables import check_output_files
@@ -43,7 +45,7 @@ def study(
         path = find_study(name)
         plan, folder = load_study(path), out_path or Path("runs") / f"{path.stem}-{budget}"
         entries = plan.entries(budget)
-        check_output_files(folder, force)  # better now than after hours
+        check_output_files(folder, force)  # now, because the runs may take hours
         if not report_only:
             with hint_repeat_command(f"shoal study {name} --budget {budget} --out {folder}"):
                 _run_study(entries, folder, plan.num_inputs, workers)
@@ -60,26 +62,27 @@ def study(
                 out.print(report_table_view(report.claims_table()))
             out.print("tables: " + ", ".join(map(str, files)), highlight=False, soft_wrap=True)
         if not report_only:
-            end_with_failures(len(report.runs.failures), len(entries), "; the same command runs them again")
+            end_with_failures(len(report.runs.failures), len(entries), " The same command runs them again.")
 
 
 def _run_study(entries: list[Any], folder: Path, num_inputs: tuple[int, ...], workers: int | None) -> None:
     from shoal.experiment.assemble import validate_job
     from shoal.fleet.pool import count_cores
     from shoal.report.summary import duration_text
-    from shoal.study.runner import run_entries
+    from shoal.study.runner import StudyProgress, run_entries
 
-    first = {(e.cell, e.variant): e for e in reversed(entries)}
-    for entry in first.values():
-        validate_job(entry.job)  # better now than after hours
+    first_entries = {(e.cell, e.variant): e for e in reversed(entries)}
+    for entry in first_entries.values():
+        validate_job(entry.job)  # now, because the runs may take hours
 
-    def tell(progress: Progress) -> None:
+    def print_progress(progress: StudyProgress) -> None:
         err.print(
-            f"{progress.done_fraction:.0%} done ({progress.num_done} of {progress.num_total}), about {duration_text(progress.remaining_s)} left: {progress.entry.label} "
+            f"{progress.done_fraction:.0%} done ({progress.num_done} of {progress.num_total}), about "
+            f"{duration_text(progress.remaining_s)} left: {progress.entry.label} "
             + (f"failed: {progress.failure}" if progress.failure else f"took {duration_text(progress.duration_s)}"),
             highlight=False,
             soft_wrap=True,
             markup=False,
         )
 
-    run_entries(entries, folder, num_inputs, workers or count_cores(), tell)
+    run_entries(entries, folder, num_inputs, workers or count_cores(), print_progress)

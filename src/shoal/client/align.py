@@ -1,4 +1,4 @@
-"""Training that is asked to go the way that the global model went last (FedCos)."""
+"""Local training that is pulled towards the direction of the last global update (FedCos)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from shoal.client.sgd import squared_norm
 from shoal.client.train import LocalTraining
 from shoal.types import Batch, Params, Task, Tree, option
 
-EPS = 1e-4  # of the squared lengths' product, as in the authors' program: at the start there is no way gone yet
+EPS = 1e-4  # added to the product of squared lengths, as in the authors' code: the first local update has length 0
 
 
 @dataclass(frozen=True)
 class AlignedTraining(LocalTraining):
-    """Adds `cosine` times 1 - cos(w - w_received, direction) to the loss of each batch, where the task has such a
-    direction beside the model."""
+    """Adds `cosine` times 1 - cos(w - w_received, direction) to the loss of each batch.
+
+    The direction of the last global update is a second model of the task. Without it training is plain local training.
+    """
 
     cosine: float = option(
         0.02,
@@ -42,5 +44,6 @@ class AlignedTraining(LocalTraining):
 
 
 def cosine(a: Params, b: Params) -> Tensor:
-    inner = torch.stack([(x * b[k]).sum() for k, x in a.items()]).sum()
-    return inner / (squared_norm(a) * squared_norm(b) + EPS).sqrt()
+    """Returns the cosine between two models as vectors; 0 if one of them is 0."""
+    product = torch.stack([(x * b[k]).sum() for k, x in a.items()]).sum()
+    return product / (squared_norm(a) * squared_norm(b) + EPS).sqrt()

@@ -1,4 +1,4 @@
-"""What a client makes of a new global model: it takes it over, or keeps some of its own (APCSMA, Eq. 16)."""
+"""The personal model after a new global model arrives: the received one, or a mix of both (APCSMA, Eq. 16)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from shoal.types import Batch, Params, Phase, Report, Task, Tree, option
 
 @dataclass(frozen=True)
 class ConditionalUpdate:
-    """Where the client's own model has more hits than the received one, it is mixed into it by the config's "kappa";
-    else the received one takes its place. Both are compared on the client's validation or training rows, or on those of
-    one sensitivity; who has none of them takes the received one. A model that has become no number hits nothing."""
+    """Replaces the personal model by the received one, or mixes the two if the personal model has more hits.
+
+    The task's config has the weight "kappa" of the personal model in the mix. Hits are correct predictions on the
+    client's validation or training samples, all or those of one sensitivity. A client without such samples takes the
+    received model. Predictions that are not finite are no hits.
+    """
 
     model: Model
     validation_split: Literal["val", "train"] = option(
@@ -26,12 +29,13 @@ class ConditionalUpdate:
         "samples (train).",
         value_without_validation="train",
     )
-    sensitivity: Literal["all", "low", "high"] = "all"  # as the client trains on
+    sensitivity: Literal["all", "low", "high"] = "all"  # of the samples that the client trains on
     name: str = "update"
-    batchable: bool = True  # as served, a row is its own affair
+    batchable: bool = True  # predictions of a sample do not depend on other samples
 
     @property
     def split(self) -> str:
+        """The name of the split on which both models are compared."""
         return self.validation_split if self.sensitivity == "all" else f"{self.validation_split}/{self.sensitivity}"
 
     @property
@@ -45,10 +49,9 @@ class ConditionalUpdate:
 
     def step(self, state: Tree, batch: Batch) -> Tree:
         logits = torch.stack([self.model.predict(state[k], batch.x) for k in ("own", "received")])
-        right = (logits.argmax(-1) == batch.y) & logits.isfinite().all(
-            -1
-        )  # of NaNs the first class would be the largest
-        return state | {"hits": state["hits"] + (right * batch.w).sum(-1)}
+        is_finite = logits.isfinite().all(-1)  # argmax of NaNs would be the first class
+        is_correct = (logits.argmax(-1) == batch.y) & is_finite
+        return state | {"hits": state["hits"] + (is_correct * batch.w).sum(-1)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         is_personal_better = state["hits"][0] > state["hits"][1]
@@ -57,7 +60,7 @@ class ConditionalUpdate:
 
 
 def mix_models(received: Params, personal: Params, kappa: float, is_personal_better: Tensor) -> Params:
-    """Eq. 16. Whole numbers (batch counters) are the received ones."""
+    """Returns the updated personal model by Eq. 16. Whole numbers (batch counters) are the received ones."""
     return {
         k: torch.where(is_personal_better, (1 - kappa) * x + kappa * personal[k], x) if x.is_floating_point() else x
         for k, x in received.items()

@@ -1,4 +1,7 @@
-"""A global model and experts, weighed for each row by a gate of the client's own, each corrected by its prior."""
+"""A global model and experts, mixed by the client's gate, each with a prior correction of its logits.
+
+The gate itself is in `gate`, the prior correction in `prior`.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,32 @@ from shoal.types import Params, Phase, Predict, Report, Task, Tree
 
 
 def model_names(models: Mapping[str, Params]) -> list[str]:
-    """The global model, which comes first, and all experts."""
+    """Returns the name of the global model, which comes first, and the names of all experts."""
     return [GLOBAL, *sorted(k for k in models if k not in (GLOBAL, PRIOR))]
 
 
 def expert_models(models: Mapping[str, Params]) -> list[Params]:
+    """Returns all experts in the order of their names."""
     return [models[k] for k in model_names(models)[1:]]
 
 
 def corrected_logits(model: Model, models: Mapping[str, Params], x: Tensor, prior_corrections: Tensor) -> Tensor:
-    """Logits of all models, each with its shift [models, classes]: [rows, models, classes]"""
+    """Returns the logits of all models plus their corrections [models, classes]: [samples, models, classes]."""
     return torch.stack([model.predict(models[k], x) for k in model_names(models)], dim=1) + prior_corrections
 
 
 def logit_corrections(models: Mapping[str, Params], private: Tree, pseudocount: float) -> Tensor | None:
-    """Of each model by what it was taught: [models, classes]"""
-    found = [logit_correction(models, private, pseudocount, name) for name in model_names(models)]
-    return torch.stack([x for x in found if x is not None]) if found[0] is not None else None
+    """Returns the prior correction of each model [models, classes], or None without label counts."""
+    corrections = [logit_correction(models, private, pseudocount, name) for name in model_names(models)]
+    return torch.stack([x for x in corrections if x is not None]) if corrections[0] is not None else None
 
 
 @dataclass(frozen=True)
 class TrainExpertGate:
-    """A client trains a gate over the models that it is served, on its own rows, and keeps it. Models are frozen, and
-    corrected by its prior if it knows one and `prior` is set."""
+    """Trains the client's gate over the frozen models that it is served, and keeps the gate in the private state.
+
+    With `uses_prior` the models' logits are corrected by the client's class prior, if the client has one.
+    """
 
     fit: FitGate
     pseudocount: float
@@ -51,20 +57,26 @@ class TrainExpertGate:
 
     def begin(self, task: Task, private: Tree) -> Tree:
         prior_corrections = logit_corrections(task.models, private, self.pseudocount) if self.uses_prior else None
-        none = torch.zeros(len(model_names(task.models)), self.fit.model.num_classes, device=self.fit.model.device)
-        state: Tree = {"models": dict(task.models), "shifts": none if prior_corrections is None else prior_corrections}
+        if prior_corrections is None:
+            shape = len(model_names(task.models)), self.fit.model.num_classes
+            prior_corrections = torch.zeros(*shape, device=self.fit.model.device)
+        state: Tree = {"models": dict(task.models), "prior_corrections": prior_corrections}
         return state | self.fit.begin(1 + len(expert_models(task.models)), task.seed)
 
     def model_logits(self, state: Tree, x: Tensor) -> Tensor:
-        return corrected_logits(self.fit.model, state["models"], x, state["shifts"])
+        """Returns the corrected logits of all models: [samples, models, classes]."""
+        return corrected_logits(self.fit.model, state["models"], x, state["prior_corrections"])
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        marks = torch.stack([expert_fingerprint(self.fit.model, m) for m in expert_models(state["models"])])
-        return Report(), {"gate": state["gate"], "experts": {"marks": marks}}
+        fingerprints = torch.stack([expert_fingerprint(self.fit.model, m) for m in expert_models(state["models"])])
+        return Report(), {"gate": state["gate"], "experts": {"marks": fingerprints}}
 
 
 def corrected_predict(model: Model, gate: Gate, pseudocount: float, uses_prior: bool = True) -> Predict:
-    """Who knows how often its classes occur has this counted in. Experts count for whoever has a gate for them."""
+    """Returns the function that predicts with the global model, or with the mixture if the client has a gate for it.
+
+    Logits are corrected by the client's class prior, if the client has one and `uses_prior` is True.
+    """
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         prior_corrections = logit_corrections(models, private, pseudocount) if uses_prior else None

@@ -1,4 +1,4 @@
-"""Where a client's rows lie among the features of a model: sums that add up over clients."""
+"""Moments of a model's features over a client's samples: sums that can be added over clients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from shoal.types import Batch, Phase, Report, Task, Tree
 
 @dataclass(frozen=True)
 class ComputeFeatureMoments:
-    """Of the received model's features h over the training rows: how many rows each class has, the sum of h over them,
-    and the sum of h hᵀ over all. The last two leave divided by the number of rows."""
+    """Reports moments of the received model's features h over the training samples.
+
+    These are the number of samples of each class, the sum of h for each class, and the sum of h hᵀ over all samples.
+    Both sums are divided by the client's number of samples.
+    """
 
     model: Model
-    max_features: int  # channels at most
-    split: str = "train"  # what the client trains on
+    max_features: int  # largest number of feature channels
+    split: str = "train"  # the samples that the client trains on
     name: str = "describe"
-    batchable: bool = True  # as served, a row is its own affair
+    batchable: bool = True  # features of a sample do not depend on other samples
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -37,15 +40,19 @@ class ComputeFeatureMoments:
 
     def step(self, state: Tree, batch: Batch) -> Tree:
         h = self.model.features(state["model"], batch.x, self.max_features)
-        each = torch.arange(self.model.num_classes, device=batch.y.device)
-        held = (batch.y[:, None] == each) * batch.w[:, None]  # [rows, classes]
+        classes = torch.arange(self.model.num_classes, device=batch.y.device)
+        one_hot = (batch.y[:, None] == classes) * batch.w[:, None]  # [samples, classes]
         return state | {
-            "count": state["count"] + held.sum(0),
-            "mean": state["mean"] + held.T @ h,
+            "count": state["count"] + one_hot.sum(0),
+            "mean": state["mean"] + one_hot.T @ h,
             "square": state["square"] + (batch.w[:, None] * h).T @ h,
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        rows = max(1, counts["train"])
-        told = {"count": state["count"], "mean": state["mean"] / rows, "square": state["square"] / rows}
-        return Report({"moments": told}, {}, {"train": counts["train"]}), None
+        num_samples = max(1, counts["train"])
+        moments = {
+            "count": state["count"],
+            "mean": state["mean"] / num_samples,
+            "square": state["square"] / num_samples,
+        }
+        return Report({"moments": moments}, {}, {"train": counts["train"]}), None

@@ -1,4 +1,4 @@
-"""Heads of many clients on one base: told to the server, and mixed by a gate (PM-MoE)."""
+"""Heads of many clients on one base: clients report them, and a gate mixes them (PM-MoE)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.types import Params, Phase, Predict, Report, Task, Tree
 
 @dataclass(frozen=True)
 class SendHead:
-    """The head that the client has trained for itself; nothing of one who has none."""
+    """Reports the head that the client has trained. A client without a head of its own reports nothing."""
 
     name: str = "heads"
     batchable: bool = True
@@ -30,17 +30,18 @@ class SendHead:
 
 
 def head_logits(model: Model, base: Params, heads: Params, x: Tensor) -> Tensor:
-    """Logits [rows, heads, classes] of heads that are stacked; the base is run once."""
+    """Returns the logits of stacked heads [samples, heads, classes]. The base is run once."""
     return vmap(lambda head: model.predict(base | head, x), out_dims=1)(heads)
 
 
 def stack_heads(own: Params, others: Params | None) -> Params:
+    """Returns the client's head and the stacked heads of others as one stack, with the client's head first."""
     return {k: torch.cat([x[None], others[k]]) if others else x[None] for k, x in own.items()}
 
 
 @dataclass(frozen=True)
 class MixHeads:
-    """A gate over the client's own head and those of others, on the received base. Heads and base are frozen."""
+    """Trains a gate over the client's own head and the heads of others. Base and heads are frozen."""
 
     fit: FitGate
     name: str = "personalise"
@@ -51,21 +52,24 @@ class MixHeads:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return self.fit.phases(lambda s, x: head_logits(self.fit.model, s["base"], s["heads"], x))
+        return self.fit.phases(lambda state, x: head_logits(self.fit.model, state["base"], state["heads"], x))
 
     def begin(self, task: Task, private: Tree) -> Tree:
         own = private.get("head", task.models["head"])
         heads = stack_heads(own, task.models.get("heads"))
-        count = len(next(iter(heads.values())))
-        trained = {k: v for k, v in private.items() if k == "head"}  # the first head is nobody's own
-        return {"base": task.models["base"], "heads": heads, "own": trained} | self.fit.begin(count, task.seed)
+        num_heads = len(next(iter(heads.values())))
+        trained = {k: v for k, v in private.items() if k == "head"}  # empty if the client uses the first head
+        return {"base": task.models["base"], "heads": heads, "own": trained} | self.fit.begin(num_heads, task.seed)
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report(), state["own"] | {"gate": state["gate"]}
 
 
 def mixed_heads_predict(fit: FitGate) -> Predict:
-    """Whoever has no gate for just these heads uses its own, and who has none the first."""
+    """Returns the function that predicts with the client's gate.
+
+    A client without a gate for as many heads predicts with its own head, and a client without a head with the first.
+    """
     model, gate = fit.model, fit.gate
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:

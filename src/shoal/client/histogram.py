@@ -1,4 +1,4 @@
-"""How often each label occurs in a client's training data, with noise on it if asked, before it leaves the client."""
+"""The label distribution of a client's training samples, optionally with noise before it is sent."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch import Tensor
 from shoal.client.gaussian_mechanism import label_noise_std, label_privacy_guarantee, noisy_distribution
 from shoal.types import Batch, HasOptions, OnlyIf, Phase, Report, Task, Tree, option
 
-RELEASED_LABELS, EXACT_LABELS = "released labels", "exact labels"  # in a client's private tree
+RELEASED_LABELS, EXACT_LABELS = "released labels", "exact labels"  # keys of the private state
 
 
 @dataclass(frozen=True)
 class LabelHistogram(HasOptions):
-    """The label distribution p_j. `gamma` sets Gaussian noise of deviation gamma / classes on every entry (paper
-    002, Eq. 4); what falls below 0 is cut off and the rest scaled to sum to 1. What was released once is kept and
-    released again when asked again: fresh noise each time could be averaged away. Only when more than a share `anew` of
-    the labels are others than then (1: never) is there a new release, which adds to what is known of the client; that
-    there is one tells that so many labels have changed, and no noise hides this."""
+    """Reports the label distribution p_j, optionally with Gaussian noise on every entry (Pereira et al. 2025, Eq. 4).
+
+    A noisy distribution is kept and sent again in later tasks, because the mean of several noisy ones would reveal the
+    exact one. A new release follows only if more than the fraction `rerelease_threshold` of the labels has changed. It
+    adds to the privacy cost, and it reveals that so many labels have changed, which no noise hides.
+    """
 
     num_classes: int
     noise_scale: float = option(
         0.0,
-        "Add Gaussian noise with standard deviation gamma / number of classes to each reported label distribution. "
-        "0 adds no noise.",
+        "Add Gaussian noise with standard deviation noise_scale / number of classes to each reported label "
+        "distribution. 0 adds no noise.",
         ge=0,
     )
     rerelease_threshold: float = option(
@@ -35,9 +36,9 @@ class LabelHistogram(HasOptions):
         "changed. With 1 the first noisy release is always sent again.",
         ge=0,
         le=1,
-        only_if=OnlyIf("{group}.gamma is above 0", lambda program: program.gamma > 0),
+        only_if=OnlyIf("{group}.noise_scale is above 0", lambda program: program.noise_scale > 0),
     )
-    split: str = "train"  # what the client trains on
+    split: str = "train"  # the samples that the client trains on
     name: str = "represent"
     batchable: bool = True
 
@@ -48,20 +49,19 @@ class LabelHistogram(HasOptions):
     def begin(self, task: Task, private: Tree) -> Tree:
         return {
             "counts": torch.zeros(self.num_classes),
-            "kept": {k: private[k] for k in (RELEASED_LABELS, EXACT_LABELS) if k in private},
+            "released": {k: private[k] for k in (RELEASED_LABELS, EXACT_LABELS) if k in private},
         }
 
     def step(self, state: Tree, batch: Batch) -> Tree:
-        each = torch.arange(self.num_classes, device=batch.y.device)
-        return state | {
-            "counts": state["counts"].to(batch.w.device) + ((batch.y[:, None] == each) * batch.w[:, None]).sum(0)
-        }
+        classes = torch.arange(self.num_classes, device=batch.y.device)
+        counts = ((batch.y[:, None] == classes) * batch.w[:, None]).sum(0)
+        return state | {"counts": state["counts"].to(batch.w.device) + counts}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         p = state["counts"].cpu().double() / state["counts"].sum().clamp(min=1).cpu().double()
         new_private: Tree | None = None
-        if self.noise_scale and self._is_release_current(p, state["kept"]):
-            p = state["kept"][RELEASED_LABELS]
+        if self.noise_scale and self._is_release_current(p, state["released"]):
+            p = state["released"][RELEASED_LABELS]
         elif self.noise_scale:
             noisy = noisy_distribution(p, label_noise_std(self.noise_scale, self.num_classes), task.seed)
             new_private = {RELEASED_LABELS: noisy.float(), EXACT_LABELS: p.float()}
@@ -69,17 +69,20 @@ class LabelHistogram(HasOptions):
         return Report({"labels": {"p": p.float()}}, {}, {"train": counts[self.split]}), new_private
 
     def _is_release_current(self, p: Tensor, released: Tree) -> bool:
-        """Whether what was released still tells of these labels."""
+        """Returns True if a release exists and few enough labels have changed since then."""
         return (
             RELEASED_LABELS in released
             and float((p - released[EXACT_LABELS]).abs().sum() / 2) <= self.rerelease_threshold
         )
 
     def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int = 1) -> dict[str, float]:
-        """With `anew` every task may find other labels and lead to a new release."""
-        releases = max(1, num_tasks) if self.rerelease_threshold < 1 else 1
+        """Returns the guarantees of the noise, empty without noise.
+
+        With a `rerelease_threshold` below 1 every task may lead to a new release.
+        """
+        num_releases = max(1, num_tasks) if self.rerelease_threshold < 1 else 1
         return (
-            label_privacy_guarantee(self.noise_scale, self.num_classes, num_train_samples, num_releases=releases)
+            label_privacy_guarantee(self.noise_scale, self.num_classes, num_train_samples, num_releases=num_releases)
             if self.noise_scale
             else {}
         )

@@ -1,4 +1,4 @@
-"""A model that a client inherits from its own past, and learns from (FedPHP)."""
+"""Training with distillation from a personal model that the client keeps from earlier rounds (FedPHP)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from shoal.types import Batch, OnlyIf, Params, Report, Task, Tree, option
 
 @dataclass(frozen=True)
 class InheritedTraining(LocalTraining):
-    """Training that also imitates the client's private model, into which the result is then mixed.
+    """Local training with distillation from the personal model, into which the trained model is then averaged.
 
-    `transfer` is the share of imitation in the loss, `temperature` softens what the private model says. Of the private
-    model up to `inherit` is kept: all of that after as many tasks as the config's "planned", proportionally less
-    before. Whoever has none yet imitates the received one.
+    The fraction of the old personal model in the average grows in proportion to the number of tasks, up to `inherit`
+    after as many tasks as the config's "planned". A client without a personal model uses the received model as teacher.
     """
 
     transfer: float = option(
@@ -38,7 +37,7 @@ class InheritedTraining(LocalTraining):
     inherit: float = option(
         0.9,
         "Keep at most this fraction of the old personal model when the newly trained one is averaged into it. The "
-        "fraction grows each time the client takes part.",
+        "fraction grows each time the client is in the cohort.",
         ge=0,
         le=1,
     )
@@ -67,5 +66,5 @@ class InheritedTraining(LocalTraining):
 
 
 def mix_models(old: Params, new: Params, mu: float) -> Params:
-    """`mu` of the old and the rest of the new. Whole numbers (batch counters) are the new ones."""
+    """Returns `mu` * old + (1 - `mu`) * new. Whole numbers (batch counters) are the new ones."""
     return {k: mu * old[k] + (1 - mu) * x if x.is_floating_point() else x for k, x in new.items()}

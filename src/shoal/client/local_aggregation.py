@@ -1,4 +1,4 @@
-"""Between a client's own model and the received one, number by number: where training starts (FedALA)."""
+"""Training that starts between the personal and the received model, with a weight for each parameter (FedALA)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from shoal.models import Model
 from shoal.types import Batch, HasOptions, OnlyIf, Params, Phase, Predict, Report, Task, Tree, option
 
 IF_WEIGHTS_ARE_LEARNED = OnlyIf(
-    "ala.epochs or ala.first_epochs is above 0", lambda ala: ala.epochs > 0 or ala.first_epochs > 0
+    "local_aggregation.epochs or local_aggregation.first_epochs is above 0",
+    lambda aggregation: aggregation.epochs > 0 or aggregation.first_epochs > 0,
 )
 
 
 @dataclass(frozen=True)
 class LocalAggregation(HasOptions):
-    """A weight from 0 (own) to 1 (received) for every number of the last `layers` layers, learned on a share of the
-    client's rows; all below is as received. Weights are at first 1, and go on from task to task."""
+    """Learns a weight from 0 (personal) to 1 (received) for every parameter of the last `layers` layers.
+
+    The weights are learned on a fraction of the client's samples. They start at 1 and continue from task to task. All
+    layers below are taken from the received model.
+    """
 
     model: Model
-    group: ClassVar[str] = "ala"
+    group: ClassVar[str] = "local_aggregation"
     layers: int = option(
         1,
         "Learn aggregation weights for this many layers, counted from the last. All layers below are taken from the "
@@ -49,7 +53,7 @@ class LocalAggregation(HasOptions):
     epochs: int = option(1, "Update the aggregation weights for this many epochs before each local training.", ge=0)
     first_epochs: int = option(
         10,
-        "Train the aggregation weights for this many extra epochs when a client takes part for the second time. "
+        "Train the aggregation weights for this many extra epochs when a client is in the cohort for the second time. "
         "0 leaves the extra epochs out.",
         ge=0,
     )
@@ -60,51 +64,61 @@ class LocalAggregation(HasOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = len(self.model.layers)
-        if self.layers > most:
+        num_layers = len(self.model.layers)
+        if self.layers > num_layers:
             raise UserError(
-                f"ala.layers is {self.layers}; it must be from 1 to {most}, the layers of {self.model.name}"
+                f"local_aggregation.layers is {self.layers}; it must be from 1 to {num_layers}, the number of layers "
+                f"of {self.model.name}"
             )
 
     @property
     def param_names(self) -> tuple[str, ...]:
+        """The names of the parameters that have a weight."""
         return tuple(k for layer in self.model.layers[-self.layers :] for k in layer)
 
     @property
     def phase(self) -> Phase:
+        """The phase that learns the weights."""
         return Phase(self.split, self.epochs, self.batch_size, self.step, sample_fraction=self.sample_fraction)
 
     def begin(self, received: Params, private: Tree) -> Tree:
-        """Who has no model of its own has the received one: then weights change nothing, and are not changed."""
-        own = private.get("model", received)
+        """Returns the state before the weights are learned.
+
+        A client without a personal model uses the received one instead. Weights then have no effect and no gradient.
+        """
+        personal = private.get("model", received)
         weights = private.get("weights") or {k: torch.ones_like(received[k]) for k in self.param_names}
         return {
-            "own": {k: own[k] for k in self.param_names},
+            "own": {k: personal[k] for k in self.param_names},
             "received": {k: received[k] for k in self.param_names},
             "below": {k: v for k, v in received.items() if k not in weights},
             "weights": weights,
         }
 
     def objective(self, weights: Params, state: Tree, batch: Batch) -> Tensor:
+        """Returns the mean loss of the interpolated model on a batch."""
         model = state["below"] | interpolate(state["own"], state["received"], weights)
         logits, _ = self.model.forward(model, batch.x, batch.key)
         return cross_entropy(logits, batch) / batch.w.sum().clamp(min=1)
 
     def step(self, state: Tree, batch: Batch) -> Tree:
+        """Returns the state after one gradient step on the weights."""
         gradients = grad(self.objective)(state["weights"], state, batch)
         return state | {"weights": {k: (w - self.lr * gradients[k]).clamp(0, 1) for k, w in state["weights"].items()}}
 
     def initial_model(self, state: Tree) -> Params:
+        """Returns the interpolated model from which training starts."""
         return dict(sorted((state["below"] | interpolate(state["own"], state["received"], state["weights"])).items()))
 
 
 def interpolate(own: Params, received: Params, weights: Params) -> Params:
+    """Returns the parameters between the personal (weight 0) and the received ones (weight 1)."""
     return {k: torch.lerp(own[k], received[k], w) for k, w in weights.items()}
 
 
 @dataclass(frozen=True)
 class LearnAggregationWeights:
-    """The weights alone, of a client that has a model of its own; the report says whether it has."""
+    """Learns the weights only, if the client has a personal model. The report has the metric "done", 1 if it has."""
 
     aggregation: LocalAggregation
     name: str = "ala"
@@ -128,7 +142,7 @@ class LearnAggregationWeights:
 
 @dataclass(frozen=True)
 class AggregateAndTrain:
-    """The received model enters the client's own, which is trained from there, sent, and kept with the weights."""
+    """Aggregates the received model into the personal one, trains and sends it, and keeps it with the weights."""
 
     aggregation: LocalAggregation
     training: LocalTraining
@@ -147,8 +161,9 @@ class AggregateAndTrain:
         return self.training.begin(task, private) | self.aggregation.begin(received, private)
 
     def start_training(self, state: Tree) -> Tree:
-        kept = {k: state[k] for k in ("lr", "loss", "weights")}
-        return kept | self.training.start_at(
+        """Returns the state in which training starts from the interpolated model."""
+        unchanged = {k: state[k] for k in ("lr", "loss", "weights")}
+        return unchanged | self.training.start_at(
             self.aggregation.initial_model(state), anchor=state["below"] | state["received"]
         )
 
@@ -158,7 +173,7 @@ class AggregateAndTrain:
 
 
 def aggregated_predict(aggregation: LocalAggregation) -> Predict:
-    """The newest global model in the client's own, by the weights that it learned last."""
+    """Returns the function that predicts with the newest global model, aggregated by the weights learned last."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         state = aggregation.begin(models["global"], private)

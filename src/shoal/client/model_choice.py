@@ -1,4 +1,4 @@
-"""Several models are received, and the one that fits the client's own rows best is its choice."""
+"""Choice of the received model that fits the client's samples best."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from shoal.types import Batch, Params, Phase, Report, Task, Tree
 
 @dataclass(frozen=True)
 class ChooseModel:
-    """Which of the received models, by their sorted names, has the lowest loss over the client's rows, as served, or
-    the most hits, and of those with equally many the lowest loss; of several, the first."""
+    """Reports which received model fits the client's samples best, as an index into the sorted names.
+
+    By `loss` this is the model with the lowest loss. By `hits` it is the model with the most correct predictions and,
+    of several such models, the lowest loss. Of equal models the first is chosen.
+    """
 
     model: Model
     criterion: Literal["loss", "hits"] = "loss"
     split: str = "train"
     name: str = "choose"
-    batchable: bool = True  # as served, a row is its own affair
+    batchable: bool = True  # predictions of a sample do not depend on other samples
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -35,7 +38,10 @@ class ChooseModel:
         return {"models": models, "losses": zeros, **({"hits": zeros} if self.criterion == "hits" else {})}
 
     def step(self, state: Tree, batch: Batch) -> Tree:
-        """One model after the other: stacked they would be copied for every client."""
+        """Returns the state with the losses and hits of a batch added.
+
+        One model after the other is run, because stacked models would be copied for every client.
+        """
         logits = [self.model.predict(m, batch.x) for m in state["models"].values()]
         losses = state["losses"] + torch.stack([cross_entropy(x, batch) for x in logits])
         if self.criterion == "loss":
@@ -44,6 +50,7 @@ class ChooseModel:
         return state | {"losses": losses, "hits": state["hits"] + hits}
 
     def best_index(self, state: Tree) -> Tensor:
+        """Returns the index of the best model."""
         losses: Tensor = state["losses"]
         if self.criterion == "hits":
             finite = losses.clamp(max=torch.finfo(losses.dtype).max)
@@ -51,6 +58,7 @@ class ChooseModel:
         return losses.argmin()
 
     def chosen_model(self, state: Tree) -> Params:
+        """Returns the best model."""
         index, models = self.best_index(state), list(state["models"].values())
         return {k: torch.stack([m[k] for m in models]).index_select(0, index[None]).squeeze(0) for k in models[0]}
 
@@ -62,11 +70,11 @@ class ChooseModel:
 
 @dataclass(frozen=True)
 class ChooseAndTrain:
-    """The model of its choice is what the client trains."""
+    """Trains the received model that fits the client's samples best."""
 
     training: LocalTraining
     criterion: Literal["loss", "hits"] = "loss"
-    split: str = "train"  # on which models are compared
+    split: str = "train"  # the samples on which models are compared
     name: str = "train"
 
     @property
@@ -75,6 +83,7 @@ class ChooseAndTrain:
 
     @property
     def choice(self) -> ChooseModel:
+        """The program that compares the models."""
         return ChooseModel(self.training.model, self.criterion, self.split)
 
     @property
@@ -86,9 +95,10 @@ class ChooseAndTrain:
         return self.training.begin(task, private) | self.choice.begin(task, private)
 
     def start_from_choice(self, state: Tree) -> Tree:
+        """Returns the state in which training starts from the chosen model."""
         chosen = self.choice.chosen_model(state)
-        kept = {k: v for k, v in state.items() if k not in ("models", "losses", "hits")}
-        return kept | self.training.start_at(chosen, anchor=chosen) | {"place": self.choice.best_index(state)}
+        unchanged = {k: v for k, v in state.items() if k not in ("models", "losses", "hits")}
+        return unchanged | self.training.start_at(chosen, anchor=chosen) | {"place": self.choice.best_index(state)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, private = self.training.end(task, state, counts)

@@ -1,4 +1,4 @@
-"""Several received models, each trained on the same rows."""
+"""Training of several received models on the same samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from shoal.types import Batch, Phase, Report, Task, Tree
 
 @dataclass(frozen=True)
 class TrainAllModels:
-    """Every received model is trained as `training` says, batch by batch side by side, and sent back: the one that is
-    called `first` as the model, others by their names; in which order they came is the transport's affair. Of one model
-    nothing differs from training it alone."""
+    """Trains every received model on the same batches and sends all of them back.
+
+    The model with the name `main_name` is sent as "model", the others by their names. The order in which models arrive
+    does not matter. The result for a model is the same as if it was trained alone.
+    """
 
     training: LocalTraining
     main_name: str = "global"
@@ -31,10 +33,10 @@ class TrainAllModels:
         return {k: self.training.begin(replace(task, models={k: model}), private) for k, model in task.models.items()}
 
     def step(self, state: Tree, batch: Batch) -> Tree:
-        return {k: self.training.step(part, batch) for k, part in state.items()}
+        return {k: self.training.step(model_state, batch) for k, model_state in state.items()}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        first = self.main_name if self.main_name in task.models else next(iter(task.models))
-        report, private = self.training.end(task, state[first], counts)
-        beside = {k: self.training.current_model(state[k]) for k in task.models if k != first}
-        return replace(report, tensors={**report.tensors, **beside}), private
+        main = self.main_name if self.main_name in task.models else next(iter(task.models))
+        report, private = self.training.end(task, state[main], counts)
+        others = {k: self.training.current_model(state[k]) for k in task.models if k != main}
+        return replace(report, tensors={**report.tensors, **others}), private

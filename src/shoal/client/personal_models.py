@@ -1,4 +1,4 @@
-"""What clients keep for themselves: a second model beside the shared one, or the head of the shared one."""
+"""Personal models: a second model beside the shared one (Ditto), or a personal head (FedPer, FedRep)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from shoal.types import Batch, ClientProgram, HasOptions, Params, Phase, Report,
 
 @dataclass(frozen=True)
 class TrainSharedAndPersonal:
-    """What is received is trained as `shared` says, and sent back; then the client's own model is trained, which
-    stays."""
+    """Trains the received model with `shared` and sends it, then trains and keeps the personal model."""
 
     shared: ClientProgram
     personal: LocalTraining
@@ -27,13 +26,16 @@ class TrainSharedAndPersonal:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The shared model first: the order of rows follows from a phase's number, and is thus that of training it
-        without the other."""
+        """The phases of the shared model, then those of the personal one.
+
+        The order of samples follows from the number of a phase. The shared model comes first, so that its training is
+        the same as without a personal model.
+        """
         both = {"shared": self.shared, "personal": self.personal}
         return tuple(_in_substate(key, phase) for key, program in both.items() for phase in program.phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        """The task's learning rate is that of the shared model."""
+        """Returns both states. The learning rate of the task is for the shared model only."""
         alone = replace(task, config={})
         return {"shared": self.shared.begin(task, private), "personal": self.personal.begin(alone, private)}
 
@@ -43,7 +45,7 @@ class TrainSharedAndPersonal:
 
 
 def _in_substate(key: str, phase: Phase) -> Phase:
-    """A phase of a program whose state is one part of a larger one."""
+    """Returns a phase of a program whose state is an entry of a larger state."""
 
     def step(state: Tree, batch: Batch) -> Tree:
         return state | {key: phase.step(state[key], batch)}
@@ -56,8 +58,10 @@ def _in_substate(key: str, phase: Phase) -> Phase:
 
 @dataclass(frozen=True)
 class KeepHead(HasOptions):
-    """A base is received, trained with the client's own head on it, and sent back; the head stays. The first head
-    follows from a seed in the task's config."""
+    """Trains the received base with the client's own head, sends the base and keeps the head.
+
+    The first head follows from a seed in the task's config.
+    """
 
     training: LocalTraining
     name: str = "train"
@@ -66,7 +70,9 @@ class KeepHead(HasOptions):
         super().__post_init__()
         model = self.training.model
         if len(model.head) == len(model.trainable):
-            raise UserError(f"model {model.name} has one layer only; it must have another, which clients share")
+            raise UserError(
+                f"model {model.name} has one layer only; it must have two or more, since clients share all but the last"
+            )
 
     @property
     def batchable(self) -> bool:
@@ -74,15 +80,15 @@ class KeepHead(HasOptions):
 
     @property
     def training_sequence(self) -> tuple[LocalTraining, ...]:
-        """What is trained, one after the other, of the same model."""
+        """The trainings of the same model, which are done one after the other."""
         return (self.training,)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         return tuple(
-            replace(phase, on_end=partial(switch_trained_part, turn, after) if after else identity)
-            for turn, after in zip_longest(self.training_sequence, self.training_sequence[1:])
-            for phase in turn.phases
+            replace(phase, on_end=partial(switch_trained_part, training, after) if after else identity)
+            for training, after in zip_longest(self.training_sequence, self.training_sequence[1:])
+            for phase in training.phases
         )
 
     def begin(self, task: Task, private: Tree) -> Tree:
@@ -91,6 +97,7 @@ class KeepHead(HasOptions):
         return self.training_sequence[0].begin(replace(task, models={"model": base | head}), {})
 
     def initial_head(self, seed: int) -> Params:
+        """Returns the head of a client that has none yet."""
         _, head = self.training.model.split_base_and_head(self.training.model.init(seed))
         return head
 
@@ -102,7 +109,7 @@ class KeepHead(HasOptions):
 
 @dataclass(frozen=True)
 class TrainHeadThenBase(KeepHead):
-    """First `head_epochs` passes in which only the head is trained, then those of `training` for the base only."""
+    """Trains only the head for `head_epochs`, then only the base for the epochs of `training`."""
 
     head_epochs: int = option(
         10,
@@ -117,6 +124,6 @@ class TrainHeadThenBase(KeepHead):
 
 
 def switch_trained_part(before: LocalTraining, after: LocalTraining, state: Tree) -> Tree:
-    """The model as the one leaves it is where the other starts."""
+    """Returns the state in which `after` starts from the model that `before` has trained."""
     model = before.current_model(state)
     return {"lr": state["lr"], "loss": state["loss"]} | after.start_at(model, anchor=model)

@@ -1,7 +1,7 @@
-"""How often each class occurs with a client: counted, or estimated where there are no labels; and what it is good for.
+"""Class priors of clients: counted, or estimated without labels; and the prior correction of logits.
 
-A model that was taught with prior t says log p(x|y) + log t_y, up to what all classes have in common. A client whose
-classes occur with prior p is best answered by logits + log p - log t, whatever the model: no training is needed.
+A model with training prior t has the logits log p(x|y) + log t_y, up to a constant. For a client with class prior p the
+best logits are therefore logits + log p - log t. This correction needs no training and fits every model.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ from shoal.client.train import LocalTraining
 from shoal.models import Model
 from shoal.types import LABEL_COUNTS, UNLABELLED_SPLIT, Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
-PRIOR = "prior"  # beside the models that a client is served: what each of them was taught, by its name
+PRIOR = "prior"  # sent beside the models of a client: the training prior of each model, by its name
 GLOBAL = "global"
 
 
 def mix_with_uniform(counts: Tensor, uniform_mix: float) -> Tensor:
-    """The distribution of `counts` [..., classes], with a share `lam` of equal classes; equal where there are none."""
-    total, equal = counts.sum(-1, keepdim=True), 1 / counts.shape[-1]
-    p = torch.where(total > 0, counts / total.clamp(min=1e-12), equal)
-    return (1 - uniform_mix) * p + uniform_mix * equal
+    """Returns the distribution of `counts` [..., classes], mixed with the fraction `uniform_mix` of the uniform one.
+
+    Without counts the distribution is uniform.
+    """
+    total, uniform = counts.sum(-1, keepdim=True), 1 / counts.shape[-1]
+    p = torch.where(total > 0, counts / total.clamp(min=1e-12), uniform)
+    return (1 - uniform_mix) * p + uniform_mix * uniform
 
 
 def smoothed_prior(counts: Tensor, pseudocount: float) -> Tensor:
-    """(n_c + α) / (n + α C)"""
+    """Returns the class prior (n_c + α) / (n + α C), where α is the pseudocount and C the number of classes."""
     return (counts + pseudocount) / (counts.sum(-1, keepdim=True) + pseudocount * counts.shape[-1])
 
 
 def logit_correction(
     models: Mapping[str, Params], private: Tree, pseudocount: float, model_name: str = GLOBAL
 ) -> Tensor | None:
-    """What is added to a model's logits: log of the client's prior over what that model was taught. None, or nothing
-    where all counts are 0, for whoever knows nothing of its classes."""
+    """Returns the correction of a model's logits: log of the client's class prior over the model's training prior.
+
+    It is None for a client without label counts, and 0 if all counts are 0.
+    """
     if LABEL_COUNTS not in private:
         return None
     counts = private[LABEL_COUNTS]
@@ -48,7 +53,7 @@ def logit_correction(
 
 @dataclass(frozen=True)
 class CountLabels:
-    """A client counts its training labels and keeps the counts; nothing of them is told."""
+    """Counts the training labels of a client and keeps the counts in the private state. Nothing is reported."""
 
     num_classes: int
     device: str = "cpu"
@@ -63,8 +68,8 @@ class CountLabels:
         return {"counts": torch.zeros(self.num_classes, device=self.device)}
 
     def step(self, state: Tree, batch: Batch) -> Tree:
-        each = torch.arange(self.num_classes, device=batch.y.device)
-        return state | {"counts": state["counts"] + ((batch.y[:, None] == each) * batch.w[:, None]).sum(0)}
+        classes = torch.arange(self.num_classes, device=batch.y.device)
+        return state | {"counts": state["counts"] + ((batch.y[:, None] == classes) * batch.w[:, None]).sum(0)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report(), {LABEL_COUNTS: state["counts"]}
@@ -72,9 +77,12 @@ class CountLabels:
 
 @dataclass(frozen=True)
 class AdjustedTraining(LocalTraining):
-    """Cross-entropy of logits + log prior, so that a model learns what tells classes apart and not how often they occur
-    here. The prior is the client's own, mixed with a share `lam` of equal classes, without which a class that it does
-    not hold would be free to take any value. Who has not counted its labels trains as usual."""
+    """Local training with the cross-entropy of logits + log class prior (logit adjustment).
+
+    The model thus learns to distinguish classes, and not how often they occur at the client. The client's class prior
+    is mixed with the uniform distribution, because otherwise the logit of an absent class could take any value. A
+    client without label counts trains without adjustment.
+    """
 
     uniform_mix: float = option(
         0.3,
@@ -86,36 +94,39 @@ class AdjustedTraining(LocalTraining):
 
     def begin(self, task: Task, private: Tree) -> Tree:
         counts = private.get(LABEL_COUNTS, torch.zeros(self.model.num_classes, device=self.model.device))
-        return super().begin(task, private) | {"shift": mix_with_uniform(counts, self.uniform_mix).log()}
+        return super().begin(task, private) | {"log_prior": mix_with_uniform(counts, self.uniform_mix).log()}
 
     def forward_logits(self, params: Params, state: Tree, batch: Batch) -> tuple[Tensor, Params]:
         logits, buffers = super().forward_logits(params, state, batch)
-        return logits + state["shift"], buffers
+        return logits + state["log_prior"], buffers
 
 
 def expected_counts(log_prior: Tensor, log_likelihoods: Tensor, w: Tensor) -> Tensor:
-    """How many of the rows are of each class, if classes occur with that prior: [classes] (Saerens, E step). `log_told`
-    [rows, classes] is log p(x|y) up to a constant of each row; rows of weight 0 do not count."""
+    """Returns the expected number of samples of each class under a class prior (E step of Saerens et al.).
+
+    `log_likelihoods` [samples, classes] is log p(x|y) up to a constant for each sample. Samples of weight 0 do not
+    count.
+    """
     return (torch.softmax(log_likelihoods + log_prior, dim=-1) * w[:, None]).sum(0)
 
 
 def log_likelihood_gain(log_prior: Tensor, log_baseline_prior: Tensor, log_likelihoods: Tensor, w: Tensor) -> Tensor:
-    """By how much inputs are likelier with one prior than with another: the mean log ratio over rows."""
-    gain = torch.logsumexp(log_likelihoods + log_prior, dim=-1) - torch.logsumexp(
-        log_likelihoods + log_baseline_prior, dim=-1
-    )
+    """Returns the mean gain in the log-likelihood of the inputs with one prior over a baseline prior."""
+    baseline = torch.logsumexp(log_likelihoods + log_baseline_prior, dim=-1)
+    gain = torch.logsumexp(log_likelihoods + log_prior, dim=-1) - baseline
     return (gain * w).sum() / w.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class EstimatePrior(HasOptions):
-    """A client without labels estimates how often its classes occur from what the global model says of its inputs, by
-    EM, and keeps that as it would keep counts. Nothing is told. Each pass over the inputs is one iteration.
+    """Estimates the class prior of a client without labels from the global model's predictions, by EM.
 
-    Guarded: every class is taken to have `alpha` rows more, so that few inputs say little. Where the estimate makes
-    inputs likelier than the prior that the model was taught by no more than `guard` nats a row beyond what it would by
-    fitting chance, which is (classes - 1) / 2 nats over all rows, counts of 0 are kept: an earlier estimate is
-    forgotten.
+    The expected counts are kept in the private state, as label counts would be. Nothing is reported. Each epoch over
+    the inputs is one iteration. Pseudocounts limit what few inputs can change.
+
+    An estimate is used only if it raises the mean log-likelihood of the inputs over that of the training prior by more
+    than `min_gain_nats` plus the expected gain of overfitting, which is (classes - 1) / 2 nats over all samples.
+    Otherwise the counts are 0, which also replaces an earlier estimate.
     """
 
     model: Model
@@ -138,17 +149,19 @@ class EstimatePrior(HasOptions):
         return (Phase(UNLABELLED_SPLIT, self.iterations, 2**20, self.step, precompute=self.precompute, shuffle=False),)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        even = torch.full((self.model.num_classes,), 1 / self.model.num_classes, device=self.model.device)
-        training_prior = task.models[PRIOR][GLOBAL] if PRIOR in task.models else even
-        kept = {"model": task.models[GLOBAL], "taught": training_prior}
-        return kept | {
+        uniform = torch.full((self.model.num_classes,), 1 / self.model.num_classes, device=self.model.device)
+        training_prior = task.models[PRIOR][GLOBAL] if PRIOR in task.models else uniform
+        return {
+            "model": task.models[GLOBAL],
+            "training_prior": training_prior,
             "prior": training_prior,
             "counts": torch.zeros_like(training_prior),
             "gain": torch.zeros((), device=training_prior.device),
         }
 
     def precompute(self, state: Tree, x: Tensor) -> Tensor:
-        return F.log_softmax(self.model.predict(state["model"], x), dim=-1) - state["taught"].log()
+        """Returns log p(x|y) up to a constant for each sample."""
+        return F.log_softmax(self.model.predict(state["model"], x), dim=-1) - state["training_prior"].log()
 
     def step(self, state: Tree, batch: Batch) -> Tree:
         counts = expected_counts(state["prior"].log(), batch.x, batch.w)
@@ -156,7 +169,7 @@ class EstimatePrior(HasOptions):
         return state | {
             "prior": prior,
             "counts": counts,
-            "gain": log_likelihood_gain(prior.log(), state["taught"].log(), batch.x, batch.w),
+            "gain": log_likelihood_gain(prior.log(), state["training_prior"].log(), batch.x, batch.w),
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

@@ -1,4 +1,4 @@
-"""Questions to clients that cost a pass over their data: how large is your loss, where does it slope?"""
+"""Programs without training: the loss or the gradient of a received model, and samples that a client shares."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, op
 
 @dataclass(frozen=True)
 class LossProbe:
-    """The loss of the received model on the client's training data."""
+    """Reports the loss of the received model on the client's training samples."""
 
     model: Model
     name: str = "probe"
-    batchable: bool = True  # as served, a row is its own affair
+    batchable: bool = True  # the loss of a sample does not depend on other samples
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -35,14 +35,16 @@ class LossProbe:
         return state | {"loss": state["loss"].to(total.device) + torch.stack([total, batch.w.sum()])}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        total, rows = state["loss"].tolist()
-        return Report({}, {"loss": (total, rows)}, {"train": counts["train"]}), None
+        total, num_samples = state["loss"].tolist()
+        return Report({}, {"loss": (total, num_samples)}, {"train": counts["train"]}), None
 
 
 @dataclass(frozen=True)
 class GradientProbe:
-    """The gradient of the client's loss at the received model, as served (no dropout), and how much it varies from
-    batch to batch: 0 for a client with one batch."""
+    """Reports the gradient of the client's loss at the received model without dropout, and its variance over batches.
+
+    The variance is 0 for a client with one batch.
+    """
 
     model: Model
     batch_size: int = 64
@@ -59,40 +61,43 @@ class GradientProbe:
         return {
             "params": params,
             "buffers": {k: v for k, v in model.items() if k not in params},
-            "slopes": {k: torch.zeros_like(p) for k, p in params.items()},  # summed over rows
-            "squares": torch.zeros(2),  # of the batches' gradients, each counted by its rows; and the rows
+            "gradient_sum": {k: torch.zeros_like(p) for k, p in params.items()},  # weighted by samples
+            "squares": torch.zeros(2),  # squared norms of the batches' gradients times samples, and samples
         }
 
     def objective(self, params: Params, state: Tree, batch: Batch) -> torch.Tensor:
+        """Returns the mean loss of a batch."""
         return cross_entropy(self.model.predict(params | state["buffers"], batch.x), batch) / batch.w.sum().clamp(min=1)
 
     def step(self, state: Tree, batch: Batch) -> Tree:
         gradients = grad(self.objective)(state["params"], state, batch)
-        rows, square = batch.w.sum(), squared_norm(gradients)
+        num_samples, square = batch.w.sum(), squared_norm(gradients)
         return state | {
-            "slopes": {k: total + rows * gradients[k] for k, total in state["slopes"].items()},
-            "squares": state["squares"].to(square.device) + torch.stack([rows * square, rows]),
+            "gradient_sum": {k: total + num_samples * gradients[k] for k, total in state["gradient_sum"].items()},
+            "squares": state["squares"].to(square.device) + torch.stack([num_samples * square, num_samples]),
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        total, rows = state["squares"].tolist()
-        mean = {k: g / max(1.0, rows) for k, g in state["slopes"].items()}
-        variance = max(0.0, total / max(1.0, rows) - float(squared_norm(mean)))  # E|g|^2 - |E g|^2
+        total, num_samples = state["squares"].tolist()
+        mean = {k: g / max(1.0, num_samples) for k, g in state["gradient_sum"].items()}
+        variance = max(0.0, total / max(1.0, num_samples) - float(squared_norm(mean)))  # E|g|^2 - |E g|^2
         report = Report({"gradient": mean}, {"variance": (variance, 1.0)}, {"train": counts["train"]})
         return report, None
 
 
 @dataclass(frozen=True)
 class SendSamples(HasOptions):
-    """Some of the client's own rows, with their labels if asked: what a server without data needs to try models on,
-    and what a private client would refuse."""
+    """Reports some of the client's samples, with their labels if `sends_labels` is True.
+
+    A server without data can use them to evaluate models. They are raw data, so this gives up the clients' privacy.
+    """
 
     input_shape: tuple[int, ...]
     num_samples: int = option(
         5, "Each client sends this many of its training samples to the server, drawn at random.", ge=1
     )
     sends_labels: bool = False
-    split: str = "train"  # what the method trains on: nothing else may leave
+    split: str = "train"  # the samples that the method trains on; no others may be sent
     name: str = "share"
     batchable: bool = True
 
@@ -108,12 +113,12 @@ class SendSamples(HasOptions):
         }
 
     def step(self, state: Tree, batch: Batch) -> Tree:
-        """The first batch of a shuffled pass is kept; it may be short."""
+        """Returns the state with the first batch of a shuffled epoch, padded if it is short."""
         missing = self.num_samples - len(batch.w)
-        first = state["w"].sum() == 0
+        is_first = state["w"].sum() == 0
         x = F.pad(batch.x.flatten(1), (0, 0, 0, missing)).view(self.num_samples, *self.input_shape)
         padded = {"x": x, "y": F.pad(batch.y, (0, missing)), "w": F.pad(batch.w, (0, missing))}
-        return {k: torch.where(first, v, state[k]) for k, v in padded.items()}
+        return {k: torch.where(is_first, v, state[k]) for k, v in padded.items()}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         sent = {"rows": {"w": state["w"], "x": state["x"]}} | (

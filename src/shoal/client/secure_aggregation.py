@@ -1,9 +1,9 @@
-"""Reports of which the server can read only the sum: what a client sends is covered by masks that cancel in it.
+"""Secure aggregation: the server can read only the sum of all reports, because masks hide each report and cancel in it.
 
-Every two clients of a sum agree on a secret (X25519) that the server, which passes their public keys on, cannot know.
-From it both draw the same numbers for this sum (HKDF, ChaCha20); one adds them, the other takes them away. Each adds a
-mask of its own, too, which it reveals only when it is asked as one whose report arrived in time: so what came too late
-stays covered, although others then reveal what they shared with its sender.
+Every two clients of a sum agree on a secret (X25519). The server forwards their public keys and cannot compute the
+secret. From the secret both clients draw the same mask for this sum (HKDF, ChaCha20). One adds the mask, the other
+subtracts it. Each client also adds a mask of its own, which it reveals only if its report arrived in time. A late
+report therefore stays hidden, although other clients then reveal the masks that they share with its client.
 """
 
 from __future__ import annotations
@@ -26,26 +26,30 @@ from shoal.client.train import LocalTraining
 from shoal.types import Params, Phase, Report, Task, Tree
 
 KEY, KEYS, SUM, UNRESPONSIVE = "key", "keys", "sum", "silent"
-OWN_MASK = "own mask"  # in a client's private tree: what this round's mask of its own is drawn from
+OWN_MASK = "own mask"  # key of the private state: the seed of the client's own mask of this round
 SEED_BYTES = 32
-FIXED_POINT_ONE = 2**24  # in whole numbers, so that sums are exact: a parameter's last bit is 2^-24
-MAX_FIXED_POINT = 2**52  # of a client's whole numbers: a thousand of them fit into 64 bits
-NUM_TRAILING_VALUES = 4  # numbers that follow the model's: its weight, loss and rows, and whether training diverged
+FIXED_POINT_ONE = 2**24  # fixed point makes sums exact: the last bit of a parameter is 2^-24
+MAX_FIXED_POINT = 2**52  # bound of a client's fixed-point numbers: the sum of a thousand fits into 64 bits
+NUM_TRAILING_VALUES = 4  # after the model's numbers: weight, loss, samples of the loss, and 1 if training diverged
 FixedPoint = NDArray[np.int64]
 
 
 def as_tensor(data: bytes) -> Tensor:
+    """Returns bytes as a tensor, as messages need them."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def as_bytes(data: Tensor) -> bytes:
+    """Returns the bytes of a tensor from `as_tensor`."""
     return bytes(data.to(torch.uint8).tolist())
 
 
 @dataclass(frozen=True)
 class SendPublicKey:
-    """A client makes a pair of keys, keeps one and tells the other, and whether it has rows. Keys and own masks are the
-    one thing that does not follow from the run's seed: the server knows that."""
+    """Creates a pair of keys, keeps the private key, and reports the public key and whether the client has samples.
+
+    Keys and own masks do not follow from the run's seed, because the server knows the seed.
+    """
 
     name: str = KEYS
     batchable: bool = True
@@ -56,17 +60,17 @@ class SendPublicKey:
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         public = X25519PrivateKey.from_private_bytes(as_bytes(state[KEY])).public_key().public_bytes_raw()
-        held = {"train": int(counts["train"] > 0)}
-        return Report({KEY: {"public": as_tensor(public)}}, {}, held), {KEY: state[KEY]}
+        sample_counts = {"train": int(counts["train"] > 0)}
+        return Report({KEY: {"public": as_tensor(public)}}, {}, sample_counts), {KEY: state[KEY]}
 
 
 def secure_sum_name(round_index: int, public_keys: Iterable[bytes]) -> bytes:
-    """By round and members: a round that is played again with others has other masks."""
+    """Returns the name of a sum by round and members. A round that is run again with others has other masks."""
     return f"shoal sum {round_index} ".encode() + sha256(b"".join(sorted(public_keys))).digest()
 
 
 def pair_seed(private_key: bytes, other_public_key: bytes, sum_name: bytes) -> bytes:
-    """What two clients draw their masks of one sum from; it says nothing about those of another."""
+    """Returns the seed of the mask that two clients share in one sum. It reveals nothing about their other masks."""
     shared = X25519PrivateKey.from_private_bytes(private_key).exchange(
         X25519PublicKey.from_public_bytes(other_public_key)
     )
@@ -74,24 +78,28 @@ def pair_seed(private_key: bytes, other_public_key: bytes, sum_name: bytes) -> b
 
 
 def draw_mask(seed: bytes, length: int) -> FixedPoint:
+    """Returns the mask that follows from a seed: 64-bit random numbers."""
     stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
     return np.frombuffer(stream.update(bytes(8 * length)), dtype="<i8").astype(np.int64)
 
 
 def to_fixed_point(values: Tensor) -> FixedPoint:
-    """Fixed point."""
+    """Returns numbers in fixed point."""
     return (values * FIXED_POINT_ONE).round().to(torch.int64).numpy()
 
 
 def flatten_model(model: Params) -> Tensor:
+    """Returns all numbers of a model as one vector in double precision, by sorted names."""
     return torch.cat([model[k].detach().reshape(-1).double().cpu() for k in sorted(model)])
 
 
 @dataclass(frozen=True)
 class TrainAndMaskUpdate:
-    """Trains as `training` does. Rows times the model, the rows and the loss are sent under masks towards everybody
-    whose key came with the task; who has no rows sends zeros, for its masks would be missed. Whose training diverged
-    says just that."""
+    """Trains as `training` does and sends the weighted model, its weight and its loss under masks.
+
+    There is a mask for every other client whose key came with the task. A client without samples sends zeros, because
+    its masks are needed in the sum. If training diverged, only this fact is sent.
+    """
 
     training: LocalTraining
     is_weighted_by_samples: bool = True
@@ -111,11 +119,10 @@ class TrainAndMaskUpdate:
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, _ = self.training.end(task, state, counts)
-        rows, (loss, seen) = report.counts["train"], report.metrics["loss"]
-        weight = float(rows) if self.is_weighted_by_samples else float(rows > 0)
-        numbers = torch.cat(
-            [flatten_model(report.tensors["model"]) * weight, torch.tensor([weight, loss, seen, 0.0]).double()]
-        )
+        num_samples, (loss, loss_weight) = report.counts["train"], report.metrics["loss"]
+        weight = float(num_samples) if self.is_weighted_by_samples else float(num_samples > 0)
+        trailing = torch.tensor([weight, loss, loss_weight, 0.0]).double()
+        numbers = torch.cat([flatten_model(report.tensors["model"]) * weight, trailing])
         if not bool((numbers.abs() * FIXED_POINT_ONE < MAX_FIXED_POINT).all()):
             numbers = torch.zeros_like(numbers)
             numbers[-1] = 1
@@ -125,24 +132,28 @@ class TrainAndMaskUpdate:
             + self._sum_of_pair_masks(task, as_bytes(state[KEY]), len(numbers))
             + draw_mask(own_mask_seed, len(numbers))
         )
-        report = Report({SUM: {"covered": torch.from_numpy(masked)}}, {}, {"train": int(rows > 0)})
+        report = Report({SUM: {"covered": torch.from_numpy(masked)}}, {}, {"train": int(num_samples > 0)})
         return report, {OWN_MASK: as_tensor(own_mask_seed)}
 
     def _sum_of_pair_masks(self, task: Task, private_key: bytes, length: int) -> FixedPoint:
-        mine = X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
+        """Returns the sum of the masks shared with other clients; in each pair one client adds, one subtracts."""
+        own_key = X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
         keys = [as_bytes(k) for k in task.models[KEYS].values()]
         name, total = secure_sum_name(int(task.config["round"]), keys), np.zeros(length, dtype=np.int64)
         for other in keys:
-            if other != mine:
-                sign = 1 if mine < other else -1
+            if other != own_key:
+                sign = 1 if own_key < other else -1
                 total += sign * draw_mask(pair_seed(private_key, other, name), length)
         return total
 
 
 @dataclass(frozen=True)
 class RevealMasks:
-    """Whose report is in a sum tells what its own mask is drawn from, once, and the masks that it shares with those who
-    did not answer, so that these can be taken away. Masks of other sums stay secret."""
+    """Reports the seeds of masks that the server must subtract from the sum.
+
+    A client whose report is in the sum reveals the seed of its own mask, once, and the seeds that it shares with
+    clients that did not respond. Masks of other sums stay secret.
+    """
 
     name: str = "unmask"
     batchable: bool = True
@@ -154,6 +165,6 @@ class RevealMasks:
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         key, keys = as_bytes(state[KEY]), task.models[KEYS]
         name = secure_sum_name(int(task.config["round"]), [as_bytes(k) for k in keys.values()])
-        silent = task.models.get(UNRESPONSIVE, {})
-        found = {c: as_tensor(pair_seed(key, as_bytes(k), name)) for c, k in silent.items()}
-        return Report({"own": {"seed": state[OWN_MASK]}, "seeds": found}), {OWN_MASK: torch.zeros_like(state[OWN_MASK])}
+        unresponsive = task.models.get(UNRESPONSIVE, {})
+        seeds = {c: as_tensor(pair_seed(key, as_bytes(k), name)) for c, k in unresponsive.items()}
+        return Report({"own": {"seed": state[OWN_MASK]}, "seeds": seeds}), {OWN_MASK: torch.zeros_like(state[OWN_MASK])}

@@ -16,17 +16,18 @@ from shoal.types import Params
 
 @dataclass(frozen=True)
 class Sgd:
-    """PyTorch's SGD (momentum without dampening, coupled weight decay) after clipping by global norm."""
+    """Computes PyTorch's SGD (momentum without dampening, coupled weight decay) after clipping by global norm."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # 0: no clipping
 
     def init(self, params: Params) -> Params:
-        """Velocities; none without momentum, so that nothing is carried that is not used."""
+        """Returns the velocities; none without momentum, because they would not be used."""
         return {k: torch.zeros_like(p) for k, p in params.items()} if self.momentum else {}
 
     def update(self, params: Params, gradients: Params, velocity: Params, lr: Tensor) -> tuple[Params, Params]:
+        """Returns the parameters and the velocities after one step."""
         if self.clip:
             gradients = clip_gradients(gradients, self.clip)
         if self.weight_decay:
@@ -38,10 +39,12 @@ class Sgd:
 
 
 def squared_norm(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Returns the squared L2 norm of all tensors together."""
     return torch.stack([x.square().sum() for x in tensors.values()]).sum()
 
 
 def clip_gradients(gradients: Params, max_norm: float) -> Params:
+    """Returns the gradients, scaled down to `max_norm` if their L2 norm together is larger."""
     scale = (max_norm / (squared_norm(gradients).sqrt() + 1e-6)).clamp(max=1.0)
     return {k: g * scale for k, g in gradients.items()}
 
@@ -51,7 +54,10 @@ SCHEDULES: tuple[str, ...] = get_args(RateSchedule)
 
 
 def learning_rate(schedule: str, lr: float, round_index: int, num_rounds: int, decay: float = 0.1) -> float:
-    """The rate of a round that counts from 0. `decay` is what is left at the end (step: a third each)."""
+    """Returns the learning rate of a round, counted from 0.
+
+    `decay` is the fraction of `lr` at the end. The schedule `step` reaches it in two steps, at one and at two thirds.
+    """
     progress = round_index / max(1, num_rounds)
     match schedule:
         case "constant":

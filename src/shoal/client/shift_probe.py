@@ -1,4 +1,7 @@
-"""Where a client's rows of each class lie among the features of a model: what p(x|y) looks like from there."""
+"""Sums of a model's features for each class of a client, from which conditional shift is estimated.
+
+Read `clusterers/conditional_shift` for what the server does with the sums.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, op
 
 @dataclass(frozen=True)
 class SumClassFeatures(HasOptions):
-    """One look at the training rows with the received model; nothing is trained. Told are, of every other row and of
-    the rest apart, how many are of each class and the sum of their features, and over all rows the sum of squared
-    features. Features are what the last ReLUs give, of at most `width` channels (of a network without ReLUs its
-    logits). The sum of a class with a single row in a half is that row's features."""
+    """Reports sums of the received model's features over the training samples, without training.
+
+    The samples are divided into two halves (every other sample). For each half and each class the report has the number
+    of samples and the sum of their features. For all samples it has the sum of squared features. Features are the
+    outputs of the last ReLU layers, at most `max_features` channels, or the logits of a network without ReLUs. If a
+    class has a single sample in a half, its sum is that sample's features.
+    """
 
     model: Model
     max_features: int = option(
@@ -26,7 +32,7 @@ class SumClassFeatures(HasOptions):
         ge=1,
     )
     name: str = "probe"
-    batchable: bool = True  # as served, a row is its own affair
+    batchable: bool = True  # features of a sample do not depend on other samples
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -34,9 +40,9 @@ class SumClassFeatures(HasOptions):
 
     def begin(self, task: Task, private: Tree) -> Tree:
         received = next(iter(task.models.values()))
-        blank = torch.zeros(1, *self.model.input_shape, device=self.model.device)
+        x = torch.zeros(1, *self.model.input_shape, device=self.model.device)
         with torch.no_grad():
-            channels = self.features(received, blank).shape[1]
+            channels = self.features(received, x).shape[1]
         shapes = {
             "count": (2, self.model.num_classes),
             "sum": (2, self.model.num_classes, channels),
@@ -45,18 +51,17 @@ class SumClassFeatures(HasOptions):
         return {"model": received} | {k: torch.zeros(shape, device=self.model.device) for k, shape in shapes.items()}
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        return (
-            self.model.features(params, x, self.max_features) if self.model.has_relu else self.model.predict(params, x)
-        )
+        """Returns the features of samples, or the logits of a network without ReLUs."""
+        if not self.model.has_relu:
+            return self.model.predict(params, x)
+        return self.model.features(params, x, self.max_features)
 
     def step(self, state: Tree, batch: Batch) -> Tree:
         h = self.features(state["model"], batch.x)
-        each, odd = (
-            torch.arange(self.model.num_classes, device=batch.y.device),
-            torch.arange(len(batch.w), device=batch.w.device) % 2,
-        )
-        held = (batch.y[:, None] == each) * batch.w[:, None]  # [rows, classes]
-        halves = torch.stack([held * (1 - odd)[:, None], held * odd[:, None]])  # [2, rows, classes]
+        classes = torch.arange(self.model.num_classes, device=batch.y.device)
+        is_odd = torch.arange(len(batch.w), device=batch.w.device) % 2
+        one_hot = (batch.y[:, None] == classes) * batch.w[:, None]  # [samples, classes]
+        halves = torch.stack([one_hot * (1 - is_odd)[:, None], one_hot * is_odd[:, None]])  # [2, samples, classes]
         return state | {
             "count": state["count"] + halves.sum(1),
             "sum": state["sum"] + halves.transpose(1, 2) @ h,
@@ -64,5 +69,5 @@ class SumClassFeatures(HasOptions):
         }
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
-        told = {k: {k: state[k]} for k in ("count", "sum", "square")}
-        return Report(told, {}, {"train": counts["train"]}), None
+        sums = {k: {k: state[k]} for k in ("count", "sum", "square")}
+        return Report(sums, {}, {"train": counts["train"]}), None

@@ -1,4 +1,4 @@
-"""How many rows a client holds."""
+"""The number of samples of a client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.types import Phase, Report, Task, Tree
 
 @dataclass(frozen=True)
 class SendSampleCount:
-    """Nothing is computed: a report always says how many rows there are."""
+    """Reports the number of training samples. Nothing else is computed."""
 
     name: str = "sizes"
     batchable: bool = True

@@ -1,4 +1,7 @@
-"""SPRE: how often each channel of a ReLU is zero over a client's data (FedEPC, paper 000, Sec. 3.2)."""
+"""SPRE: the fraction of zeros of each channel of a ReLU over a client's samples (FedEPC, Sec. 3.2).
+
+The clusterer of these vectors is in `clusterers/density`.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,19 @@ from shoal.client.train import LocalTraining
 from shoal.rng import derive_seed, generator
 from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, option
 
-RELEASED_SPARSITY = "released sparsity"  # in a client's private tree
+RELEASED_SPARSITY = "released sparsity"  # key of the private state
 
 
 @dataclass(frozen=True)
 class MeasureSparsity(HasOptions):
-    """The vector s of Eq. (2), after `adaptation.epochs` of training from the received model.
+    """Reports the sparsity vector s of Eq. (2) after `adaptation.epochs` of training from the received model.
 
-    Zeros are counted for each row and averaged over rows (Eq. 1 knows one feature map only). Four vectors leave: that
-    of the adapted model, and those of the received one over all rows and over either half of them, by which the server
-    can tell a difference between clients from chance. (Not so the adapted ones: training for itself makes a client
-    differ from another with the same data.)
+    Zeros are counted for each sample and averaged over samples (Eq. 1 is for one feature map only). Four vectors are
+    sent: that of the adapted model, and those of the received model over all samples and over each half of them. The
+    halves show the server which differences between clients are random. Vectors of adapted models could not show this,
+    because separate training makes even clients with the same data differ.
 
-    `noise` is the deviation of Gaussian noise on the vectors before they leave (`released`). What was released once is
-    then kept and released again when asked again: fresh noise each time could be averaged away.
+    With noise the vectors are kept and sent again in later tasks, because new noise each time could be averaged away.
     """
 
     adaptation: LocalTraining
@@ -44,10 +46,12 @@ class MeasureSparsity(HasOptions):
 
     @cached_property
     def layer_index(self) -> int:
+        """The index of the measured ReLU layer."""
         return self.adaptation.model.relu_index(self.layer)
 
     @cached_property
     def num_channels(self) -> int:
+        """The number of channels of the measured layer, which is the length of a vector."""
         model = self.adaptation.model
         x = torch.zeros(2, *model.input_shape, device=model.device)
         return model.relu_output(model.init(0), x, self.layer_index).shape[1]
@@ -68,26 +72,26 @@ class MeasureSparsity(HasOptions):
         return state | {
             "zeros": zeros,
             "received": zeros,
-            "kept": {k: private[k] for k in (RELEASED_SPARSITY,) if k in private},
+            "released": {k: private[k] for k in (RELEASED_SPARSITY,) if k in private},
         }
 
     def step(self, state: Tree, batch: Batch) -> Tree:
         zero = (
             self.adaptation.model.relu_output(state["params"] | state["rest"], batch.x, self.layer_index) == 0
         ).float()
-        each = zero.flatten(2).mean(-1) if zero.dim() > 2 else zero  # [rows, channels]: Eq. (1)
-        odd = torch.arange(len(batch.w), device=batch.w.device) % 2
-        halves = torch.stack([batch.w * (1 - odd), batch.w * odd])  # [2, rows]
-        return state | {"zeros": state["zeros"] + halves @ each}
+        sparsity = zero.flatten(2).mean(-1) if zero.dim() > 2 else zero  # [samples, channels]: Eq. (1)
+        is_odd = torch.arange(len(batch.w), device=batch.w.device) % 2
+        halves = torch.stack([batch.w * (1 - is_odd), batch.w * is_odd])  # [2, samples]
+        return state | {"zeros": state["zeros"] + halves @ sparsity}
 
     def store_received_zeros(self, state: Tree) -> Tree:
-        """Between the received model and the adapted one."""
+        """Returns the state between measuring the received model and adapting it."""
         return state | {"received": state["zeros"], "zeros": torch.zeros_like(state["zeros"])}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         new_private: Tree | None = None
-        if self.noise_std and RELEASED_SPARSITY in state["kept"]:
-            vectors = state["kept"][RELEASED_SPARSITY]
+        if self.noise_std and RELEASED_SPARSITY in state["released"]:
+            vectors = state["released"][RELEASED_SPARSITY]
         else:
             num_samples = counts["train"]
             adapted, received = state["zeros"].cpu().sum(0, keepdim=True), state["received"].cpu()
@@ -104,28 +108,32 @@ class MeasureSparsity(HasOptions):
         return zero.flatten(2).mean(-1).mean(0) if zero.dim() > 2 else zero.mean(0)
 
     def release_vectors(self, exact: Tensor, num_samples: int, seed: int) -> Tensor:
-        """All four, from the adapted vector and those of both halves. Only these three are given noise: the vector
-        over all rows is the mean of the noisy halves and, without adaptation, the adapted one too, so that neither
-        tells anything more."""
+        """Returns all four vectors from the adapted vector and those of both halves.
+
+        Only these three get noise. The vector over all samples is the mean of the noisy halves, and without adaptation
+        it is the adapted vector too, so neither reveals anything more.
+        """
         noise = torch.randn(exact.shape, generator=generator(derive_seed(seed, "noise"))) if self.noise_std else 0.0
         noisy = exact + self.noise_std * noise
-        noisy = noisy if num_samples > 1 else noisy[[0, 1, 1]]  # one row has no halves: its noisy vector is told twice
+        noisy = noisy if num_samples > 1 else noisy[[0, 1, 1]]  # a single sample is sent as both halves
         received = (_half_sizes(num_samples) / max(1, num_samples)) @ noisy[1:]
         adapted = noisy[0] if self.adaptation.epochs else received
         return torch.stack([adapted, received, *noisy[1:]]).clamp(0, 1)
 
     def privacy_guarantee(self, num_train_samples: Sequence[int], num_tasks: int = 1) -> dict[str, float]:
-        """With adaptation any row may change the adapted vector in any way, for all that can be proved. However many
-        tasks there are, a client releases its vectors once."""
+        """Returns the guarantees of the noise, empty without noise.
+
+        With adaptation no bound can be proved for the effect of one sample on the adapted vector, except its range. A
+        client releases its vectors once for any number of tasks.
+        """
         if not self.noise_std:
             return {}
         smallest, vectors = min(num_train_samples), 3 if self.adaptation.epochs else 2
         halves = halves_sensitivity(self.num_channels, smallest)
         record = math.hypot(halves, range_sensitivity(self.num_channels)) if self.adaptation.epochs else halves
-        found = gaussian_privacy_guarantee(
-            self.noise_std, smallest, record, range_sensitivity(self.num_channels, vectors)
-        )
-        return found | {"record_epsilon_without_adaptation": epsilon(self.noise_std, halves)}
+        in_range = range_sensitivity(self.num_channels, vectors)
+        guarantee = gaussian_privacy_guarantee(self.noise_std, smallest, record, in_range)
+        return guarantee | {"record_epsilon_without_adaptation": epsilon(self.noise_std, halves)}
 
 
 def _half_sizes(num_samples: int) -> Tensor:
@@ -133,11 +141,14 @@ def _half_sizes(num_samples: int) -> Tensor:
 
 
 def halves_sensitivity(num_channels: int, num_samples: int) -> float:
-    """How far (L2) both halves' vectors move together at most when one row is replaced: it is in one half, perhaps the
-    smaller, and counts between 0 and 1 in each channel. The model is one that was not trained on the row."""
+    """Returns the largest L2 change of both halves' vectors together when one sample is replaced.
+
+    The sample is in one half, perhaps the smaller, and counts between 0 and 1 in each channel. The model must not have
+    been trained on the sample.
+    """
     return math.sqrt(num_channels) / max(1, num_samples // 2)
 
 
 def range_sensitivity(num_channels: int, num_vectors: int = 1) -> float:
-    """How far (L2) vectors of fractions are apart at most."""
+    """Returns the largest L2 distance of vectors of fractions."""
     return math.sqrt(num_vectors * num_channels)

@@ -1,4 +1,4 @@
-"""Local training: the program behind FedAvg, FedProx, fine-tuning and local-only learning."""
+"""Local training: the client program of FedAvg, FedProx, fine-tuning and local-only learning."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from shoal.types import Batch, HasOptions, Params, Phase, Report, Task, Tree, op
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Summed over the real rows of a batch. Written out, because torch's own takes twice the steps when stacked."""
-    chosen = F.log_softmax(logits, dim=-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
-    return -(chosen * batch.w).sum()
+    """Returns the cross-entropy, summed over the real samples of a batch.
+
+    PyTorch's own function needs twice as many operations when models are stacked.
+    """
+    log_probabilities = F.log_softmax(logits, dim=-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+    return -(log_probabilities * batch.w).sum()
 
 
 @dataclass(frozen=True)
 class LocalTraining(HasOptions):
-    """Some epochs of SGD on a client's own training data.
+    """Trains a model with SGD on the client's training samples.
 
-    `start` says from which model: the received one, or the client's own, which at first is the received one too (where
-    none is sent, it follows from a seed in the task's config). `send` and `keep` say what becomes of the result: up to
-    the server, or into the client's private tree. `mu` pulls towards the model received, where none is sent towards
-    the first: mu/2 * |w - w_received|^2 (FedProx). `rows` says which: all, or those of low or of high sensitivity
-    only. `part` says which parameters: all, those of the last layer, or all others. What is not trained stays as it
-    is, and so do batch norm's statistics with all that is below the last layer.
+    `start` is the model to start from: the received one, or the personal model. A client without a personal model
+    starts from the received one or, if none is sent, from an initial model that follows from a seed in the task's
+    config. `sends_model` sends the result to the server, and `keeps_model` keeps it in the private state. `mu` pulls
+    towards the received model, or towards the first one if none is sent. `part` selects the trained parameters: all,
+    those of the last layer (head), or all others (base). Other parameters do not change. With `part="head"` the
+    statistics of batch norm do not change either.
     """
 
     model: Model
@@ -67,6 +70,7 @@ class LocalTraining(HasOptions):
 
     @property
     def optimiser(self) -> Sgd:
+        """The optimiser of local training."""
         return Sgd(self.momentum, self.weight_decay, self.clip)
 
     @property
@@ -79,18 +83,20 @@ class LocalTraining(HasOptions):
 
     @property
     def split(self) -> str:
+        """The name of the split to train on."""
         return "train" if self.sensitivity == "all" else f"train/{self.sensitivity}"
 
     @property
     def trained_names(self) -> tuple[str, ...]:
+        """The names of the trained parameters."""
         if self.part == "all":
             return self.model.trainable
         return tuple(k for k in self.model.trainable if (k in self.model.head) == (self.part == "head"))
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        own = private.get("model") if self.start == "own" else None
+        personal = private.get("model") if self.start == "own" else None
         received = next(iter(task.models.values())) if task.models else None
-        model = own or received or self.model.init(int(task.config["first"]))
+        model = personal or received or self.model.init(int(task.config["first"]))
         device = model[self.model.trainable[0]].device
         return self.start_at(model, anchor=received or model) | {
             "lr": torch.tensor(task.config.get("lr", self.lr), device=device),
@@ -98,6 +104,7 @@ class LocalTraining(HasOptions):
         }
 
     def start_at(self, model: Params, anchor: Params) -> Tree:
+        """Returns the state of training that starts from `model` and is pulled towards `anchor`."""
         params = {k: model[k] for k in self.trained_names}
         state: Tree = {
             "params": params,
@@ -107,16 +114,17 @@ class LocalTraining(HasOptions):
         return state | ({"anchor": {k: anchor[k] for k in params}} if self.mu else {})
 
     def objective(self, params: Params, state: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Params]]:
+        """Returns the objective of a batch, its summed loss, and the buffers after the batch."""
         logits, buffers = self.forward_logits(params, state, batch)
         total = cross_entropy(logits, batch)
         return self.add_penalties(total / batch.w.sum().clamp(min=1), logits, params, state, batch), (total, buffers)
 
     def forward_logits(self, params: Params, state: Tree, batch: Batch) -> tuple[Tensor, Params]:
-        """The logits whose loss is made small, and the buffers after this batch."""
+        """Returns the logits for the loss of a batch, and the buffers after the batch."""
         return self.model.forward(params | state["rest"], batch.x, batch.key)
 
     def add_penalties(self, loss: Tensor, logits: Tensor, params: Params, state: Tree, batch: Batch) -> Tensor:
-        """The mean loss of a batch, and what else is made small."""
+        """Returns the mean loss of a batch plus the penalties that training minimises."""
         if self.mu:
             loss = loss + self.mu / 2 * squared_norm({k: p - state["anchor"][k] for k, p in params.items()})
         return loss
@@ -124,12 +132,12 @@ class LocalTraining(HasOptions):
     def step(self, state: Tree, batch: Batch) -> Tree:
         gradients, (total, buffers) = grad(self.objective, has_aux=True)(state["params"], state, batch)
         params, velocity = self.optimiser.update(state["params"], gradients, state["velocity"], state["lr"])
-        seen = state["loss"] + torch.stack([total, batch.w.sum()])
+        loss = state["loss"] + torch.stack([total, batch.w.sum()])
         rest = state["rest"] if self.part == "head" else state["rest"] | buffers
-        return state | {"params": params, "velocity": velocity, "rest": rest, "loss": seen}
+        return state | {"params": params, "velocity": velocity, "rest": rest, "loss": loss}
 
     def current_model(self, state: Tree) -> Params:
-        """The model as it is now, by sorted names."""
+        """Returns the model in its present state, with sorted names."""
         return dict(sorted((state["params"] | state["rest"]).items()))
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

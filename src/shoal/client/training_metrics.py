@@ -1,4 +1,4 @@
-"""How good a model is on a client's own training rows: asked for, or told with what was trained."""
+"""Accuracy and loss of a model on the client's training samples, alone or together with training."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ BATCH_SIZE = 1024
 
 
 def hits_and_loss(model: Model, params: Params, batch: Batch) -> Tensor:
-    """Hits and loss of a batch, summed, and its rows."""
+    """Returns the number of hits, the summed loss and the number of samples of a batch."""
     logits = model.predict(params, batch.x)
     hits = ((logits.argmax(-1) == batch.y) * batch.w).sum()
     return torch.stack([hits, cross_entropy(logits, batch), batch.w.sum()])
 
 
 def to_metrics(total: Tensor) -> dict[str, tuple[float, float]]:
-    hits, loss, rows = total.tolist()
-    return {"accuracy": (hits, rows), "loss_after": (loss, rows)}
+    """Returns the metrics of a report from the summed results of `hits_and_loss`."""
+    hits, loss, num_samples = total.tolist()
+    return {"accuracy": (hits, num_samples), "loss_after": (loss, num_samples)}
 
 
 @dataclass(frozen=True)
 class MeasureAccuracy:
-    """Accuracy and loss of the client's own model, or of the received one where it has none."""
+    """Reports accuracy and loss of the personal model, or of the received model if the client has no personal one."""
 
     model: Model
-    split: str = "train"  # what the client trains on
+    split: str = "train"  # the samples that the client trains on
     name: str = "measure"
-    batchable: bool = True  # as served, a row is its own affair
+    batchable: bool = True  # predictions of a sample do not depend on other samples
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -53,7 +54,7 @@ class MeasureAccuracy:
 
 @dataclass(frozen=True)
 class MeasuredTraining(LocalTraining):
-    """Training after which the client tells how good the result is on the rows that it was trained on."""
+    """Local training that also reports accuracy and loss of the trained model on its training samples."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -63,6 +64,7 @@ class MeasuredTraining(LocalTraining):
         return super().begin(task, private) | {"seen": torch.zeros(3, device=self.model.device)}
 
     def count_hits(self, state: Tree, batch: Batch) -> Tree:
+        """Returns the state with the hits and the loss of a batch added."""
         return state | {"seen": state["seen"] + hits_and_loss(self.model, state["params"] | state["rest"], batch)}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:

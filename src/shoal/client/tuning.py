@@ -1,4 +1,4 @@
-"""Fine-tuning tried with several steps and numbers of passes, for validation rows to judge."""
+"""Grid search for fine-tuning: learning rates and numbers of epochs, compared on validation samples."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ VAL = "val"
 
 @dataclass(frozen=True)
 class TryTuning:
-    """The received model is trained with each of `rates`, on the same rows in the same order. After each number of
-    `passes`, which ascend, the client counts hits on its validation rows: [passes, rates]. It tells these and keeps
-    nothing."""
+    """Trains the received model with each learning rate of `lr_grid` on the same batches and reports validation hits.
+
+    After each number of epochs of `epochs_grid`, which ascend, the client counts hits on its validation samples. The
+    report has these counts [epochs, learning rates]. Nothing is kept.
+    """
 
     training: LocalTraining
     lr_grid: tuple[float, ...]
@@ -34,32 +36,34 @@ class TryTuning:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """A path is walked once for each step: what was there after one pass goes on to the second."""
-        found = []
-        for place, (before, after) in enumerate(pairwise((0, *self.epochs_grid))):
+        """The phases, in which training continues from one number of epochs to the next."""
+        phases = []
+        for index, (before, after) in enumerate(pairwise((0, *self.epochs_grid))):
             if after > before:
-                found.append(Phase(self.training.split, after - before, self.training.batch_size, self.step))
-            found.append(Phase(VAL, 1, BATCH_SIZE, partial(self.count_hits, place), shuffle=False))
-        return tuple(found)
+                phases.append(Phase(self.training.split, after - before, self.training.batch_size, self.step))
+            phases.append(Phase(VAL, 1, BATCH_SIZE, partial(self.count_hits, index), shuffle=False))
+        return tuple(phases)
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        tries = [self.training.begin(replace(task, config={"lr": rate}), {}) for rate in self.lr_grid]
+        states = [self.training.begin(replace(task, config={"lr": lr}), {}) for lr in self.lr_grid]
         hits = torch.zeros(len(self.epochs_grid), len(self.lr_grid), device=self.training.model.device)
-        return {"tries": {str(k): s for k, s in enumerate(tries)}, "hits": hits}
+        return {"states": {str(k): model_state for k, model_state in enumerate(states)}, "hits": hits}
 
     def step(self, state: Tree, batch: Batch) -> Tree:
-        return state | {"tries": {k: self.training.step(one, batch) for k, one in state["tries"].items()}}
+        states = {k: self.training.step(model_state, batch) for k, model_state in state["states"].items()}
+        return state | {"states": states}
 
     def count_hits(self, index: int, state: Tree, batch: Batch) -> Tree:
-        models = [self.training.current_model(one) for one in state["tries"].values()]
+        """Returns the state with the hits of a validation batch added to row `index`."""
+        models = [self.training.current_model(model_state) for model_state in state["states"].values()]
         hits = torch.stack([hits_and_loss(self.training.model, model, batch)[0] for model in models])
-        here = torch.arange(len(self.epochs_grid), device=hits.device)[:, None] == index
-        return state | {"hits": state["hits"] + here * hits}
+        is_index = torch.arange(len(self.epochs_grid), device=hits.device)[:, None] == index
+        return state | {"hits": state["hits"] + is_index * hits}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report({"val": {"hits": state["hits"]}}, {}, {VAL: counts[VAL]}), None
 
 
 def index_of_most_hits(hits: Tensor) -> tuple[int, int]:
-    """The place of the largest of [passes, rates]: of several, that of the fewest passes, then of the smallest step."""
+    """Returns both indices of the most hits; of equals, the fewest epochs and then the first learning rate."""
     return divmod(int(hits.flatten().argmax()), hits.shape[1])

@@ -1,12 +1,15 @@
 """Clusterers as scikit-learn estimators, without federated learning inside.
 
-All follow the conventions of scikit-learn: `__init__` stores the parameters, `fit(X)` validates and computes, names of
-results end in `_`. The partition does not depend on the order of the rows (equal rows are interchangeable), and `fit`
-numbers clusters by first appearance. Two estimators are exceptions. `OverlappingClusters` numbers clusters in the order
-of their seeds, its clusters share rows, and they depend on the order of the rows where they are not separated.
-`FuzzyClusters` numbers clusters in the order in which k-means finds their centres.
+All estimators follow the conventions of scikit-learn: `__init__` stores the parameters, `fit(X)` validates and
+computes, and names of results end in `_`. The partition does not depend on the order of the rows (equal rows are
+interchangeable), and `fit` numbers clusters by first appearance. Two estimators are exceptions:
 
-A class is loaded when it is first used, because scikit-learn takes long to import.
+- `OverlappingClusters` numbers clusters in the order of their seeds. Its clusters share rows, and they depend on the
+  order of the rows where they are not separated.
+- `FuzzyClusters` numbers clusters in the order in which k-means finds their centres.
+
+A class is loaded when it is first used, because scikit-learn takes long to import. The checks of input and the
+numbering of labels are in `validation`.
 """
 
 from __future__ import annotations

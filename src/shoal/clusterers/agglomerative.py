@@ -1,24 +1,25 @@
-"""FLACC: merges the two most similar clusters, again and again, while all pairs of their rows are similar.
+"""FLACC: repeatedly merges the two most similar clusters while all pairs of their rows are similar.
 
 Mehta, Shao, "A greedy agglomerative framework for clustered federated learning", IEEE Transactions on Industrial
 Informatics 19(12), 2023. The text of the paper was not available. The rules are those of its abstract and of
-MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), which compares with it.
+MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), which contains FLACC for comparison.
 
-| there | here |
+| MetaClusterFL | here |
 |---|---|
-| cosine of the updates of clients i and j, if it was measured | an entry of `X`; NaN where it is not known |
+| cosine of the updates of clients i and j, if it was measured | an entry of `X`; NaN if it is not known |
 | similarity of two clusters: the smallest known one between their clients | complete linkage |
 | the pair with the greatest similarity is merged if that is above 0 | `threshold` |
 
-With the smallest similarity, one pair of clients that pull against each other keeps two clusters apart. A mean of
-cosines is above 0 as soon as a few of them are large.
+With the smallest similarity, one pair of clients with opposite updates keeps two clusters apart. A mean of cosines
+would be above 0 as soon as a few of them are large. Equal similarities are merged in the order of the rows. Apart from
+that the partition does not depend on the order.
 
-Deviation: MetaClusterFL merges once a round, and it merges two clusters of several clients only if some pair across is
-closer than the least close pair within. Here all possible merges are made at once. Cosines of IID clients are above 0
-only early in training, and with one merge a round 20 of them ended in two clusters. The second condition is left out
-because, on digits, it prevented right merges more often than wrong ones.
-
-Equal similarities are merged in the order of the rows. Apart from that the partition does not depend on the order.
+Deviations from the paper
+-------------------------
+- MetaClusterFL merges once a round. Here all possible merges are done at once, because cosines of IID clients are above
+  0 only early in training.
+- MetaClusterFL merges two clusters of several clients only if some pair across is more similar than the least similar
+  pair within. This condition is left out, because it prevented correct merges more often than wrong ones.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from shoal.errors import UserError
 
 
 class GreedyClusters(ClusterMixin, BaseEstimator):
-    """Complete-linkage clustering of similarities of which some may be unknown.
+    """Complete-linkage clustering of similarities, some of which may be unknown.
 
     Two clusters between which no similarity is known are not merged.
 
@@ -83,11 +84,11 @@ class GreedyClusters(ClusterMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n_rows, n_rows)
-            Symmetric similarities, NaN where one is not known. Of two entries for the same pair one may be NaN.
+            Symmetric similarities, NaN for an unknown one. One of the two entries of a pair may be NaN.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
         start : array-like of shape (n_rows,), optional
-            Labels of the clusters to continue from. By default every row is a cluster of its own.
+            Labels of the clusters to continue from. By default every row is a separate cluster.
 
         Returns
         -------
@@ -102,19 +103,19 @@ class GreedyClusters(ClusterMixin, BaseEstimator):
         check_number("threshold", self.threshold, -np.inf)
         similarities = _check_similarities(X)
         check_features(self, X, reset=True)
-        given = np.arange(len(similarities)) if start is None else np.asarray(start)
-        if given.shape != (len(similarities),):
+        start_labels = np.arange(len(similarities)) if start is None else np.asarray(start)
+        if start_labels.shape != (len(similarities),):
             raise UserError(
-                f"start has shape {given.shape}; it must be ({len(similarities)},), a label for each row of X"
+                f"start has shape {start_labels.shape}; it must be ({len(similarities)},), a label for each row of X"
             )
-        labels, _ = number_by_first_appearance(given)
-        least, merges = _smallest_similarities(similarities, labels), []
-        while (closest := np.max(least, initial=-np.inf, where=np.isfinite(least))) > self.threshold:
-            p, q = np.argwhere(least == closest)[0]
+        labels, _ = number_by_first_appearance(start_labels)
+        linkage, merges = _smallest_similarities(similarities, labels), []
+        while (highest := np.max(linkage, initial=-np.inf, where=np.isfinite(linkage))) > self.threshold:
+            p, q = np.argwhere(linkage == highest)[0]
             labels[labels == q] = p
-            least[p] = least[:, p] = np.minimum(least[p], least[q])
-            least[q] = least[:, q] = least[p, p] = np.inf
-            merges.append(closest)
+            linkage[p] = linkage[:, p] = np.minimum(linkage[p], linkage[q])
+            linkage[q] = linkage[:, q] = linkage[p, p] = np.inf
+            merges.append(highest)
         self.labels_, _ = number_by_first_appearance(labels)
         self.merges_ = np.array(merges, dtype=np.float64)
         return self
@@ -133,18 +134,20 @@ def _check_similarities(X: ArrayLike) -> Floats:
     if rows == columns:
         similarities = np.where(np.isnan(similarities), similarities.T, similarities)
     if rows != columns or not np.allclose(similarities, similarities.T, equal_nan=True):
-        raise UserError(f"X has shape {similarities.shape}; it must be square and symmetric, similarities of all rows")
+        raise UserError(f"X has shape {similarities.shape}; it must be square and symmetric")
     if np.isinf(similarities).any():
-        raise UserError("X has an infinite entry; entries must be finite, or NaN where a similarity is not known")
+        raise UserError("X has an infinite entry; entries must be finite, or NaN if a similarity is not known")
     return similarities
 
 
 def _smallest_similarities(similarities: Floats, labels: Labels) -> Floats:
-    """Returns [clusters, clusters]: the smallest known similarity between the rows of two clusters; infinite where none
-    is known, and between a cluster and itself."""
+    """Returns the smallest known similarity between the rows of each two clusters: [clusters, clusters].
+
+    It is infinite where none is known, and between a cluster and itself.
+    """
     count = int(labels.max(initial=-1)) + 1
-    rows, least = np.full((count, len(similarities)), np.inf), np.full((count, count), np.inf)
+    rows, linkage = np.full((count, len(similarities)), np.inf), np.full((count, count), np.inf)
     np.fmin.at(rows, labels, similarities)
-    np.fmin.at(least, labels, rows.T)
-    np.fill_diagonal(least, np.inf)
-    return least
+    np.fmin.at(linkage, labels, rows.T)
+    np.fill_diagonal(linkage, np.inf)
+    return linkage

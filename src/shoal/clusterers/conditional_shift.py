@@ -1,10 +1,11 @@
-"""Splits rows in two where the same classes have different features: p(x|y) differs, whatever p(y) is.
+"""Clusters of clients with conditional shift: the same classes have different features, p(x|y), for any p(y).
 
-For either half of its samples and for each class, a row (a client) has their number and the sum of their features.
-Means are compared within a class only, between the rows that have it, in units of how much features vary within the
-classes of a row. Therefore it makes no difference which classes a row has, and how often. Two means split rows of any
-kind. Whether a split is meaningful is tested on the samples that had no part in it: it is found in one half and
-measured in the other. Without a difference the measured effect is 0 in the mean, however many splits were tried.
+A row (a client) has the number of samples and the sum of their features for each class and each half of its samples.
+Means are compared within a class only, between the rows that have the class, in units of the spread of features within
+the classes of a row. Therefore the label distribution of a row has no effect. Two-means would split any rows, so each
+split is tested on held-out samples: it is found in one half of the samples and measured in the other. Without a
+difference the measured effect is 0 in the mean, for any number of candidate splits. The client side is
+`client/shift_probe`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from shoal.clusterers.validation import Floats, Labels, check_whole_number, limit_blas_threads
 from shoal.errors import UserError
 
-MIN_AGREEMENT = 0.5  # smallest cosine between the differences in either half: 0 by chance, 1 where samples are many
+MIN_AGREEMENT = 0.5  # cosine between the differences in both halves: about 0 without a shift, 1 with many samples
 NUM_AXES, NUM_STARTS, MAX_ITERATIONS = 3, 10, 30
 TINY = 1e-12
 
@@ -48,57 +49,55 @@ class ClassMeans:
 
         Returns
         -------
-        Told
+        ClassMeans
             The counts and means of these rows.
         """
         return ClassMeans(self.count[rows], self.mean[rows])
 
     def centres(self, labels: Labels, num_clusters: int) -> Floats:
-        """Return the means of groups of rows.
+        """Return the class means of clusters of rows.
 
-        A mean is drawn, as if by one sample, towards the mean of all rows, which is all that is known of a class that a
-        group does not have.
+        The mean of all rows counts as one additional sample of each class. For a class without samples in a cluster it
+        is the only one.
 
         Parameters
         ----------
         labels : ndarray of shape (n_rows,)
-            Group of each row.
-        groups : int
-            Number of groups.
+            Cluster of each row.
+        num_clusters : int
+            Number of clusters.
 
         Returns
         -------
-        ndarray of shape (n_groups, n_classes, n_features)
+        ndarray of shape (n_clusters, n_classes, n_features)
             The centres.
         """
         total = self.count[..., None] * self.mean
         common = total.sum(0) / np.maximum(self.count.sum(0), TINY)[:, None]
-        held = [(self.count[labels == g].sum(0)[:, None], total[labels == g].sum(0)) for g in range(num_clusters)]
-        return np.stack([(inside + common) / (count + 1) for count, inside in held])
+        sums = [(self.count[labels == k].sum(0)[:, None], total[labels == k].sum(0)) for k in range(num_clusters)]
+        return np.stack([(inside + common) / (count + 1) for count, inside in sums])
 
     def distances(self, centres: Floats) -> Floats:
         """Return the squared distances between rows and centres, each class weighted with its number of samples.
 
         Parameters
         ----------
-        centres : ndarray of shape (n_groups, n_classes, n_features)
-            Centres of groups.
+        centres : ndarray of shape (n_clusters, n_classes, n_features)
+            Centres of clusters.
 
         Returns
         -------
-        ndarray of shape (n_rows, n_groups)
+        ndarray of shape (n_rows, n_clusters)
             The distances.
         """
-        weighted, flat = (
-            (self.count[..., None] * self.mean).reshape(len(self.count), -1),
-            centres.reshape(len(centres), -1),
-        )
+        weighted = (self.count[..., None] * self.mean).reshape(len(self.count), -1)
+        flat = centres.reshape(len(centres), -1)
         own = (self.count * (self.mean**2).sum(-1)).sum(-1, keepdims=True)
         return own - 2 * weighted @ flat.T + self.count @ (centres**2).sum(-1).T
 
 
 def class_means(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[ClassMeans, ClassMeans, ClassMeans]:
-    """Return the means of classes over all samples and over either half of them.
+    """Return the means of classes over all samples and over each half of them.
 
     Parameters
     ----------
@@ -111,9 +110,9 @@ def class_means(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[
 
     Returns
     -------
-    every, one, other : Told
-        The means over all samples, over the first half and over the second. A feature that does not vary within classes
-        is left out.
+    every, one, other : ClassMeans
+        The means over all samples, over the first half and over the second half. Features that do not vary within
+        classes are left out.
 
     Raises
     ------
@@ -129,27 +128,27 @@ def class_means(count: ArrayLike, total: ArrayLike, square: ArrayLike) -> tuple[
     both, sums = n.sum(1), s.sum(1)
     within = q.sum(0) - (sums**2 / np.maximum(both, TINY)[..., None]).sum((0, 1))
     spread = np.sqrt(np.maximum(within, 0) / max(1.0, np.maximum(both - 1, 0).sum()))
-    live = spread > 1e-6 * max(spread.max(initial=0), TINY)
+    varies = spread > 1e-6 * max(spread.max(initial=0), TINY)
 
     def means(k: Floats, x: Floats) -> ClassMeans:
-        return ClassMeans(k, x[..., live] / np.maximum(k, TINY)[..., None] / spread[live] * (k > 0)[..., None])
+        return ClassMeans(k, x[..., varies] / np.maximum(k, TINY)[..., None] / spread[varies] * (k > 0)[..., None])
 
     return means(both, sums), means(n[:, 0], s[:, 0]), means(n[:, 1], s[:, 1])
 
 
 class ShiftClusters(NamedTuple):
-    """Groups of rows, and the effect of the first split, made or not.
+    """Clusters of rows, and the effect of the first candidate split, accepted or not.
 
     Attributes
     ----------
     labels : ndarray of shape (n_rows,)
-        Group of each row.
+        Cluster of each row.
     effect : float
-        How far apart both sides of the first split are, in variances within a class; 0 by chance.
+        How far apart both sides of the first split are, in variances within a class; 0 in the mean without a shift.
     agreement : float
-        Cosine between the differences of both sides in either half of the samples.
+        Cosine between the differences of both sides in the two halves of the samples.
     parents : dict of int to int
-        For each new group, the group that it was split off.
+        For each new cluster, the cluster from which it was split.
     """
 
     labels: Labels
@@ -164,10 +163,10 @@ class TwoWaySplit(NamedTuple):
     Attributes
     ----------
     effect : float
-        How far apart both sides are, in variances within a class; 0 by chance.
+        How far apart both sides are, in variances within a class; 0 in the mean without a shift.
     agreement : float
-        Cosine between the differences of both sides in either half of the samples.
-    aside : ndarray of shape (n_rows,)
+        Cosine between the differences of both sides in the two halves of the samples.
+    is_second_side : ndarray of shape (n_rows,)
         True for the rows that are not on the side of the first row. Empty if no split was found.
     """
 
@@ -180,15 +179,15 @@ class TwoWaySplit(NamedTuple):
 
         Parameters
         ----------
-        threshold : float
+        min_effect : float
             The effect must be above this value.
-        agreement : float
+        min_agreement : float
             The agreement must be above this value.
 
         Returns
         -------
         bool
-            True if both are, and a split was found.
+            True if both are above, and a split was found.
         """
         return bool(self.is_second_side.any()) and self.effect > min_effect and self.agreement > min_agreement
 
@@ -206,97 +205,101 @@ def split_clusters_by_shift(
     num_clusters: int = 1,
     min_agreement: float = MIN_AGREEMENT,
 ) -> ShiftClusters:
-    """Split groups in two while a split is clear, the clearest first.
+    """Split clusters in two while a split is clear, the clearest first.
 
-    The part of a group with its first row keeps the number, the other part has the next one. After each split, the rows
-    that were in the same group before go to the nearest of its parts. No other row moves.
+    The part of a cluster with its first row keeps the number, and the other part gets the next number. After each
+    split, the rows of the original cluster are assigned to the nearest of its parts. No other row is reassigned.
 
     Parameters
     ----------
-    rows : tuple of three Told
-        The means over all samples and over either half of them.
+    rows : tuple of three ClassMeans
+        The means over all samples and over each half of them.
     labels : ndarray of shape (n_rows,)
-        Group of each row.
-    threshold : float
+        Cluster of each row.
+    min_effect : float
         A split is clear if its effect is above this value.
-    smallest : int
+    min_cluster_size : int
         Smallest number of rows of a part.
-    most : int
-        Largest number of groups.
+    max_clusters : int
+        Largest number of clusters.
     seed : int
-        Seed of the random starts of two means.
-    groups : int, default=1
-        Number of groups that there are; some may have no rows here.
-    agreement : float, default=0.5
+        Seed of the random starts of two-means.
+    num_clusters : int, default=1
+        Number of existing clusters; some may have no rows here.
+    min_agreement : float, default=0.5
         A split is clear if its agreement is above this value.
 
     Returns
     -------
-    Division
-        The groups.
+    ShiftClusters
+        The clusters.
 
     Raises
     ------
     UserError
-        If `smallest` or `most` is not 1 or more.
+        If `min_cluster_size` or `max_clusters` is not 1 or more.
     """
-    min_size, count = check_whole_number("smallest", min_cluster_size, 1), check_whole_number("most", max_clusters, 1)
-    before, labels, first, parents = labels, labels.copy(), NO_SPLIT, dict[int, int]()
-    for new in range(max(num_clusters, int(labels.max(initial=0)) + 1), count):
-        members = [np.flatnonzero(labels == g) for g in range(new)]
-        cuts = [
-            split_in_two(tuple(part.select_rows(rows_of_cluster) for part in rows), min_size, seed)
-            for rows_of_cluster in members
-        ]  # type: ignore[arg-type]
-        clearest = max(range(new), key=lambda g: (cuts[g].is_second_side.any(), cuts[g].effect))
-        cut, rows_of_cluster = cuts[clearest], members[clearest]
-        first = cut if first is NO_SPLIT else first
-        if not cut.is_clear(min_effect, min_agreement):
+    min_size = check_whole_number("min_cluster_size", min_cluster_size, 1)
+    max_count = check_whole_number("max_clusters", max_clusters, 1)
+    original_labels, labels, first, parents = labels, labels.copy(), NO_SPLIT, dict[int, int]()
+    for new in range(max(num_clusters, int(labels.max(initial=0)) + 1), max_count):
+        members = [np.flatnonzero(labels == k) for k in range(new)]
+        splits = [
+            split_in_two((rows[0].select_rows(own), rows[1].select_rows(own), rows[2].select_rows(own)), min_size, seed)
+            for own in members
+        ]
+        clearest = max(range(new), key=lambda k: (splits[k].is_second_side.any(), splits[k].effect))
+        split, rows_of_cluster = splits[clearest], members[clearest]
+        first = split if first is NO_SPLIT else first
+        if not split.is_clear(min_effect, min_agreement):
             break
-        labels[rows_of_cluster[cut.is_second_side]] = new
+        labels[rows_of_cluster[split.is_second_side]] = new
         parents[new] = clearest
-        same_origin = before == before[rows_of_cluster[0]]
-        inside, now = np.unique(labels[same_origin], return_inverse=True)
-        labels[same_origin] = inside[_assign_until_stable(rows[0].select_rows(same_origin), now, len(inside))[0]]
+        same_origin = original_labels == original_labels[rows_of_cluster[0]]
+        parts, part_labels = np.unique(labels[same_origin], return_inverse=True)
+        assigned, _ = _assign_until_stable(rows[0].select_rows(same_origin), part_labels, len(parts))
+        labels[same_origin] = parts[assigned]
     return ShiftClusters(labels, first.effect, first.agreement, parents)
 
 
 def split_in_two(rows: tuple[ClassMeans, ClassMeans, ClassMeans], min_side_size: int, seed: int) -> TwoWaySplit:
-    """Split rows in two by all samples, and measure splits that are found in one half of the samples in the other.
+    """Split rows in two by all samples, and measure the splits that one half of the samples gives in the other half.
 
     Parameters
     ----------
-    rows : tuple of three Told
-        The means over all samples and over either half of them.
-    smallest : int
+    rows : tuple of three ClassMeans
+        The means over all samples and over each half of them.
+    min_side_size : int
         Smallest number of rows of a side.
     seed : int
-        Seed of the random starts of two means.
+        Seed of the random starts of two-means.
 
     Returns
     -------
-    Cut
-        The split; without rows aside if there is none with sides large enough.
+    TwoWaySplit
+        The split. If a side would be too small, `is_second_side` is empty.
     """
     every, one, other = rows
     if len(every.count) < max(3, 2 * min_side_size):
         return NO_SPLIT
     with limit_blas_threads():
-        aside = two_means(every, seed) == 1
-        if min(aside.sum(), (~aside).sum()) < min_side_size:
+        is_second_side = two_means(every, seed) == 1
+        if min(is_second_side.sum(), (~is_second_side).sum()) < min_side_size:
             return NO_SPLIT
-        found = [held_out_effect(a, b, two_means(a, seed)) for a, b in ((one, other), (other, one))]
-    return TwoWaySplit(float(np.mean([e for e, _ in found])), float(np.mean([c for _, c in found])), aside)
+        measured = [held_out_effect(a, b, two_means(a, seed)) for a, b in ((one, other), (other, one))]
+    effect, agreement = (float(np.mean(values)) for values in zip(*measured, strict=True))
+    return TwoWaySplit(effect, agreement, is_second_side)
 
 
 def two_means(rows: ClassMeans, seed: int) -> Labels:
-    """Split rows in two by k-means, the best of several starts.
+    """Split rows in two by k-means, with the best of several starts.
 
-    Starts are the two sides of the directions in which rows vary most, where all rows count the same, and random ones.
+    Starts are the two sides of the directions in which rows vary most, with equal weights of all rows, and random
+    sides.
 
     Parameters
     ----------
-    rows : Told
+    rows : ClassMeans
         Means of classes.
     seed : int
         Seed of the starts.
@@ -307,22 +310,22 @@ def two_means(rows: ClassMeans, seed: int) -> Labels:
         The side of each row, 0 or 1. The first row is on side 0.
     """
     common = rows.centres(np.zeros(len(rows.count), dtype=np.int64), 1)[0]
-    away = (np.sqrt(rows.count)[..., None] * (rows.mean - common)).reshape(len(rows.count), -1)
-    away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), TINY)
-    if not away.any():
+    directions = (np.sqrt(rows.count)[..., None] * (rows.mean - common)).reshape(len(rows.count), -1)
+    directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), TINY)
+    if not directions.any():
         return np.zeros(len(rows.count), dtype=np.int64)
     rng = np.random.default_rng(seed)
-    axes = rng.normal(size=(away.shape[1], NUM_AXES))
+    axes = rng.normal(size=(directions.shape[1], NUM_AXES))
     for _ in range(MAX_ITERATIONS):
-        axes = np.linalg.qr(away.T @ (away @ axes))[0]
-    starts = [*((away @ axes).T > 0), *(rng.random((NUM_STARTS, len(away))) < 0.5)]
-    found = [_assign_until_stable(rows, start.astype(np.int64)) for start in starts]
-    labels = min(found, key=lambda f: f[1])[0]
+        axes = np.linalg.qr(directions.T @ (directions @ axes))[0]
+    starts = [*((directions @ axes).T > 0), *(rng.random((NUM_STARTS, len(directions))) < 0.5)]
+    results = [_assign_until_stable(rows, start.astype(np.int64)) for start in starts]
+    labels = min(results, key=lambda result: result[1])[0]
     return labels if labels[0] == 0 else 1 - labels
 
 
 def _assign_until_stable(rows: ClassMeans, labels: Labels, num_clusters: int = 2) -> tuple[Labels, float]:
-    """Assigns each row to the nearest group until nothing changes. An empty group stays empty."""
+    """Assigns each row to the nearest cluster until nothing changes. An empty cluster stays empty."""
     for _ in range(MAX_ITERATIONS):
         distances = rows.distances(rows.centres(labels, num_clusters))
         distances[:, np.bincount(labels, minlength=num_clusters) == 0] = np.inf
@@ -333,18 +336,18 @@ def _assign_until_stable(rows: ClassMeans, labels: Labels, num_clusters: int = 2
 
 
 def held_out_effect(fit_half: ClassMeans, test_half: ClassMeans, labels: Labels) -> tuple[float, float]:
-    """Return how far apart two groups are, by the product of their differences in both halves of the samples.
+    """Return how far apart two clusters are, as the product of their differences in both halves of the samples.
 
-    Only classes count that both groups have in both halves.
+    Only classes count that both clusters have in both halves.
 
     Parameters
     ----------
-    found : Told
-        Means over the half in which the groups were found.
-    asked : Told
+    fit_half : ClassMeans
+        Means over the half in which the clusters were found.
+    test_half : ClassMeans
         Means over the other half.
     labels : ndarray of shape (n_rows,)
-        Group of each row, 0 or 1.
+        Cluster of each row, 0 or 1.
 
     Returns
     -------
@@ -353,42 +356,42 @@ def held_out_effect(fit_half: ClassMeans, test_half: ClassMeans, labels: Labels)
     agreement : float
         The cosine of the two differences. Without a difference it is 0 in the mean.
     """
-    (a, held_a), (b, held_b) = _mean_difference(fit_half, labels), _mean_difference(test_half, labels)
-    weight = np.sqrt(held_a * held_b)  # [classes]
+    (a, support_a), (b, support_b) = _mean_difference(fit_half, labels), _mean_difference(test_half, labels)
+    weight = np.sqrt(support_a * support_b)  # [classes]
     product, lengths = weight @ (a * b).sum(-1), (weight @ (a**2).sum(-1)) * (weight @ (b**2).sum(-1))
     return float(product / max(weight.sum() * a.shape[-1], TINY)), float(product / max(np.sqrt(lengths), TINY))
 
 
 def _mean_difference(rows: ClassMeans, labels: Labels) -> tuple[Floats, Floats]:
-    """Returns, for each class, the difference between the means of two groups, and how many samples support it."""
-    n = np.stack([rows.count[labels == g].sum(0) for g in (0, 1)])
-    total = [(rows.count[..., None] * rows.mean)[labels == g].sum(0) for g in (0, 1)]
+    """Returns, for each class, the difference between the means of two clusters, and how many samples support it."""
+    n = np.stack([rows.count[labels == k].sum(0) for k in (0, 1)])
+    total = [(rows.count[..., None] * rows.mean)[labels == k].sum(0) for k in (0, 1)]
     one, other = (x / np.maximum(k, TINY)[:, None] for x, k in zip(total, n, strict=True))
     return one - other, n.prod(0) / np.maximum(n.sum(0), TINY)
 
 
 def assign_nearest(rows: ClassMeans, centres: Floats, previous_labels: Labels, switch_margin: float) -> Labels:
-    """Return the nearest group of each row, where a row does not leave its group for a small advantage.
+    """Return the nearest cluster of each row, where a row does not leave its cluster for a small advantage.
 
     Parameters
     ----------
-    rows : Told
+    rows : ClassMeans
         Means of classes.
-    centres : ndarray of shape (n_groups, n_classes, n_features)
-        Centres of the groups.
-    was : ndarray of shape (n_rows,)
-        Group of each row so far, -1 for none.
-    stay : float
-        A row leaves its group only if it is nearer to another by more than this share of the distance between both: 0
-        is halfway, 1 the centre of the other.
+    centres : ndarray of shape (n_clusters, n_classes, n_features)
+        Centres of the clusters.
+    previous_labels : ndarray of shape (n_rows,)
+        Cluster of each row so far, -1 for none.
+    switch_margin : float
+        A row switches only if it is nearer to another cluster by more than this fraction of the distance between both
+        centres: at 0 it switches halfway, at 1 in the centre of the other cluster.
 
     Returns
     -------
     ndarray of shape (n_rows,)
-        The groups.
+        The clusters.
     """
-    distances, each = rows.distances(centres), np.arange(len(previous_labels))
+    distances, indices = rows.distances(centres), np.arange(len(previous_labels))
     nearest, own = distances.argmin(1), np.maximum(previous_labels, 0)
     between = (rows.count * ((centres[own] - centres[nearest]) ** 2).sum(-1)).sum(-1)
-    nearer = distances[each, own] - distances[each, nearest]
-    return np.where((previous_labels < 0) | (nearer > switch_margin * between), nearest, previous_labels)
+    advantage = distances[indices, own] - distances[indices, nearest]
+    return np.where((previous_labels < 0) | (advantage > switch_margin * between), nearest, previous_labels)

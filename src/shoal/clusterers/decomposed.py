@@ -1,4 +1,4 @@
-"""EDC: rows whose angles with the main directions of all rows are alike belong to one cluster.
+"""EDC: rows with similar angles to the main directions of all rows belong to one cluster.
 
 Duan, Liu, Ji, Liu, Liang, Chen, Tan, "FedGroup: efficient federated learning via decomposed similarity-based
 clustering", ISPA 2021 (arXiv:2010.06870).
@@ -6,14 +6,14 @@ clustering", ISPA 2021 (arXiv:2010.06870).
 | paper | here |
 |---|---|
 | Δw_i, update of client i | a row of `X` |
-| V, the first m left singular vectors of ΔWᵀ | never formed: only their cosines with the rows are |
+| V, the first m left singular vectors of ΔWᵀ | never computed: only their cosines with the rows are |
 | m, one direction for each cluster | `n_clusters` |
 | K(Δw_i, v), cosine | `vectors_` |
 | EDC(i, j) | the Euclidean distance of rows i and j of `vectors_`; the factor 1/m is left out and changes no cluster |
 | k-means++ | scikit-learn's, the best of `n_init` |
 
-With X = U Σ Vᵀ the cosine of row i and direction j is U_ij Σ_j / |x_i|, and X Xᵀ = U Σ² Uᵀ. The products of rows are
-all that is needed, however many columns a row has.
+With X = U Σ Vᵀ the cosine of row i and direction j is U_ij Σ_j / |x_i|, and X Xᵀ = U Σ² Uᵀ. Only the products of rows
+are needed, for any number of columns.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class DecomposedClusters(ClusterMixin, BaseEstimator):
     random_state : int, RandomState or None, default=0
         Seed of k-means.
     n_init : int, default=10
-        Number of starts of k-means, of which the best result is kept.
+        Number of starts of k-means. The best result is used.
 
     Attributes
     ----------
     labels_ : ndarray of shape (n_rows,)
         Cluster of each row, numbered by first appearance.
     vectors_ : ndarray of shape (n_rows, n_directions)
-        Cosines of each row with the main directions, at most `n_clusters` of them.
+        Cosines of each row with the main directions, in at most `n_clusters` columns.
     n_features_in_ : int
         Number of columns of `X`.
 
@@ -86,7 +86,7 @@ class DecomposedClusters(ClusterMixin, BaseEstimator):
         X : array-like of shape (n_rows, n_columns)
             Any finite numbers.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
 
         Returns
         -------
@@ -103,10 +103,10 @@ class DecomposedClusters(ClusterMixin, BaseEstimator):
         seed = seed_from(self.random_state)
         rows = check_fit_rows(self, X)
         order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
-        back = np.argsort(order)
+        inverse = np.argsort(order)
         vectors = decomposed_cosines(rows[order], self.n_clusters)
-        self.vectors_ = vectors[back]
-        self.labels_, _ = number_by_first_appearance(self._k_means(vectors, seed)[back])
+        self.vectors_ = vectors[inverse]
+        self.labels_, _ = number_by_first_appearance(self._k_means(vectors, seed)[inverse])
         return self
 
     def _k_means(self, vectors: Floats, seed: int) -> Labels:
@@ -127,13 +127,13 @@ def decomposed_cosines(rows: Floats, n_directions: int) -> Floats:
     ----------
     rows : ndarray of shape (n_rows, n_columns)
         Any finite numbers.
-    directions : int
-        Number of directions. Directions along which nothing lies are left out.
+    n_directions : int
+        Number of directions. Directions with singular value 0 are left out.
 
     Returns
     -------
     ndarray of shape (n_rows, n_directions)
-        The cosines. A direction has no sign of its own; it is turned such that the cosine farthest from 0 is positive.
+        The cosines. The sign of a direction is arbitrary; here the cosine farthest from 0 is positive.
 
     References
     ----------
@@ -145,5 +145,5 @@ def decomposed_cosines(rows: Floats, n_directions: int) -> Floats:
     lengths = np.sqrt(np.diag(products))
     cosines = left[:, used] * np.sqrt(values[used]) / np.where(lengths > 0, lengths, 1.0)[:, None]
     farthest = np.abs(cosines).argmax(axis=0) if len(used) else np.empty(0, dtype=np.int64)
-    turned: Floats = cosines * np.where(cosines[farthest, np.arange(len(used))] < 0, -1.0, 1.0)
-    return turned
+    signed: Floats = cosines * np.where(cosines[farthest, np.arange(len(used))] < 0, -1.0, 1.0)
+    return signed

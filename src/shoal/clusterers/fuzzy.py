@@ -1,11 +1,11 @@
-"""Fuzzy c-means: every row belongs to every cluster, more to the near ones.
+"""Fuzzy c-means: every row is a member of every cluster, with larger weights for near clusters.
 
 Bezdek, "Pattern recognition with fuzzy objective function algorithms", 1981.
 
 | symbol | here |
 |---|---|
 | x_i, c_k | a row of `X`, a row of `cluster_centers_` |
-| m > 1 | `fuzziness`: towards 1 memberships become all or nothing, with larger m they become equal |
+| m > 1 | `fuzziness`: near 1 memberships become 0 or 1, with larger values they become equal |
 | u_ik = 1 / Σ_j (‖x_i − c_k‖ / ‖x_i − c_j‖)^(2 / (m − 1)) | `membership_` |
 | c_k = Σ_i u_ik^m x_i / Σ_i u_ik^m | `cluster_centers_` |
 """
@@ -29,7 +29,7 @@ from shoal.clusterers.validation import (
     seed_from,
 )
 
-TOLERANCE = 1e-9  # a step of the centres, relative to the spread of the rows, that is too small to matter
+TOLERANCE = 1e-9  # iterations end when centres move less than this fraction of the spread of the rows
 
 
 class FuzzyClusters(ClusterMixin, BaseEstimator):
@@ -44,17 +44,16 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
     random_state : int, RandomState or None, default=0
         Seed of k-means.
     fuzziness : float, default=2.0
-        Exponent of the memberships, above 1. Towards 1 memberships become all or nothing, with larger values they
-        become equal.
+        Exponent of the memberships, above 1. Near 1 memberships become 0 or 1, with larger values they become equal.
     max_iter : int, default=300
         Largest number of iterations.
 
     Attributes
     ----------
     membership_ : ndarray of shape (n_rows, n_clusters)
-        How much each row belongs to each cluster. Every row sums to 1.
+        Membership of each row in each cluster. Every row sums to 1.
     labels_ : ndarray of shape (n_rows,)
-        The cluster that each row belongs to most.
+        The cluster with the largest membership of each row.
     cluster_centers_ : ndarray of shape (n_clusters, n_columns)
         Centres of the clusters.
     n_iter_ : int
@@ -94,7 +93,7 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         X : array-like of shape (n_rows, n_columns)
             Any finite numbers.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
 
         Returns
         -------
@@ -117,7 +116,7 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         return self
 
     def predict_membership(self, X: ArrayLike) -> Floats:
-        """Return how much new rows belong to each cluster.
+        """Return the memberships of new rows in all clusters.
 
         Parameters
         ----------
@@ -132,7 +131,7 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         return memberships(check_new_rows(self, X), self.cluster_centers_, self.fuzziness)
 
     def predict(self, X: ArrayLike) -> Labels:
-        """Return the cluster that each new row belongs to most.
+        """Return the cluster with the largest membership of each new row.
 
         Parameters
         ----------
@@ -157,16 +156,16 @@ class FuzzyClusters(ClusterMixin, BaseEstimator):
         self.n_iter_ = 0
         for _ in range(self.max_iter):
             self.n_iter_ += 1
-            before = centres
+            previous = centres
             pull = weights[:, None] * memberships(rows, centres, self.fuzziness) ** self.fuzziness
             centres = pull.T @ rows / pull.sum(axis=0)[:, None]
-            if np.abs(centres - before).max() <= TOLERANCE * spread:
+            if np.abs(centres - previous).max() <= TOLERANCE * spread:
                 break
         self.cluster_centers_ = centres
 
 
 def memberships(rows: Floats, centres: Floats, fuzziness: float) -> Floats:
-    """Return how much rows belong to clusters with the given centres.
+    """Return the memberships of rows in clusters with the given centres.
 
     Parameters
     ----------
@@ -180,7 +179,7 @@ def memberships(rows: Floats, centres: Floats, fuzziness: float) -> Floats:
     Returns
     -------
     ndarray of shape (n_rows, n_clusters)
-        The memberships. A row that lies on centres belongs to these alone, in equal parts.
+        The memberships. A row that equals one or more centres is a member of these alone, in equal parts.
 
     Examples
     --------
@@ -189,5 +188,5 @@ def memberships(rows: Floats, centres: Floats, fuzziness: float) -> Floats:
     """
     squares = ((rows[:, None] - centres[None]) ** 2).sum(axis=-1)
     nearest = squares.min(axis=1, keepdims=True)
-    share = np.divide(nearest, squares, out=np.ones_like(squares), where=squares > 0) ** (1 / (fuzziness - 1))
-    return np.asarray(share / share.sum(axis=1, keepdims=True))
+    weights = np.divide(nearest, squares, out=np.ones_like(squares), where=squares > 0) ** (1 / (fuzziness - 1))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))

@@ -1,13 +1,13 @@
-"""DBSCAN with a radius that follows from the rows, and without noise (FedClusterEnsemble, paper 004).
+"""DBSCAN with a radius that follows from the rows, and without noise (FedClusterEnsemble, Freitas et al. 2025).
 
 Ester, Kriegel, Sander, Xu, "A density-based algorithm for discovering clusters in large spatial databases with noise",
 KDD 1996. scikit-learn's implementation, on Euclidean distances.
 
 | DBSCAN | here |
 |---|---|
-| eps | `eps_factor` times the distance that nine tenths of all pairs are within |
+| eps | `eps_factor` times the 90 % quantile of all pairwise distances |
 | min_samples, with the row itself | `min_samples` |
-| noise | joins the cluster with the smallest mean distance to its rows; without any cluster, all rows are one |
+| noise | joins the cluster with the smallest mean distance to its rows; without clusters, all rows become one |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.clusterers.validation import (
     number_by_first_appearance,
 )
 
-DISTANCE_QUANTILE = 0.9  # of all pairs
+DISTANCE_QUANTILE = 0.9  # of the distances of all pairs
 
 
 class NeighbourClusters(ClusterMixin, BaseEstimator):
@@ -44,10 +44,10 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
     Attributes
     ----------
     labels_ : ndarray of shape (n_rows,)
-        Cluster of each row, numbered by first appearance. Rows that DBSCAN calls noise are in the cluster with the
-        smallest mean distance to its rows. If all rows are noise, all are in one cluster.
+        Cluster of each row, numbered by first appearance. Noise of DBSCAN is in the cluster with the smallest mean
+        distance to its rows. If all rows are noise, they are one cluster.
     noise_ : ndarray of shape (n_rows,)
-        True for the rows that DBSCAN calls noise.
+        True for the rows that are noise for DBSCAN.
     eps_ : float
         The radius that was used.
     n_features_in_ : int
@@ -61,8 +61,8 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
     Examples
     --------
     >>> from shoal.clusterers import NeighbourClusters
-    >>> found = NeighbourClusters(eps_factor=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
-    >>> found.labels_.tolist(), found.noise_.tolist()
+    >>> clusterer = NeighbourClusters(eps_factor=0.3).fit([[0.0], [1.0], [10.0], [11.0], [18.0]])
+    >>> clusterer.labels_.tolist(), clusterer.noise_.tolist()
     ([0, 0, 1, 1, 1], [False, False, False, False, True])
     """
 
@@ -82,7 +82,7 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         X : array-like of shape (n_rows, n_columns)
             Any finite numbers.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
 
         Returns
         -------
@@ -98,14 +98,13 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         check_number("eps_factor", self.eps_factor, 0, is_exclusive=True)
         rows = check_fit_rows(self, X)
         order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
-        ordered, back = rows[order], np.argsort(order)
-        labels = self._dbscan_labels(
-            ordered
-        )  # a row between two clusters joins the first: sorted rows make that well defined
+        ordered, inverse = rows[order], np.argsort(order)
+        # A row between two clusters joins the first of them. Sorted rows make this independent of the order of X.
+        labels = self._dbscan_labels(ordered)
         noise = labels < 0
         if noise.any():
             labels[noise] = nearest_clusters(ordered[~noise], labels[~noise], ordered[noise]) if not noise.all() else 0
-        self.noise_, self.labels_ = noise[back], number_by_first_appearance(labels[back])[0]
+        self.noise_, self.labels_ = noise[inverse], number_by_first_appearance(labels[inverse])[0]
         self._rows = rows
         return self
 
@@ -131,12 +130,12 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         from sklearn.cluster import DBSCAN
 
         distances = pdist(rows) if len(rows) > 1 else np.empty(0)
-        # not the median: it would be a distance within a cluster as soon as one cluster has most of the pairs
+        # The median would be a distance within a cluster as soon as one cluster has most of the pairs.
         self.eps_ = self.eps_factor * float(np.quantile(distances, DISTANCE_QUANTILE)) if len(distances) else 0.0
         if len(rows) < 2:
             return np.zeros(len(rows), dtype=np.int64)
-        least = np.finfo(np.float64).tiny  # most rows may be equal: then these are neighbours
-        dbscan = DBSCAN(eps=max(self.eps_, least), min_samples=self.min_samples, metric="precomputed")
+        min_eps = np.finfo(np.float64).tiny  # the quantile is 0 if most rows are equal, which must be neighbours
+        dbscan = DBSCAN(eps=max(self.eps_, min_eps), min_samples=self.min_samples, metric="precomputed")
         return np.asarray(dbscan.fit(squareform(distances)).labels_, dtype=np.int64)
 
 
@@ -148,22 +147,22 @@ def nearest_clusters(rows: Floats, labels: Labels, queries: Floats) -> Labels:
     rows : ndarray of shape (n_rows, n_columns)
         Rows that have been clustered.
     labels : ndarray of shape (n_rows,)
-        Cluster of each of them.
-    new : ndarray of shape (n_new, n_columns)
+        Cluster of each clustered row.
+    queries : ndarray of shape (n_queries, n_columns)
         The new rows.
 
     Returns
     -------
-    ndarray of shape (n_new,)
-        The labels; of clusters at the same distance the one with the smallest number.
+    ndarray of shape (n_queries,)
+        The labels. Of clusters at the same distance the first is used.
 
     Examples
     --------
-    >>> nearest(np.array([[0.0], [1.0], [9.0]]), np.array([0, 0, 1]), np.array([[4.0]])).tolist()
+    >>> nearest_clusters(np.array([[0.0], [1.0], [9.0]]), np.array([0, 0, 1]), np.array([[4.0]])).tolist()
     [0]
     """
     from scipy.spatial.distance import cdist
 
-    distances, known = cdist(queries, rows), np.unique(labels)
-    means = np.stack([distances[:, labels == k].mean(axis=1) for k in known], axis=1)
-    return np.asarray(known[means.argmin(axis=1)], dtype=np.int64)
+    distances, clusters = cdist(queries, rows), np.unique(labels)
+    means = np.stack([distances[:, labels == k].mean(axis=1) for k in clusters], axis=1)
+    return np.asarray(clusters[means.argmin(axis=1)], dtype=np.int64)

@@ -1,28 +1,30 @@
-"""MCTC: a row belongs to every cluster whose centre points in a similar direction (multi-centre threshold clustering).
+"""MCTC: a row is in every cluster whose centre has a similar direction (multi-centre threshold clustering).
 
 Li, Jia, Liu, Zhang, Wang, "SCMoE-PFL: a soft-clustering mixture-of-experts framework for personalized federated
-learning", Information Fusion 2026 (paper 001).
+learning", Information Fusion 2026.
 
 | paper | here |
 |---|---|
-| z_i, N of them | a row of `X` |
-| K | `n_clusters`, of which `n_clusters_` are left |
-| threshold of the cosine, 0.2 at first, 0.6 at most | `threshold`, `threshold_`, `LARGEST` in steps of `STEP` |
-| initial centres, Alg. 1: ends of the least similar pairs | `seeds` |
+| z_i, i = 1 … N | a row of `X` |
+| K | `n_clusters`; `n_clusters_` is the number that is found |
+| threshold of the cosine, from 0.2 to 0.6 | `threshold`, `threshold_`, up to `MAX_THRESHOLD` by `THRESHOLD_STEP` |
+| initial centres, Alg. 1: rows of the least similar pairs | `choose_seeds` |
 | centre of a cluster, Eq. (4) | a row of `cluster_centers_`: the mean of its members |
 | cos_avg, Eq. (3), accepted up to 0.3 | `centre_similarity_`, `max_centre_similarity` |
 
-The first place of a row in the ascending list of pairs is its pair with the row least similar to it. The walk over the
-N (N − 1) / 2 pairs is therefore a sort of N rows. A row that is passed over at its first place is passed over at its
-later places too, because seeds are only added. And the seeds for K − 1 clusters are the first K − 1 of those for K.
+In the ascending list of pairs, the first pair of a row is the pair with its least similar row. Alg. 1 goes through all
+N (N − 1) / 2 pairs, and it is therefore enough to sort N rows. A row that is skipped at its first pair is skipped at
+later pairs too, because seeds are only added. And the seeds for K − 1 clusters are the first K − 1 of those for K.
 
-The members depend on the order of the rows by design: a centre moves with each row that is assigned. Where clusters are
-separated they do not depend on it.
+The members depend on the order of the rows by design, because a centre moves with each row that is assigned. They do
+not depend on it where clusters are separated.
 
-Deviation: the two ends of one pair may be far from each other and yet each be in a group that has its seed already.
-Then two clusters share a group. With `distinct_seeds` such a row is passed over: a row whose cosine with a seed reaches
-the threshold, so that it would be a member of the seed's cluster. A row of zeros, which has no direction, is passed
-over too. There may then be fewer clusters than asked for. `distinct_seeds=False` is Alg. 1 as printed.
+Deviations from the paper
+-------------------------
+- With `distinct_seeds` a row is no seed if its cosine with an earlier seed reaches the threshold, because two clusters
+  would then share one planted group.
+- With `distinct_seeds` a row of zeros, which has no direction, is no seed either.
+- With `distinct_seeds` there may be fewer clusters than `n_clusters`. `distinct_seeds=False` is Alg. 1 as printed.
 """
 
 from __future__ import annotations
@@ -37,45 +39,46 @@ from shoal.clusterers.validation import Floats, Labels, check_fit_rows, check_ne
 
 MembershipMatrix = NDArray[np.bool_]
 
-MAX_THRESHOLD = 0.6  # threshold up to which it is raised
+MAX_THRESHOLD = 0.6  # validation raises the threshold up to this value
 THRESHOLD_STEP = 0.1
-COSINE_DIGITS = 12  # of a cosine; the digits that follow are rounding and must decide neither ties nor thresholds
-ZERO_LENGTH = 1e-12  # length, relative to the largest entry of all rows, up to which a vector counts as zeros
+COSINE_DIGITS = 12  # cosines are rounded, because rounding errors must decide neither ties nor thresholds
+ZERO_LENGTH = 1e-12  # a vector up to this length, relative to the largest entry of all rows, counts as zeros
 
 
 class OverlappingClusters(ClusterMixin, BaseEstimator):
-    """Clusters that share rows: seeds far apart, every other row wherever its cosine reaches a threshold.
+    """Clusters that share rows: a row is in every cluster whose centre has a large enough cosine with the row.
 
-    A row that reaches no centre is in the cluster with the nearest one. A seed is in its own cluster only. A row of
-    zeros has cosine 0 with everything. Clusters are in the order of their seeds.
+    Clusters start from seeds that are far apart. A row that reaches no centre is in the cluster with the nearest
+    centre. A seed is in its own cluster only. A row of zeros has cosine 0 with every row. Clusters are in the order of
+    their seeds.
 
     Parameters
     ----------
     n_clusters : int, default=4
         Largest number of clusters.
     threshold : float, default=0.2
-        Cosine between a row and a centre from which on the row is a member of the cluster.
+        Smallest cosine between a row and a centre for which the row is a member of the cluster.
     distinct_seeds : bool, default=True
-        Whether a row that would be a member of an earlier seed's cluster is passed over as a seed. There may then be
-        fewer clusters than asked for.
+        Whether a row that would be a member of an earlier seed's cluster is skipped as a seed. There may then be fewer
+        clusters than `n_clusters`.
     validate : bool, default=True
-        Whether clusters with similar centres are refused. The threshold is then raised up to 0.6, and if that does not
-        help there is one cluster less, with the threshold as it was given. A single cluster is always accepted.
+        Whether clusters with similar centres are rejected. The threshold is then raised up to 0.6. If clusters are
+        still rejected, there is one cluster less, with the given threshold. A single cluster is always accepted.
     max_centre_similarity : float, default=0.3
-        Mean cosine between centres up to which `validate` accepts clusters.
+        Largest mean cosine between centres that `validate` accepts.
 
     Attributes
     ----------
     membership_ : ndarray of shape (n_rows, n_clusters_)
         True where a row is in a cluster.
     labels_ : ndarray of shape (n_rows,)
-        Of the clusters that a row is in, the one with the nearest centre.
+        For each row the cluster with the nearest centre among the clusters of the row.
     cluster_centers_ : ndarray of shape (n_clusters_, n_columns)
         Means of the members of each cluster.
     n_clusters_ : int
         Number of clusters.
     threshold_ : float
-        The threshold that was used last.
+        The threshold of the accepted clusters.
     centre_similarity_ : float
         Mean cosine between centres; 0 for a single cluster.
     n_features_in_ : int
@@ -89,8 +92,8 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
     Examples
     --------
     >>> from shoal.clusterers import OverlappingClusters
-    >>> rule = OverlappingClusters(n_clusters=2, threshold=0.6, validate=False)
-    >>> rule.fit([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).membership_.tolist()
+    >>> clusterer = OverlappingClusters(n_clusters=2, threshold=0.6, validate=False)
+    >>> clusterer.fit([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).membership_.tolist()
     [[True, False], [False, True], [True, True]]
     """
 
@@ -124,7 +127,7 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
         X : array-like of shape (n_rows, n_columns)
             Any finite numbers.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
 
         Returns
         -------
@@ -139,19 +142,19 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
         check_whole_number("n_clusters", self.n_clusters, 1)
         for name in ("threshold", "max_centre_similarity"):
             check_number(name, getattr(self, name), -1)
-        given = check_fit_rows(self, X)
-        rows, self._unit = rescale(given)
+        original_rows = check_fit_rows(self, X)
+        rows, self._unit = rescale(original_rows)
         self.membership_, self.threshold_ = self._find_accepted_clusters(rows)
         self.n_clusters_ = self.membership_.shape[1]
         self.centre_similarity_ = centre_similarity(cluster_means(rows, self.membership_))
         self.labels_ = nearest_member_cluster(rows, self.membership_)
-        self.cluster_centers_ = cluster_means(given, self.membership_)
+        self.cluster_centers_ = cluster_means(original_rows, self.membership_)
         return self
 
     def predict_membership(self, X: ArrayLike) -> MembershipMatrix:
-        """Return the clusters of new rows, by the same rule, with the centres and the threshold of the end of `fit`.
+        """Return the clusters of new rows, by the centres and the threshold at the end of `fit`.
 
-        For a row of `fit` there may be more clusters than in `membership_`: centres moved after it was assigned.
+        A row of `fit` may have other clusters than in `membership_`, because centres moved after it was assigned.
 
         Parameters
         ----------
@@ -184,14 +187,14 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
 
     def _find_accepted_clusters(self, rows: Floats) -> tuple[MembershipMatrix, float]:
         """Returns the first clusters that Eq. (3) accepts, and their threshold."""
-        similarities, most = cosines(rows, rows), min(self.n_clusters, len(rows))
+        similarities, max_count = cosines(rows, rows), min(self.n_clusters, len(rows))
         thresholds = self._thresholds()
-        first = {t: choose_seeds(similarities, most, t if self.distinct_seeds else np.inf) for t in thresholds}
-        for count in range(most, 0, -1):
+        seeds = {t: choose_seeds(similarities, max_count, t if self.distinct_seeds else np.inf) for t in thresholds}
+        for count in range(max_count, 0, -1):
             for threshold in thresholds:
-                if len(first[threshold]) <= count < most:
-                    continue  # the same seeds were refused with a larger count
-                member = assign_rows(rows, first[threshold][:count], threshold)
+                if len(seeds[threshold]) <= count < max_count:
+                    continue  # the same seeds were rejected with a larger count
+                member = assign_rows(rows, seeds[threshold][:count], threshold)
                 is_single = member.shape[1] == 1
                 if is_single or not self.validate or self._are_different(cluster_means(rows, member)):
                     return member, threshold
@@ -206,52 +209,52 @@ class OverlappingClusters(ClusterMixin, BaseEstimator):
 
 
 def choose_seeds(similarities: Floats, max_seeds: int, threshold: float = np.inf) -> Labels:
-    """Return the rows that start clusters, from pairs in ascending order of their cosines, ties by index.
+    """Return the rows that start clusters, from pairs in ascending order of their cosines, with ties by index.
 
     Parameters
     ----------
     similarities : ndarray of shape (n_rows, n_rows)
         Cosines of all rows.
-    count : int
+    max_seeds : int
         Largest number of seeds.
     threshold : float, default=inf
-        A row whose cosine with an earlier seed is this or more is passed over. If it is finite, a row of zeros is
-        passed over too.
+        A row whose cosine with an earlier seed is this or more is skipped. If it is finite, a row of zeros is skipped
+        too.
 
     Returns
     -------
     ndarray of shape (n_seeds,)
-        Indices of the seeds, `count` at most. If all rows are passed over, the first row of the first pair.
+        Indices of at most `max_seeds` seeds. If all rows are skipped, the first row of the first pair.
 
     References
     ----------
     Li, Jia, Liu, Zhang, Wang, "SCMoE-PFL: a soft-clustering mixture-of-experts framework for personalized federated
     learning", 2026, Alg. 1.
     """
-    own, apart = np.arange(len(similarities)), similarities.copy()
-    np.fill_diagonal(apart, np.inf)
-    partner = apart.argmin(1)
-    order = np.lexsort((own, np.maximum(own, partner), np.minimum(own, partner), apart[own, partner]))
-    free = np.isinf(threshold) | (np.diag(similarities) > 0)
+    own, to_others = np.arange(len(similarities)), similarities.copy()
+    np.fill_diagonal(to_others, np.inf)
+    partner = to_others.argmin(1)
+    order = np.lexsort((own, np.maximum(own, partner), np.minimum(own, partner), to_others[own, partner]))
+    is_free = np.isinf(threshold) | (np.diag(similarities) > 0)
     chosen: list[int] = []
     for row in order:
-        if len(chosen) < max_seeds and free[row]:
+        if len(chosen) < max_seeds and is_free[row]:
             chosen.append(int(row))
-            free = free & (similarities[row] < threshold)
+            is_free = is_free & (similarities[row] < threshold)
     return np.array(chosen or order[:1], dtype=np.int64)
 
 
 def assign_rows(rows: Floats, seed_rows: Labels, threshold: float) -> MembershipMatrix:
-    """Assign rows one after another to the clusters that are near enough, from given seeds.
+    """Assign rows one after another to all near clusters, which start from given seeds.
 
     Parameters
     ----------
     rows : ndarray of shape (n_rows, n_columns)
-        Rows on the scale of `rescaled`.
-    first : ndarray of shape (n_clusters,)
+        Rows on the scale of `rescale`.
+    seed_rows : ndarray of shape (n_clusters,)
         Index of the row that starts each cluster.
     threshold : float
-        Cosine from which on a row is a member of a cluster.
+        Smallest cosine between a row and a centre for which the row is a member of the cluster.
 
     Returns
     -------
@@ -270,16 +273,16 @@ def assign_rows(rows: Floats, seed_rows: Labels, threshold: float) -> Membership
 
 
 def near_clusters(rows: Floats, centres: Floats, threshold: float) -> MembershipMatrix:
-    """Return the clusters of rows: those whose centre is near enough, or else the nearest.
+    """Return the clusters of rows: all clusters with a near centre, or else the cluster with the nearest centre.
 
     Parameters
     ----------
     rows : ndarray of shape (n_rows, n_columns)
-        Rows on the scale of `rescaled`.
+        Rows on the scale of `rescale`.
     centres : ndarray of shape (n_clusters, n_columns)
         Centres on the same scale.
     threshold : float
-        Cosine from which on a centre is near enough.
+        Smallest cosine between a row and a near centre.
 
     Returns
     -------
@@ -298,7 +301,7 @@ def centre_similarity(centres: Floats) -> float:
     Parameters
     ----------
     centres : ndarray of shape (n_clusters, n_columns)
-        Centres on the scale of `rescaled`.
+        Centres on the scale of `rescale`.
 
     Returns
     -------
@@ -329,19 +332,19 @@ def cluster_means(rows: Floats, member: MembershipMatrix) -> Floats:
 
 
 def nearest_member_cluster(rows: Floats, member: MembershipMatrix) -> Labels:
-    """Return, of the clusters that each row is in, the one whose centre has the largest cosine with it.
+    """Return, for each row, the cluster whose centre has the largest cosine with the row, among the row's clusters.
 
     Parameters
     ----------
     rows : ndarray of shape (n_rows, n_columns)
-        Rows on the scale of `rescaled`.
+        Rows on the scale of `rescale`.
     member : ndarray of shape (n_rows, n_clusters)
         True where a row is in a cluster.
 
     Returns
     -------
     ndarray of shape (n_rows,)
-        The labels; of equals the first.
+        The labels. Of equal cosines the first counts.
     """
     return np.where(member, cosines(rows, cluster_means(rows, member)), -np.inf).argmax(1)
 
@@ -352,14 +355,14 @@ def cosines(rows: Floats, others: Floats) -> Floats:
     Parameters
     ----------
     rows : ndarray of shape (n_rows, n_columns)
-        Rows on the scale of `rescaled`.
+        Rows on the scale of `rescale`.
     others : ndarray of shape (n_others, n_columns)
         Rows on the same scale.
 
     Returns
     -------
     ndarray of shape (n_rows, n_others)
-        The cosines, rounded to `DIGITS`; 0 where a row is not longer than `NOTHING`.
+        The cosines, rounded to `COSINE_DIGITS` digits; 0 where a row is not longer than `ZERO_LENGTH`.
     """
     return np.round(_unit_rows(rows) @ _unit_rows(others).T, COSINE_DIGITS) + 0.0
 

@@ -24,7 +24,7 @@ def inference_similarity(predictions: ArrayLike) -> Floats:
     Returns
     -------
     ndarray of shape (n_models, n_models)
-        A_ij, the cosine of the one-hot predictions of i and j, which is the share of samples on which they agree.
+        A_ij, the cosine of the one-hot predictions of i and j, which is the fraction of samples on which they agree.
 
     Raises
     ------
@@ -40,20 +40,20 @@ def inference_similarity(predictions: ArrayLike) -> Floats:
     >>> inference_similarity([[0, 1, 2, 2], [0, 1, 1, 1]]).tolist()
     [[1.0, 0.5], [0.5, 1.0]]
     """
-    found = np.asarray(predictions)
-    if found.ndim not in (2, 3) or found.shape[1] == 0 or (found.ndim == 2 and found.dtype.kind not in "iu"):
+    table = np.asarray(predictions)
+    if table.ndim not in (2, 3) or table.shape[1] == 0 or (table.ndim == 2 and table.dtype.kind not in "iu"):
         raise UserError(
-            f"predictions has shape {found.shape} of {found.dtype}; it must be clients by rows of whole class numbers, "
-            "or clients by rows by classes"
+            f"predictions has shape {table.shape} of {table.dtype}; it must have whole class numbers of models by "
+            "samples, or numbers of models by samples by classes"
         )
-    if found.ndim == 2:
-        agreed: Floats = np.zeros((len(found), len(found)))
-        for c in np.unique(found):
-            hit = (found == c).astype(np.float64)
-            agreed += hit @ hit.T
-        agreed /= found.shape[1]
-        return agreed
-    flat = found.reshape(len(found), -1).astype(np.float64)
+    if table.ndim == 2:
+        agreement: Floats = np.zeros((len(table), len(table)))
+        for c in np.unique(table):
+            is_predicted = (table == c).astype(np.float64)
+            agreement += is_predicted @ is_predicted.T
+        agreement /= table.shape[1]
+        return agreement
+    flat = table.reshape(len(table), -1).astype(np.float64)
     length = np.linalg.norm(flat, axis=1, keepdims=True)
     unit = np.divide(flat, length, out=np.zeros_like(flat), where=length > 0)
     similarity: Floats = unit @ unit.T
@@ -70,8 +70,8 @@ def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, n
         Symmetric similarities.
     threshold : float, optional
         The smallest similarity of two rows of one cluster.
-    clusters : int, optional
-        Number of clusters, at most as many as rows. Exactly one of `threshold` and `clusters` must be given.
+    n_clusters : int, optional
+        Number of clusters, at most as many as rows. Exactly one of `threshold` and `n_clusters` must be given.
 
     Returns
     -------
@@ -91,19 +91,19 @@ def similarity_clusters(similarity: ArrayLike, threshold: float | None = None, n
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    alike = np.asarray(similarity, dtype=np.float64)
-    if alike.ndim != 2 or alike.shape[0] != alike.shape[1] or not np.allclose(alike, alike.T):
-        raise UserError(f"similarity has shape {alike.shape}; it must be square and symmetric")
+    table = np.asarray(similarity, dtype=np.float64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or not np.allclose(table, table.T):
+        raise UserError(f"similarity has shape {table.shape}; it must be square and symmetric")
     if (threshold is None) == (n_clusters is None):
-        raise UserError(f"threshold is {threshold} and clusters is {n_clusters}; give exactly one of them")
+        raise UserError(f"threshold is {threshold} and n_clusters is {n_clusters}; exactly one must be given")
     if n_clusters is not None and n_clusters < 1:
-        raise UserError(f"clusters is {n_clusters}; it must be 1 or more")
-    if len(alike) < 2:
-        return np.zeros(len(alike), dtype=np.int64)
-    tree = linkage(squareform(1.0 - alike, checks=False), method="complete")
+        raise UserError(f"n_clusters is {n_clusters}; it must be 1 or more")
+    if len(table) < 2:
+        return np.zeros(len(table), dtype=np.int64)
+    tree = linkage(squareform(1.0 - table, checks=False), method="complete")
     if threshold is not None:
         labels = fcluster(tree, t=1.0 - threshold, criterion="distance")
     else:
-        labels = cut_tree(tree, n_clusters=min(n_clusters or 1, len(alike)))[:, 0]
-    _, first, place = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[place]
+        labels = cut_tree(tree, n_clusters=min(n_clusters or 1, len(table)))[:, 0]
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse]

@@ -1,9 +1,8 @@
-"""The quality of overlapping clusters and of partitions, so that they can be compared on the same rows.
+"""Quality of overlapping clusters and of partitions, which makes them comparable on the same rows.
 
-The distance of two rows is 1 − cosine. A row of zeros is at distance 1 from every other. The silhouette of a row is
-(b − a) / max(a, b), where a is its mean distance to the others of its cluster and b the smallest mean distance to
-another cluster. It is 0 for a row alone in its cluster and where a = b = 0. Nothing is ever NaN: what is not defined
-is 0.
+The distance of two rows is 1 − cosine. A row of zeros has distance 1 to every other row. The silhouette of a row is
+(b − a) / max(a, b), where a is its mean distance to the other rows of its cluster and b the smallest mean distance to
+another cluster. It is 0 for a row alone in its cluster and where a = b = 0. Undefined values are 0, never NaN.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ def overlap_quality(X: ArrayLike, membership: ArrayLike, truth: ArrayLike | None
     X : array-like of shape (n_rows, n_columns)
         Any finite numbers.
     membership : array-like of bool of shape (n_rows, n_clusters)
-        True where a row is in a cluster. Every row is in one cluster at least.
+        True where a row is in a cluster. Every row is in at least one cluster.
     truth : array-like of shape (n_rows,), optional
-        Labels that clusters are compared with.
+        True labels with which clusters are compared.
 
     Returns
     -------
     dict of str to float
-        The three silhouettes are the same for a partition.
+        The three silhouettes are equal for a partition.
 
-        - `overlap`: the mean number of clusters that a row is in.
-        - `silhouette`: the mean over rows, each counted only in that of its clusters whose centre is nearest. Centres
-          are means of all members. 0 for a single cluster and for as many clusters as rows.
-        - `silhouette_each`: the mean over memberships, with a from the other members of that cluster and b from the
-          clusters that the row is not in. 0 for a row that is in all clusters.
-        - `silhouette_core`: the mean over the rows that are in exactly one cluster; all others are left out.
-        - `purity`, with `truth`: the share of memberships whose row has the most frequent label of the cluster.
+        - `overlap`: the mean number of clusters of a row.
+        - `silhouette`: the mean over rows, where a row counts only in its cluster with the nearest centre. Centres are
+          means of all members. It is 0 for a single cluster and for as many clusters as rows.
+        - `silhouette_each`: the mean over memberships, with a from the other members of the cluster and b from the
+          clusters that do not contain the row. It is 0 for a row that is in all clusters.
+        - `silhouette_core`: the mean over the rows that are in exactly one cluster. All other rows are left out.
+        - `purity`, with `truth`: the fraction of memberships whose row has the most frequent label of the cluster.
 
     Raises
     ------
@@ -65,9 +64,9 @@ def overlap_quality(X: ArrayLike, membership: ArrayLike, truth: ArrayLike | None
         "silhouette_each": _silhouette_each(distances, member),
         "silhouette_core": _silhouette(distances[np.ix_(core, core)], labels[core]),
     }
-    return (
-        quality if truth is None else {**quality, "purity": _purity(member, _check_labels(truth, len(rows), "truth"))}
-    )
+    if truth is None:
+        return quality
+    return {**quality, "purity": _purity(member, _check_labels(truth, len(rows), "truth"))}
 
 
 def hard_quality(X: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None) -> dict[str, float]:
@@ -80,12 +79,12 @@ def hard_quality(X: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None
     labels : array-like of shape (n_rows,)
         Cluster of each row.
     truth : array-like of shape (n_rows,), optional
-        Labels that clusters are compared with.
+        True labels with which clusters are compared.
 
     Returns
     -------
     dict of str to float
-        As of `overlap_quality`.
+        The keys and values of `overlap_quality`.
 
     Raises
     ------
@@ -93,14 +92,14 @@ def hard_quality(X: ArrayLike, labels: ArrayLike, truth: ArrayLike | None = None
         If an argument is not as described.
     """
     rows = _check_rows(X)
-    given = _check_labels(labels, len(rows), "labels")
-    return overlap_quality(rows, given[:, None] == np.unique(given), truth)
+    checked = _check_labels(labels, len(rows), "labels")
+    return overlap_quality(rows, checked[:, None] == np.unique(checked), truth)
 
 
 def compare_partitions(
     X: ArrayLike, n_clusters: int, random_state: RandomState = 0, truth: ArrayLike | None = None
 ) -> dict[str, dict[str, float]]:
-    """Return the quality of usual partitions of the same rows into as many clusters.
+    """Return the quality of common partitions of the same rows into the same number of clusters.
 
     Parameters
     ----------
@@ -111,31 +110,31 @@ def compare_partitions(
     random_state : int, RandomState or None, default=0
         Seed of k-means.
     truth : array-like of shape (n_rows,), optional
-        Labels that clusters are compared with.
+        True labels with which clusters are compared.
 
     Returns
     -------
     dict of str to dict
-        For each of the `partitions`, its name and its quality as of `overlap_quality`.
+        For each name of `partitions` the keys and values of `overlap_quality`.
 
     Raises
     ------
     UserError
         If an argument is not as described.
     """
-    found = partitions(X, n_clusters, random_state)
-    return {name: hard_quality(X, labels, truth) for name, labels in found.items()}
+    labels_by_name = partitions(X, n_clusters, random_state)
+    return {name: hard_quality(X, labels, truth) for name, labels in labels_by_name.items()}
 
 
 def partitions(X: ArrayLike, n_clusters: int, random_state: RandomState = 0) -> dict[str, Labels]:
-    """Return the labels of usual partitions.
+    """Return the labels of common partitions.
 
     Parameters
     ----------
     X : array-like of shape (n_rows, n_columns)
         Any finite numbers.
     n_clusters : int
-        Number of clusters. There are no more clusters than distinct rows.
+        Number of clusters. There are never more clusters than distinct rows.
     random_state : int, RandomState or None, default=0
         Seed of k-means.
 
@@ -169,7 +168,7 @@ def cosine_distances(rows: Floats) -> Floats:
     Parameters
     ----------
     rows : ndarray of shape (n_rows, n_columns)
-        Rows on the scale of `overlapping.rescaled`.
+        Rows on the scale of `overlapping.rescale`.
 
     Returns
     -------
@@ -195,8 +194,8 @@ def _silhouette_each(distances: Floats, member: MembershipMatrix) -> float:
     row, cluster = np.nonzero(member & (sizes > 1) & ~member.all(1, keepdims=True))
     a, b = sums[row, cluster] / (sizes[cluster] - 1), others[row]
     larger = np.maximum(a, b)
-    points = np.divide(b - a, larger, out=np.zeros_like(a), where=larger > 0)
-    return float(points.sum() / member.sum())
+    silhouettes = np.divide(b - a, larger, out=np.zeros_like(a), where=larger > 0)
+    return float(silhouettes.sum() / member.sum())
 
 
 def _purity(member: MembershipMatrix, truth: NDArray[np.generic]) -> float:
@@ -210,16 +209,16 @@ def _check_rows(X: ArrayLike) -> Floats:
 
 def _check_membership(membership: ArrayLike) -> MembershipMatrix:
     """Returns the membership without clusters that have no member."""
-    found = np.asarray(membership)
-    if found.ndim != 2 or found.dtype != np.bool_:
-        raise UserError(f"membership is {found.dtype} {found.shape}; it must be a bool for each row and cluster")
-    for row in np.flatnonzero(~found.any(1))[:1]:
-        raise UserError(f"membership has row {row} in no cluster; every row must be in one at least")
-    return found[:, found.any(0)]
+    member = np.asarray(membership)
+    if member.ndim != 2 or member.dtype != np.bool_:
+        raise UserError(f"membership is {member.dtype} {member.shape}; it must be a bool for each row and cluster")
+    for row in np.flatnonzero(~member.any(1))[:1]:
+        raise UserError(f"membership has row {row} in no cluster; every row must be in at least one cluster")
+    return member[:, member.any(0)]
 
 
 def _check_labels(labels: ArrayLike, num_rows: int, name: str) -> NDArray[np.generic]:
-    found = np.asarray(labels)
-    if found.shape != (num_rows,):
-        raise UserError(f"{name} has shape {found.shape}; it must be ({num_rows},), a label for each row of X")
-    return found
+    checked = np.asarray(labels)
+    if checked.shape != (num_rows,):
+        raise UserError(f"{name} has shape {checked.shape}; it must be ({num_rows},), a label for each row of X")
+    return checked

@@ -1,30 +1,31 @@
-"""RepClust: clusters of equal size, each as diverse as possible and all alike.
+"""RepClust: clusters of equal size, each as diverse as possible and all similar to each other.
 
-Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods" (paper 002),
+Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods" (2025),
 Sec. III-B, Eq. (3) and Algorithm 1.
 
 | paper | here |
 |---|---|
 | L clients, p_j | the rows of `X` |
 | d, symmetrised KL | `symmetric_kl.symmetric_kl` |
-| G, S | `n_clusters`, `top` (None: all clusters; the paper leaves S open) |
+| G, S | `n_clusters`, `top` (None: all clusters; the paper has no value of S) |
 | C_g, p^(g) | the rows with `labels_ == g`, their mean |
 | first and second objective of (3) | `within_`, `between_` |
 | "diversity (3)" | J = first - second objective, in `history_` |
-| i_g, j_g | the closest pair in C_g; i_g, the one that is swapped, is the first of them in the shuffled order |
+| i_g, j_g | the closest pair in C_g; i_g, which is swapped, is the first row of the pair in the shuffled order |
 
-Rows are sorted by value and shuffled, so that neither randomness nor ties depend on the order in which they came. (Ties
-by value itself would put forward the same kind of client in every cluster, and swapping those changes nothing.)
+Rows are sorted by value and shuffled, so that neither randomness nor ties depend on the order of the rows. Without the
+shuffle, ties would select the same kind of client in every cluster, and swapping equal clients has no effect.
 
-A swap is made if J rises. The second objective is summed over g < g' and divided by G(G-1), as printed: half the mean.
+Two rows are swapped if J rises. The second objective is summed over g < g' and divided by G(G-1), as printed, which is
+half the mean. d consists of products, so its sum over all pairs of a set follows from three sums over the elements:
+Σ_{a<b} d(a, b) = ½ (n Σ a·ln a - (Σ a)·(Σ ln a)). The cost of a swap is therefore O(M) for any size of the clusters.
 
-d consists of products, so its sum over all pairs of a set follows from three sums over the elements:
-Σ_{a<b} d(a, b) = ½ (n Σ a·ln a - (Σ a)·(Σ ln a)). A swap therefore costs O(M), whatever the size of the clusters.
-
-Deviation: after a swap the closest pairs of both clusters are found again at once, not at the next sweep only.
-Deviation: where G does not divide L, sizes differ by one. A cluster of one row adds 0 to the first objective.
-Deviation: `swaps="all"` tries every pair of rows of different clusters. Algorithm 1 is good while a cluster is not
-larger than the number of kinds of clients. In a larger one the closest pair may be of one kind and rightly together.
+Deviations from the paper
+-------------------------
+- After a swap the closest pairs of both clusters are found again at once, not only in the next sweep.
+- If G does not divide L, sizes differ by one. A cluster of one row adds 0 to the first objective.
+- `swaps="all"` tries every pair of rows of different clusters. Algorithm 1 works well for clusters that are not larger
+  than the number of kinds of clients. In a larger cluster the closest pair may correctly be of one kind.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ from shoal.clusterers.validation import (
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 
-_MIN_RELATIVE_GAIN = 1e-12  # of J, relative: less is rounding
-_WINDOW = 256  # partners looked at together: those behind the first good one are looked at in vain
-_BLOCK = 256  # rows of a large cluster whose distances are held at once
+_MIN_RELATIVE_GAIN = 1e-12  # a smaller relative gain of J may be a rounding error
+_WINDOW = 256  # partners whose gains are computed at once; only the first with a gain is used
+_BLOCK = 256  # rows of a large cluster whose distances are computed at once
 
 
 class RepulsiveClusters(ClusterMixin, BaseEstimator):
@@ -66,11 +67,11 @@ class RepulsiveClusters(ClusterMixin, BaseEstimator):
     random_state : int, RandomState or None, default=0
         Seed of the random clusters.
     swaps : {"closest", "all"}, default="closest"
-        Which rows are swapped. "closest" is the paper's: one row of the closest pair of each cluster. "all" swaps each
-        row in turn with its best partner until no swap of two rows helps, which takes n_rows² / 2 candidates in a
-        sweep.
+        Which rows are swapped. "closest" is the paper's rule: one row of the closest pair of each cluster. "all" swaps
+        each row in turn with its best partner until no swap of two rows raises diversity, with n_rows² / 2 candidates
+        in a sweep.
     top : int, optional
-        Number of clusters with the closest pairs that "closest" looks at, 2 or more. By default all.
+        "closest" uses only this many clusters with the closest pairs, 2 or more. By default all.
     max_iter : int, default=1000
         Largest number of sweeps. About ten are needed.
 
@@ -123,7 +124,7 @@ class RepulsiveClusters(ClusterMixin, BaseEstimator):
         self.max_iter = max_iter
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Find clusters whose diversity no swap raises.
+        """Find clusters by swapping rows until no swap raises diversity.
 
         Parameters
         ----------
@@ -131,7 +132,7 @@ class RepulsiveClusters(ClusterMixin, BaseEstimator):
             Non-negative numbers, such as label distributions. They are not normalised. Entries below 1e-6 count as
             1e-6.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
 
         Returns
         -------
@@ -202,15 +203,15 @@ def objectives(X: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
     Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods", 2025,
     Eq. (3).
     """
-    rows, given = check_table(X, non_negative=True), np.asarray(labels)
-    if given.shape != (len(rows),):
-        raise UserError(f"labels has shape {given.shape}; it must be ({len(rows)},), one label for each row of X")
-    grouping = _ClusterSums(rows, np.unique(given, return_inverse=True)[1])
-    return grouping.within(), grouping.between()
+    rows, row_labels = check_table(X, non_negative=True), np.asarray(labels)
+    if row_labels.shape != (len(rows),):
+        raise UserError(f"labels has shape {row_labels.shape}; it must be ({len(rows)},), one label for each row of X")
+    clusters = _ClusterSums(rows, np.unique(row_labels, return_inverse=True)[1])
+    return clusters.within(), clusters.between()
 
 
 class _ClusterSums:
-    """Clusters of rows, with the sums from which Eq. (3) and the effect of a swap on it follow."""
+    """Clusters of rows, with the sums that determine Eq. (3) and its change in a swap."""
 
     def __init__(self, rows: Floats, labels: Labels) -> None:
         self.rows, self.labels = rows, labels
@@ -222,8 +223,8 @@ class _ClusterSums:
         self.members = (
             np.split(np.argsort(labels, kind="stable"), np.cumsum(self.sizes)[:-1]) if self.num_clusters else []
         )
-        pairs = self.sizes * (self.sizes - 1) / 2
-        self.pair_weight = np.where(pairs > 0, 1 / np.maximum(pairs, 1), 0.0)  # of a pair in its group's mean
+        num_pairs = self.sizes * (self.sizes - 1) / 2
+        self.pair_weight = np.where(num_pairs > 0, 1 / np.maximum(num_pairs, 1), 0.0)  # in the mean of a cluster
         shape = (self.num_clusters, rows.shape[1])
         self.sums, self.log_sums, self.self_product_sums = np.empty(shape), np.empty(shape), np.empty(self.num_clusters)
         self.means, self.mean_logs = np.empty(shape), np.empty(shape)
@@ -249,70 +250,75 @@ class _ClusterSums:
         return max(float(over_pairs), 0.0) / max(self.num_clusters * (self.num_clusters - 1), 1)
 
     def gains(self, i: int, others: Labels) -> Floats:
-        """Returns by how much J rises if row i changes places with each of the others, all of other clusters."""
+        """Returns the gain of J if row i is swapped with each of some rows of other clusters."""
         return self._within_changes(i, others) - self._between_changes(i, others)
 
     def _within_changes(self, i: int, others: Labels) -> Floats:
-        k, groups = self.labels[i], self.labels[others]
+        """Returns the change of the first objective for each swap."""
+        k, other_clusters = self.labels[i], self.labels[others]
         p, log, own = (values[others] - values[i] for values in (self.floored, self.logs, self.self_products))
         both = _dot(p, log)
-        here = self.sizes[k] * own - log @ self.sums[k] - p @ self.log_sums[k] - both
-        there = -self.sizes[groups] * own + _dot(log, self.sums[groups]) + _dot(p, self.log_sums[groups]) - both
-        rise: Floats = 0.5 * (self.pair_weight[k] * here + self.pair_weight[groups] * there) / self.num_clusters
-        return rise
+        in_own = self.sizes[k] * own - log @ self.sums[k] - p @ self.log_sums[k] - both
+        in_other = -self.sizes[other_clusters] * own + _dot(log, self.sums[other_clusters])
+        in_other = in_other + _dot(p, self.log_sums[other_clusters]) - both
+        weighted = self.pair_weight[k] * in_own + self.pair_weight[other_clusters] * in_other
+        change: Floats = 0.5 * weighted / self.num_clusters
+        return change
 
     def _between_changes(self, i: int, others: Labels) -> Floats:
-        k, groups = self.labels[i], self.labels[others]
-        change = self.rows[others] - self.rows[i]
-        here = self._mean_changes(self.labels[[i]], change / self.sizes[k])
-        there = self._mean_changes(groups, -change / self.sizes[groups][:, None])
-        own, mean, log = (a + b for a, b in zip(here, there, strict=True))
+        """Returns the change of the second objective for each swap."""
+        k, other_clusters = self.labels[i], self.labels[others]
+        difference = self.rows[others] - self.rows[i]
+        in_own = self._mean_changes(self.labels[[i]], difference / self.sizes[k])
+        in_other = self._mean_changes(other_clusters, -difference / self.sizes[other_clusters][:, None])
+        own, mean, log = (a + b for a, b in zip(in_own, in_other, strict=True))
         over_pairs = self.num_clusters * own - mean @ self.sum_of_logs - log @ self.sum_of_means - _dot(mean, log)
-        rise: Floats = 0.5 * over_pairs / (self.num_clusters * (self.num_clusters - 1))
-        return rise
+        change: Floats = 0.5 * over_pairs / (self.num_clusters * (self.num_clusters - 1))
+        return change
 
     def _mean_changes(self, clusters: Labels, change: Floats) -> tuple[Floats, Floats, Floats]:
-        """Returns by how much p·ln p, p and ln p change for the means p of the clusters."""
+        """Returns the changes of p·ln p, p and ln p for the means p of the clusters."""
         before, log_before = np.maximum(self.means[clusters], FLOOR), self.mean_logs[clusters]
         after = np.maximum(self.means[clusters] + change, FLOOR)
         log_after = np.log(after)
         return _dot(after, log_after) - _dot(before, log_before), after - before, log_after - log_before
 
     def swap(self, i: int, j: int) -> None:
-        here, there = self.labels[[i, j]]
-        self.members[here] = np.sort(np.where(self.members[here] == i, j, self.members[here]))
-        self.members[there] = np.sort(np.where(self.members[there] == j, i, self.members[there]))
-        self.labels[[i, j]] = there, here
-        self._sum_up((here, there))
+        """Swaps rows i and j, which are in different clusters."""
+        p, q = self.labels[[i, j]]
+        self.members[p] = np.sort(np.where(self.members[p] == i, j, self.members[p]))
+        self.members[q] = np.sort(np.where(self.members[q] == j, i, self.members[q]))
+        self.labels[[i, j]] = q, p
+        self._sum_up((p, q))
 
     def closest_pair(self, g: int) -> tuple[int, float]:
         """Returns i_g and its distance to j_g (line 5). A cluster of one row has no pair and is swapped last."""
         inside = self.members[g]
         rows = self.rows[inside]
-        best, least = inside[0], np.inf
+        first, smallest = inside[0], np.inf
         for start in range(0, len(inside), _BLOCK):
             block = symmetric_kl(rows[start : start + _BLOCK], rows)
             block[np.tri(len(block), len(rows), start, dtype=bool)] = np.inf  # each pair once
-            if block.min() < least:
-                best, least = inside[start + block.argmin() // len(inside)], block.min()
-        return int(best), float(least)
+            if block.min() < smallest:
+                first, smallest = inside[start + block.argmin() // len(inside)], block.min()
+        return int(first), float(smallest)
 
 
 class _Search:
-    """Hill climbing on J by swaps. A sweep returns whether it swapped anything."""
+    """Hill climbing on J by swaps."""
 
     def __init__(self, clusters: _ClusterSums, top: int | None) -> None:
         self.clusters, self.top = clusters, top
         self.history = [clusters.within() - clusters.between()]
 
     def swap_closest(self) -> bool:
-        """Does lines 3 to 16 of Algorithm 1."""
-        swaps = len(self.history)
+        """Does lines 3 to 16 of Algorithm 1 and returns True if rows were swapped."""
+        previous_length = len(self.history)
         pairs = [self.clusters.closest_pair(g) for g in range(self.clusters.num_clusters)]
         candidates = np.array([i for i, _ in pairs], np.int64)
         order = np.argsort([distance for _, distance in pairs], kind="stable")[: self.top]  # line 8
-        for place, k in enumerate(order):
-            start = place + 1
+        for position, k in enumerate(order):
+            start = position + 1
             while start < len(order):
                 partners = order[start : start + _WINDOW]
                 gains = self.clusters.gains(candidates[k], candidates[partners])
@@ -323,23 +329,24 @@ class _Search:
                 for g in (k, partners[first]):
                     candidates[g], _ = self.clusters.closest_pair(g)
                 start += first + 1
-        return len(self.history) > swaps
+        return len(self.history) > previous_length
 
     def swap_all(self) -> bool:
-        swaps = len(self.history)
+        """Swaps each row in turn with its best partner and returns True if rows were swapped."""
+        previous_length = len(self.history)
         for i in range(len(self.clusters.labels) - 1):
             others = i + 1 + np.flatnonzero(self.clusters.labels[i + 1 :] != self.clusters.labels[i])
             if len(others):
                 gains = self.clusters.gains(i, others)
                 best = gains.argmax()
                 self._swap_if_better(i, others[best], gains[best])
-        return len(self.history) > swaps
+        return len(self.history) > previous_length
 
     def _min_gain(self) -> float:
         return _MIN_RELATIVE_GAIN * max(1.0, abs(self.history[-1]))
 
     def _swap_if_better(self, i: int, j: int, gain: float) -> bool:
-        """Does lines 12 and 13 of Algorithm 1: swaps if J rises."""
+        """Swaps two rows if J rises (lines 12 and 13 of Algorithm 1), and returns True in this case."""
         if gain <= self._min_gain():
             return False
         self.clusters.swap(i, j)

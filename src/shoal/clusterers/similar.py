@@ -1,6 +1,6 @@
-"""SimClust: rows with similar label distributions in one cluster.
+"""SimClust: clusters of rows with similar label distributions.
 
-Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods" (paper 002),
+Pereira, Famá, Kalalas, Dini, "Energy-efficient federated learning for AIoT using clustering methods" (2025),
 Sec. III-A.
 
 | paper | here |
@@ -11,12 +11,10 @@ Sec. III-A.
 | C_g | the rows with `labels_ == g` |
 | - | a, g: arithmetic and geometric mean of a cluster's rows; W: Lambert's function |
 
-The paper says no more than "k-means" with d for the metric. Here: Lloyd's iterations, k-means++ seeds drawn by d (which
-behaves like a squared distance), the best of `n_init` by inertia.
-
-Deviation: the arithmetic mean of k-means is not the point with the smallest sum of d. That point is
-`centre="jeffreys"`, with lower inertia. The mean is the default because it is what "k-means" says, and because a mean
-of label distributions is one itself.
+The paper says only "k-means" with the metric d. Here these are Lloyd's iterations from k-means++ seeds, drawn by d
+(which behaves like a squared distance). Of `n_init` starts the one with the lowest inertia is used. The arithmetic mean
+of k-means is not the point with the smallest sum of d. That point is `centre="jeffreys"`, with lower inertia. The mean
+is the default, because k-means has it and because a mean of label distributions is a label distribution.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
     random_state : int, RandomState or None, default=0
         Seed of the initial centres.
     n_init : int, default=10
-        Number of starts, of which the one with the lowest inertia is kept.
+        Number of starts. The start with the lowest inertia is used.
     max_iter : int, default=100
-        Largest number of Lloyd's iterations of a start.
+        Largest number of Lloyd's iterations in one start.
     centre : {"mean", "jeffreys"}, default="mean"
         Centre of a cluster: the mean of its rows, or the point with the smallest sum of divergences from them.
 
@@ -67,7 +65,7 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
     inertia_ : float
         Sum of the divergences between rows and their centres.
     n_iter_ : int
-        Number of iterations of the start that was kept.
+        Number of iterations of the start that is used.
     n_features_in_ : int
         Number of columns of `X`.
 
@@ -112,7 +110,7 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
             Non-negative numbers, such as label distributions. They are not normalised. Entries below 1e-6 count as
             1e-6.
         y : None
-            Ignored; it is there by convention.
+            Ignored; present for compatibility with scikit-learn.
 
         Returns
         -------
@@ -128,8 +126,8 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
             check_whole_number(name, getattr(self, name), 1)
         check_choice("centre", self.centre, ("mean", "jeffreys"))
         seed = seed_from(self.random_state)
-        given = np.maximum(check_fit_rows(self, X, non_negative=True), FLOOR)
-        rows, inverse, weights = np.unique(given, axis=0, return_inverse=True, return_counts=True)
+        floored = np.maximum(check_fit_rows(self, X, non_negative=True), FLOOR)
+        rows, inverse, weights = np.unique(floored, axis=0, return_inverse=True, return_counts=True)
         starts = [self._lloyd(rows, weights, derive_seed(seed, "similar", start)) for start in range(self.n_init)]
         self.inertia_, centres, labels, self.n_iter_ = min(starts, key=lambda result: result[0])
         self.labels_, used = number_by_first_appearance(labels[inverse.reshape(-1)])
@@ -159,8 +157,8 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
         labels, iterations = np.full(len(rows), -1), 0
         for _ in range(self.max_iter):
             iterations += 1
-            before, labels = labels, _assign_rows(rows, centres)
-            if np.array_equal(before, labels):
+            previous, labels = labels, _assign_rows(rows, centres)
+            if np.array_equal(previous, labels):
                 break
             centres = _centres(rows, weights, labels, self.centre)
         distance = symmetric_kl(rows, centres)
@@ -173,7 +171,7 @@ class SimilarClusters(ClusterMixin, BaseEstimator):
 
 
 def _seeds(rows: Floats, weights: Labels, n_clusters: int, rng: np.random.Generator) -> Floats:
-    """k-means++: the next seed is a row drawn in proportion to its divergence from the nearest seed so far."""
+    """Returns k-means++ seeds, drawn with probabilities proportional to the divergence from the nearest seed."""
     chosen = [int(rng.choice(len(rows), p=weights / weights.sum()))]
     nearest = symmetric_kl(rows, rows[chosen])[:, 0]
     while len(chosen) < n_clusters and nearest.any():
@@ -184,13 +182,13 @@ def _seeds(rows: Floats, weights: Labels, n_clusters: int, rng: np.random.Genera
 
 
 def _assign_rows(rows: Floats, centres: Floats) -> Labels:
-    """Returns the nearest centre of each row; a centre without rows gets the row that is farthest from its own."""
+    """Returns the nearest centre of each row. A centre without rows gets the row that is farthest from its centre."""
     distance = symmetric_kl(rows, centres)
     labels: Labels = distance.argmin(1)
     nearest = distance.min(1)
     for empty in np.setdiff1d(np.arange(len(centres)), labels):
-        shared = np.bincount(labels)[labels] > 1
-        farthest = np.where(shared, nearest, -1.0).argmax()
+        is_shared = np.bincount(labels)[labels] > 1
+        farthest = np.where(is_shared, nearest, -1.0).argmax()
         labels[farthest], nearest[farthest] = empty, 0.0
     return labels
 
@@ -203,8 +201,8 @@ def _centres(rows: Floats, weights: Labels, labels: Labels, centre: str) -> Floa
     from scipy.special import lambertw
 
     geometric = np.exp(_means(np.log(rows), weights, labels))
-    least: Floats = arithmetic / lambertw(np.e * arithmetic / geometric).real
-    return least
+    jeffreys: Floats = arithmetic / lambertw(np.e * arithmetic / geometric).real
+    return jeffreys
 
 
 def _means(values: Floats, weights: Labels, labels: Labels) -> Floats:

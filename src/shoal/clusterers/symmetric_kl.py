@@ -13,7 +13,7 @@ import numpy as np
 from shoal.clusterers.validation import Floats
 
 FLOOR = 1e-6
-_ROUNDING = 1e-12  # distributions nearer than this differ by the rounding of the products below, if at all
+_ROUNDING = 1e-12  # smaller divergences may be rounding errors of the products below
 
 
 def symmetric_kl(P: Floats, Q: Floats) -> Floats:

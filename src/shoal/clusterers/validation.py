@@ -1,6 +1,6 @@
 """Checks of the input of clusterers, and the numbering of labels.
 
-Importing this module does not load scikit-learn: the stages use it at import time.
+Importing this module does not load scikit-learn, because stages import it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ RandomState = int | np.random.RandomState | None
 
 
 class NotNumeric(UserError, TypeError):
-    """Input that is no dense table of numbers. It is also a TypeError, which scikit-learn expects in this case."""
+    """The input is no dense table of numbers. This is also a TypeError, which scikit-learn expects in this case."""
 
 
 def limit_blas_threads() -> Any:
     """Limit BLAS to one thread within a `with` block.
 
-    Products of a few rows are quick. On a busy machine, threads that wait for each other make them much slower.
+    On a busy machine, threads that wait for each other make products of a few rows much slower.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def check_table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_r
     name : str, default="X"
         Name of the argument, for error messages.
     non_negative : bool, default=False
-        Whether negative entries are refused.
+        Whether negative entries raise an error.
     min_rows : int, default=0
         Number of rows that the table must have at least.
 
@@ -58,7 +58,7 @@ def check_table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_r
     Raises
     ------
     UserError
-        If the shape is wrong, or an entry is not a finite number or is negative where that is refused.
+        If the shape is wrong, an entry is not a finite number, or an entry is negative and `non_negative` is True.
     """
     rows = to_floats(X, name)
     check_shape(rows.shape, name, min_rows)
@@ -67,7 +67,7 @@ def check_table(X: ArrayLike, name: str = "X", non_negative: bool = False, min_r
 
 
 def to_floats(X: ArrayLike, name: str = "X") -> Floats:
-    """Return a copy of array-like input in double precision, whatever its shape and its numbers are.
+    """Return a copy of array-like input of any shape in double precision.
 
     Parameters
     ----------
@@ -92,15 +92,15 @@ def to_floats(X: ArrayLike, name: str = "X") -> Floats:
         is_complex = np.iscomplexobj(X)
         rows = np.array(X if not is_complex else 0, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        message = f"{name} holds something that is not a number ({error}); it must be a table of numbers"
+        message = f"{name} has an entry that is not a number ({error}); it must be a table of numbers"
         raise NotNumeric(message) from error
     if is_complex:
-        raise UserError(f"Complex data not supported: {name} holds complex numbers; they must be real")
+        raise UserError(f"Complex data not supported: {name} has complex numbers; they must be real")
     return rows
 
 
 def check_shape(shape: tuple[int, ...], name: str, min_rows: int) -> None:
-    """Refuse a shape that is not (`min_rows` or more, 1 or more).
+    """Raise an error if a shape is not (`min_rows` or more, 1 or more).
 
     Parameters
     ----------
@@ -121,9 +121,9 @@ def check_shape(shape: tuple[int, ...], name: str, min_rows: int) -> None:
             f"{name} has shape {shape}; it must have two axes, rows and columns. Reshape your data, for example with "
             f"{name}.reshape(1, -1) if it is a single row"
         )
-    for axis, count, least in (("feature", shape[1], 1), ("sample", shape[0], min_rows)):
-        if count < least:
-            raise UserError(f"{name} has {count} {axis}(s) (shape={shape}) while a minimum of {least} is required.")
+    for axis, count, minimum in (("feature", shape[1], 1), ("sample", shape[0], min_rows)):
+        if count < minimum:
+            raise UserError(f"{name} has {count} {axis}(s) (shape={shape}) while a minimum of {minimum} is required.")
 
 
 def _refuse_bad_entries(rows: Floats, name: str, non_negative: bool) -> None:
@@ -149,7 +149,7 @@ def check_fit_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> 
     X : array-like of shape (n_rows, n_columns)
         The argument of `fit`.
     non_negative : bool, default=False
-        Whether negative entries are refused.
+        Whether negative entries raise an error.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def check_fit_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> 
     Raises
     ------
     UserError
-        If the rows are not as required; see `table`.
+        If the rows are not as required; see `check_table`.
     """
     rows = check_table(X, "X", non_negative, min_rows=1)
     check_features(estimator, X, reset=True)
@@ -167,7 +167,7 @@ def check_fit_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> 
 
 
 def check_new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> Floats:
-    """Return the rows given to `predict` as finite numbers; there may be none.
+    """Return the rows given to `predict` as finite numbers. The table may be empty.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def check_new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> 
     X : array-like of shape (n_rows, n_columns)
         The argument of `predict`, with as many columns as in `fit`.
     non_negative : bool, default=False
-        Whether negative entries are refused.
+        Whether negative entries raise an error.
 
     Returns
     -------
@@ -188,7 +188,7 @@ def check_new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> 
     sklearn.exceptions.NotFittedError
         If `fit` was not called.
     UserError
-        If the rows are not as required; see `table`.
+        If the rows are not as required; see `check_table`.
     """
     from sklearn.utils.validation import check_is_fitted
 
@@ -199,7 +199,7 @@ def check_new_rows(estimator: Any, X: ArrayLike, non_negative: bool = False) -> 
 
 
 def check_features(estimator: Any, X: ArrayLike, reset: bool) -> None:
-    """Record the columns of `X` as those of the estimator, or compare them.
+    """Record the columns of `X` in the estimator, or compare them with the recorded ones.
 
     Parameters
     ----------
@@ -229,8 +229,8 @@ def seed_from(random_state: RandomState) -> int:
     Parameters
     ----------
     random_state : int, RandomState or None
-        A whole number, 0 or more and of any size, is the seed itself. Otherwise the seed is drawn: from the given
-        generator, or from NumPy's global one for None.
+        A whole number, 0 or more, is the seed itself. Otherwise the seed is drawn from the given generator, or for None
+        from NumPy's global generator.
 
     Returns
     -------
@@ -240,7 +240,7 @@ def seed_from(random_state: RandomState) -> int:
     Raises
     ------
     UserError
-        If `random_state` is none of these.
+        If `random_state` has another type or is negative.
     """
     if random_state is None or isinstance(random_state, np.random.RandomState):
         from sklearn.utils import check_random_state
@@ -258,7 +258,7 @@ def check_whole_number(name: str, value: object, minimum: int) -> int:
         Name of the parameter, for the error message.
     value : object
         Its value.
-    least : int
+    minimum : int
         The smallest value that is allowed.
 
     Returns
@@ -285,9 +285,9 @@ def check_number(name: str, value: object, minimum: float, is_exclusive: bool = 
         Name of the parameter, for the error message.
     value : object
         Its value.
-    least : float
+    minimum : float
         The lower bound.
-    above : bool, default=False
+    is_exclusive : bool, default=False
         Whether the value must be above the bound, not only at least as large.
 
     Returns
@@ -308,7 +308,7 @@ def check_number(name: str, value: object, minimum: float, is_exclusive: bool = 
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Return a parameter that must be one of a few words.
+    """Return a parameter that must be one of several words.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
         Name of the parameter, for the error message.
     value : str
         Its value.
-    known : tuple of str
+    allowed : tuple of str
         The values that are allowed.
 
     Returns
@@ -327,7 +327,7 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     Raises
     ------
     UserError
-        If the value is not one of them.
+        If the value is not allowed.
     """
     if not isinstance(value, str) or value not in allowed:
         raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
@@ -351,7 +351,7 @@ def number_by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
 
     Examples
     --------
-    >>> labels, old = by_first_appearance(np.array([7, 2, 7]))
+    >>> labels, old = number_by_first_appearance(np.array([7, 2, 7]))
     >>> labels.tolist(), old.tolist()
     ([0, 1, 0], [7, 2])
     """
@@ -368,21 +368,21 @@ def match_labels(labels: Labels, previous_labels: Labels, weights: ArrayLike = 1
     Parameters
     ----------
     labels : ndarray of shape (n_rows,)
-        The partition as it is now.
-    was : ndarray of shape (n_rows,)
-        The earlier one.
+        The present partition.
+    previous_labels : ndarray of shape (n_rows,)
+        The earlier partition.
     weights : int or ndarray of shape (n_rows,), default=1
         How much each row counts.
 
     Returns
     -------
     ndarray of shape (n_rows,)
-        The partition of `labels`. A cluster that shares no row with an earlier one has a number that `was` does not
-        have.
+        The partition of `labels`. A cluster that shares no row with an earlier cluster has a number that
+        `previous_labels` does not have.
 
     Examples
     --------
-    >>> as_before(np.array([0, 0, 1, 2]), np.array([5, 5, 3, 5])).tolist()
+    >>> match_labels(np.array([0, 0, 1, 2]), np.array([5, 5, 3, 5])).tolist()
     [5, 5, 3, 6]
     """
     from scipy.optimize import linear_sum_assignment
@@ -390,9 +390,9 @@ def match_labels(labels: Labels, previous_labels: Labels, weights: ArrayLike = 1
     shared = np.zeros((labels.max(initial=-1) + 1, previous_labels.max(initial=-1) + 1), dtype=np.int64)
     np.add.at(shared, (labels, previous_labels), weights)
     new, old = linear_sum_assignment(shared, maximize=True)
-    alike = shared[new, old] > 0
+    is_matched = shared[new, old] > 0
     numbers = np.full(len(shared), -1)
-    numbers[new[alike]] = old[alike]
-    fresh = numbers < 0
-    numbers[fresh] = shared.shape[1] + np.arange(fresh.sum())
+    numbers[new[is_matched]] = old[is_matched]
+    is_new = numbers < 0
+    numbers[is_new] = shared.shape[1] + np.arange(is_new.sum())
     return numbers[labels]

@@ -1,1 +1,1 @@
-"""What a run costs."""
+"""The cost of a run: bytes, operations, seconds and joules. Read `ledger.py` next."""

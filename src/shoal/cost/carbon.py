@@ -1,17 +1,20 @@
-"""What a run really draws on this machine, by CodeCarbon: joules, and the CO2 of a country's electricity.
+"""Measures the joules of a run on this machine with CodeCarbon, and the CO2 of a country's electricity.
 
 Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods, 2025,
 Sec. IV-A: E_pre + E_train, the sum over processor, GPU and memory of power times time.
 
-Only CodeCarbon's offline tracker is used, and every way of its to the network is closed: location, prices and
-reports are never asked for or sent, whatever CodeCarbon's own settings say.
+Only CodeCarbon's offline tracker is used, and its access to the network is closed: it neither looks up a location or
+prices nor sends a report, whatever CodeCarbon's own settings are.
 
-It tracks the process with all its children, so the workers of a pool count and other programs do not. Where the
-processor has counters (RAPL and the like) these count the whole machine all the same; `Measured.source` says
-which it was. A worker's first and last second may be missed: the load is read once a second.
+The tracker counts the process with all its children, so that the workers of a pool count and other programs do not.
+Counters of the processor (such as RAPL) count the whole machine; `EnergyMeasurement.source` says what was used. The
+load is read once a second, so that the first and the last second of a worker may be missed.
 
-Deviation: the paper tracks the whole machine every 15 s, and bills 0.375 W per GB of memory; CodeCarbon 3 bills
-memory by the number of modules that its size suggests, in whole modules of about 5 W.
+Deviations from the paper
+-------------------------
+- The paper tracks the whole machine every 15 s, and this module tracks the process every second.
+- The paper charges 0.375 W per GB of memory. CodeCarbon 3 charges about 5 W per memory module, and derives the number
+  of modules from the size of the memory.
 """
 
 from __future__ import annotations
@@ -42,31 +45,46 @@ _CPU_SOURCES = {
 
 @dataclass(frozen=True)
 class EnergyMeasurement:
+    """The measured joules of a run, and the CO2 of its electricity."""
+
     seconds: float
     joules: float
     cpu_joules: float
     ram_joules: float
     gpu_joules: float
     kg_co2: float
-    country: str | None  # three letters; None: the average of the world
-    source: str  # how the processor's joules came about, in words
+    country: str | None  # code of three letters; None for the average of the world
+    source: str  # how the joules of the processor were measured or estimated
 
 
 class Carbon:
-    """`with Carbon("ESP") as carbon: ...`, then `carbon.measured`. The first one of a process starts slowly."""
+    """Measures the joules of a block: `with Carbon("ESP") as carbon: ...`, then read `carbon.measurement`.
+
+    The first measurement of a process starts slowly, because it imports CodeCarbon.
+
+    Parameters
+    ----------
+    country : str or None
+        Code or English name of the country whose electricity is used. None: the average of the world.
+
+    Raises
+    ------
+    UserError
+        If CodeCarbon is not installed, does not know the country, or does not work on this machine.
+    """
 
     measurement: EnergyMeasurement
 
     def __init__(self, country: str | None = None) -> None:
         if importlib.util.find_spec("codecarbon") is None:
-            raise UserError("measuring joules needs CodeCarbon, which is not installed: pip install codecarbon")
+            raise UserError("Measuring joules needs CodeCarbon, which is not installed: pip install codecarbon")
         self._country = None if country is None else _country_code(country)
 
     def __enter__(self) -> Carbon:
         self._tracker = _make_tracker(self._country)
         self._tracker.start()
         if not self._tracker._hardware:  # start() hides its errors
-            raise UserError("joules cannot be measured on this machine: CodeCarbon does not start; leave measuring out")
+            raise UserError("Joules cannot be measured here, because CodeCarbon does not start. Run without measuring.")
         self._source = _describe_source(self._tracker._hardware)
         self._start_s = time.perf_counter()
         return self
@@ -74,23 +92,23 @@ class Carbon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = time.perf_counter() - self._start_s  # CodeCarbon's own duration has its end in it, up to a second
+        seconds = time.perf_counter() - self._start_s  # CodeCarbon's own duration includes its shutdown, up to a second
         self._tracker.stop()
-        found = self._tracker.final_emissions_data
+        emissions = self._tracker.final_emissions_data
         self.measurement = EnergyMeasurement(
             seconds=seconds,
-            joules=found.energy_consumed * _JOULES_PER_KWH,
-            cpu_joules=found.cpu_energy * _JOULES_PER_KWH,
-            ram_joules=found.ram_energy * _JOULES_PER_KWH,
-            gpu_joules=found.gpu_energy * _JOULES_PER_KWH,
-            kg_co2=found.emissions,
+            joules=emissions.energy_consumed * _JOULES_PER_KWH,
+            cpu_joules=emissions.cpu_energy * _JOULES_PER_KWH,
+            ram_joules=emissions.ram_energy * _JOULES_PER_KWH,
+            gpu_joules=emissions.gpu_energy * _JOULES_PER_KWH,
+            kg_co2=emissions.emissions,
             country=self._country,
             source=self._source,
         )
 
 
 def split_joules(measurement: EnergyMeasurement, seconds_by_part: Mapping[str, float]) -> dict[str, float]:
-    """The joules of each part, in proportion to its time; none where no time was taken."""
+    """Returns the joules of each part in proportion to its time, or zeros if no time was measured."""
     total = sum(seconds_by_part.values())
     if total <= 0:
         return dict.fromkeys(seconds_by_part, 0.0)
@@ -106,11 +124,13 @@ def _country_code(country: str) -> str:
     by_name = {name.lower(): code for code, name in names.items()}
     near = difflib.get_close_matches(country.lower(), by_name, n=1) or difflib.get_close_matches(code, names, n=1)
     hint = f"; did you mean {by_name.get(near[0], near[0])}?" if near else ""
-    raise UserError(f"country {country!r} is not a country code of three letters that CodeCarbon knows, as ESP{hint}")
+    raise UserError(
+        f"country {country!r} is not a country code of three letters such as ESP that CodeCarbon knows{hint}"
+    )
 
 
 def _make_tracker(country: str | None) -> Any:
-    from codecarbon import OfflineEmissionsTracker  # slow to import: not before it is needed
+    from codecarbon import OfflineEmissionsTracker  # slow to import
 
     logging.getLogger("codecarbon").setLevel(logging.ERROR)  # its own log_level comes too late for its first lines
     return OfflineEmissionsTracker(
@@ -121,7 +141,7 @@ def _make_tracker(country: str | None) -> Any:
         cloud_region=None,
         output_methods=[],
         emissions_endpoint=None,
-        electricitymaps_api_token="",  # None would let an older setting through
+        electricitymaps_api_token="",  # with None, CodeCarbon would use its own setting
         tracking_mode="process",
         measure_power_secs=1,
         allow_multiple_runs=True,

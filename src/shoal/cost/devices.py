@@ -1,7 +1,7 @@
-"""What clients compute with: how fast, at how many watts, in how much memory.
+"""The devices of clients: their speed, power and memory.
 
-Speeds are sustained figures for training small networks, far below the peak of the hardware. They are orders
-of magnitude: for a result that hangs on them, measure your own hardware and write a profile of it.
+Speeds are sustained speeds of training small networks, far below the peak of the hardware. They are orders of
+magnitude: for a result that depends on them, measure your own hardware and write a profile of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Profile:
+    """A kind of device."""
+
     name: str
     flops_per_s: float  # sustained, not peak
-    active_w: float  # while it computes
-    idle_w: float  # while it waits
+    active_w: float  # while the device computes
+    idle_w: float  # while the device waits
     memory_bytes: int
     source: str
 
@@ -86,9 +88,29 @@ PROFILES: dict[str, Profile] = {
 
 
 def assign_profiles(spec: str, clients: Sequence[ClientId], seed: int) -> dict[ClientId, Profile]:
-    """A profile for every client: `pi`, or drawn from a mix such as `pi:0.5,phone:0.3,boards.toml#mine:0.2`.
+    """Returns a profile for every client.
 
-    A client's draw depends on its name and the seed alone, so it keeps its profile when others come or go.
+    The draw of a client depends on its name and the seed alone, so that the client keeps its profile when other clients
+    join or leave.
+
+    Parameters
+    ----------
+    spec : str
+        A profile such as `pi`, or a mix with shares such as `pi:0.5,phone:0.3,boards.toml#mine:0.2`.
+    clients : Sequence[ClientId]
+        The clients.
+    seed : int
+        Seed of the draws.
+
+    Returns
+    -------
+    dict[ClientId, Profile]
+        The profile of each client.
+
+    Raises
+    ------
+    UserError
+        If a profile is unknown or a share is not above 0.
     """
     parts = [_parse_part(spec, text.strip()) for text in spec.split(",")]
     bounds = np.cumsum([share for _, share in parts])
@@ -104,12 +126,12 @@ def _parse_part(spec: str, text: str) -> tuple[Profile, float]:
     except ValueError:
         share = math.nan
     if not (math.isfinite(share) and share > 0):
-        raise UserError(f"devices {spec!r}: the share {amount!r} of {name} is not a number above 0, as in pi:0.5")
+        raise UserError(f"devices {spec!r}: the share {amount!r} of {name} is not a number above 0, as in pi:0.5.")
     return find_profile(name), share
 
 
 def find_profile(name: str) -> Profile:
-    """A profile by name, or `file.toml#name` from a file of one's own."""
+    """Returns the profile of a name, or of `file.toml#name`, a table in a file of the user."""
     path, mark, table = name.partition("#")
     if mark or path.endswith(".toml"):
         return _read_profile(Path(path), table)
@@ -120,26 +142,26 @@ def _read_profile(path: Path, name: str) -> Profile:
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"device file {path} cannot be read: {error.strerror}") from error
+        raise UserError(f"device file {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"device file {path} is not TOML: {error}") from error
-    known = ", ".join(tables) or "none"
+        raise UserError(f"device file {path} is not TOML: {error}.") from error
+    table_names = ", ".join(tables) or "no tables"
     if not name:
-        raise UserError(f"device file {path} is named without a table, as in {path}#NAME; it has {known}")
+        raise UserError(f"device file {path} is named without a table, as in {path}#NAME. It has {table_names}.")
     table = tables.get(name)
     if not isinstance(table, dict):
-        raise UserError(f"device file {path} has no table [{name}]; it has {known}")
+        raise UserError(f"device file {path} has no table [{name}]. It has {table_names}.")
     return _check_profile(f"device file {path}, [{name}]", f"{path}#{name}", {"source": path.name, **table})
 
 
 def _check_profile(where: str, name: str, table: Mapping[str, Any]) -> Profile:
-    wanted = {field.name for field in fields(Profile)} - {"name"}
-    if unknown := sorted(set(table) - wanted):
-        raise UserError(f"{where}: {unknown[0]} is not known{did_you_mean(unknown[0], wanted)}")
-    if missing := sorted(wanted - set(table)):
-        raise UserError(f"{where} lacks {', '.join(missing)}")
-    for key in sorted(wanted - {"source"}):
+    keys = {field.name for field in fields(Profile)} - {"name"}
+    if unknown := sorted(set(table) - keys):
+        raise UserError(f"{where}: {unknown[0]} is not known{did_you_mean(unknown[0], keys)}")
+    if missing := sorted(keys - set(table)):
+        raise UserError(f"{where} has no {', '.join(missing)}.")
+    for key in sorted(keys - {"source"}):
         value = table[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
-            raise UserError(f"{where}: {key} is {value!r}; it must be a number above 0")
+            raise UserError(f"{where}: {key} is {value!r}; it must be a number above 0.")
     return Profile(name=name, **table)

@@ -1,8 +1,9 @@
-"""What every client was sent, computed and spent, for every round and stage.
+"""The bytes, operations, seconds and joules of every client, for every round and stage.
 
-Bytes are counted from what is really sent, work from what was really run (both measured); seconds and joules follow
-from the client's device and link (modelled). The server's own seconds are taken from the clock (measured): they differ
-from run to run, so they are kept apart and decide nothing.
+- Bytes and operations are measured: they are counted from the messages that are sent and the steps that are run.
+- Seconds and joules are modelled from the client's device and link (`costs.py`).
+- The seconds of the server are measured with a clock. They differ from run to run, so they are stored apart and no
+  decision uses them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from shoal.types import CENTRALISED_CLIENT, ClientId, EdgeExchange, Plan, Report
 
 Column = NDArray[Any]
 
-ENERGY_PARTS = ("pre", "train", "comm")
-EDGE_CLOUD = "long"  # the link between edges and the cloud
+COMMUNICATION = "communication"
+ENERGY_PARTS = ("preparation", "training", COMMUNICATION)
+EDGE_CLOUD = "cloud_link"  # the link between edge servers and the cloud, and its part of the joules
 INTEGER_COLUMNS = ("bytes_down", "bytes_up", "flops")
 FLOAT_COLUMNS = ("compute_s", "radio_s", "compute_joules", "radio_joules", "idle_joules")
 
 
 @dataclass(frozen=True, eq=False)
 class LedgerEntry:
-    """One stage of one round: a row for every client that was asked, by the server or by one edge.
+    """The cost of one stage in one round, with a row for every client that got a task from the server or from one edge.
 
-    A page of the long link has a row for every edge that met the cloud.
+    An entry of the edge-cloud link has a row for every edge that exchanged models with the cloud.
     """
 
     round: int  # counts from 1
@@ -39,40 +41,44 @@ class LedgerEntry:
     purpose: StagePurpose
     clients: tuple[ClientId, ...]
     bytes_down: Column
-    bytes_up: Column  # 0: the client was silent
+    bytes_up: Column  # 0 if the client did not respond
     flops: Column
     compute_s: Column
     radio_s: Column
     compute_joules: Column
     radio_joules: Column
-    idle_joules: Column  # while others worked; zeros unless it is asked for
-    edge: str = ""  # who asked, where there are edges
-    link: str = ""  # LONG, or that of clients
+    idle_joules: Column  # while other clients work; zeros unless the job charges waiting
+    edge: str = ""  # the edge that sent the tasks; "" without edges
+    link: str = ""  # EDGE_CLOUD, or "" for the link of the clients
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LedgerEntry) and self.to_json() == other.to_json()
 
     @property
     def seconds(self) -> Column:
+        """The seconds of each client."""
         return self.compute_s + self.radio_s
 
     @property
     def joules(self) -> Column:
+        """The joules of each client."""
         return self.compute_joules + self.radio_joules + self.idle_joules
 
     def joules_by_part(self) -> dict[str, float]:
-        """Joules as the paper splits them."""
+        """Returns the joules of the entry by part: preparation, training and communication, or the cloud link."""
         if self.link == EDGE_CLOUD:
             return {EDGE_CLOUD: float(self.radio_joules.sum())}
         own = float(self.compute_joules.sum() + self.idle_joules.sum())
-        return dict.fromkeys(ENERGY_PARTS, 0.0) | {self.purpose: own, "comm": float(self.radio_joules.sum())}
+        return dict.fromkeys(ENERGY_PARTS, 0.0) | {self.purpose: own, COMMUNICATION: float(self.radio_joules.sum())}
 
     def to_json(self) -> dict[str, Any]:
-        found = {f.name: v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)}
-        return {k: v for k, v in found.items() if v != ""} | {"clients": list(self.clients)}
+        """Returns the entry as a line of ledger.jsonl, without an edge or link that is empty."""
+        line = {f.name: v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v for f in fields(self)}
+        return {k: v for k, v in line.items() if v != ""} | {"clients": list(self.clients)}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> LedgerEntry:
+        """Returns the entry in a line of ledger.jsonl."""
         columns: dict[str, Any] = {k: np.array(line[k], dtype=np.int64) for k in INTEGER_COLUMNS}
         columns |= {k: np.array(line[k], dtype=np.float64) for k in FLOAT_COLUMNS}
         columns |= {k: line.get(k, "") for k in ("edge", "link")}
@@ -81,14 +87,17 @@ class LedgerEntry:
 
 @dataclass
 class EdgeClock:
-    """Edges work at the same time: time passes when the edge that is furthest goes on. Where everybody is asked by one
-    server, and when edges meet in the cloud, all wait for the last."""
+    """The time of a run in which edges work at the same time.
 
-    lag_s: dict[str, float] = field(default_factory=dict)  # the furthest, of edges that went on since all waited
-    default_lag_s: float = 0.0  # since then, for all others
+    The run's time is that of the most advanced edge. Without edges, and when the edges exchange models with the cloud,
+    all wait for the last one.
+    """
+
+    lag_s: dict[str, float] = field(default_factory=dict)  # behind the run, for edges that worked since all waited
+    default_lag_s: float = 0.0  # for all other edges
 
     def advance(self, edge: str, duration_s: float) -> float:
-        """By how much the furthest moves when `edge` works so long; "": all together."""
+        """Returns by how much the run's time moves when `edge` works for this long; "" means all edges together."""
         if not edge:
             self.lag_s, self.default_lag_s = {}, 0.0
             return duration_s
@@ -101,28 +110,27 @@ class EdgeClock:
 
 @dataclass
 class Ledger:
-    """Evaluation is not booked: it measures the run, it is not part of it."""
+    """The costs of a run so far. Evaluation is not recorded, because it measures the run and is not part of it."""
 
     costs: CostModel = field(default_factory=CostModel)
     entries: list[LedgerEntry] = field(default_factory=list)
     spent_joules: dict[ClientId, float] = field(default_factory=lambda: defaultdict(float))
     total_joules: float = 0.0  # of all clients
     edge_clock: EdgeClock = field(default_factory=lambda: EdgeClock())
-    round_duration_s: dict[int, float] = field(
-        default_factory=dict
-    )  # of every round, on the clients' devices and links
+    round_duration_s: dict[int, float] = field(default_factory=dict)  # by round, on the clients' devices and links
 
     def __post_init__(self) -> None:
-        pages, self.entries = self.entries, []
-        for page in pages:
-            self.append(page)
+        entries, self.entries = self.entries, []
+        for entry in entries:
+            self.append(entry)
 
     def append(self, entry: LedgerEntry) -> None:
+        """Adds an entry, with its joules and its duration."""
         self.entries.append(entry)
-        passed_s = self.edge_clock.advance(entry.edge, self.costs.duration_s(entry.seconds))
-        self.round_duration_s[entry.round] = self.round_duration_s.get(entry.round, 0.0) + passed_s
+        elapsed_s = self.edge_clock.advance(entry.edge, self.costs.duration_s(entry.seconds))
+        self.round_duration_s[entry.round] = self.round_duration_s.get(entry.round, 0.0) + elapsed_s
         if entry.link == EDGE_CLOUD:
-            return  # edges have no batteries
+            return  # the joules of the edge-cloud link are not those of clients
         for client, joules in zip(entry.clients, entry.joules.tolist(), strict=True):
             self.spent_joules[client] += joules
             self.total_joules += joules
@@ -130,7 +138,26 @@ class Ledger:
     def record_stage(
         self, round_index: int, stage: str, purpose: StagePurpose, plan: Plan, reports: Mapping[ClientId, Report]
     ) -> set[ClientId]:
-        """Returns the clients whose reports came after the deadline. Where there are edges, each has a page."""
+        """Records the cost of a stage, with one entry per edge.
+
+        Parameters
+        ----------
+        round_index : int
+            The round, counted from 1.
+        stage : str
+            Name of the stage.
+        purpose : StagePurpose
+            Whether the stage prepares or trains.
+        plan : Plan
+            The tasks that were sent.
+        reports : Mapping[ClientId, Report]
+            The reports that were received.
+
+        Returns
+        -------
+        set[ClientId]
+            The clients whose reports came after the deadline.
+        """
         late: set[ClientId] = set()
         by_edge: dict[str, list[ClientId]] = {}
         for client in plan.tasks:
@@ -153,9 +180,8 @@ class Ledger:
         for client, task in plan.tasks.items():
             report = reports.get(client)
             messages = (task_bytes(task), report_bytes(report) if report else 0)
-            down_bytes, up_bytes = (
-                (0, 0) if client == CENTRALISED_CLIENT else messages
-            )  # the pool stands in the server's own room
+            # Centralised training happens at the server, so nothing is sent.
+            down_bytes, up_bytes = (0, 0) if client == CENTRALISED_CLIENT else messages
             down.append(down_bytes)
             up.append(up_bytes)
             flops.append(report.flops if report else 0)
@@ -168,50 +194,48 @@ class Ledger:
         idle = self.costs.idle_joules(clients, (end_s - seconds).clip(min=0))
         sent_down, sent_up, num_flops = (np.array(x, dtype=np.int64) for x in (down, up, flops))
         spent = (compute_s, radio_s, compute_joules, radio_joules, idle)
-        page = LedgerEntry(round_index, stage, purpose, clients, sent_down, sent_up, num_flops, *spent, edge=edge)
-        self.append(page)
+        self.append(LedgerEntry(round_index, stage, purpose, clients, sent_down, sent_up, num_flops, *spent, edge=edge))
         return {c for c, s in zip(clients, seconds.tolist(), strict=True) if s > end_s}
 
     def record_edge_exchanges(
         self, round_index: int, stage: str, purpose: StagePurpose, edge_exchanges: Mapping[str, EdgeExchange]
     ) -> None:
-        """What edges and the cloud sent each other."""
-        down = [task_bytes(relay.task) for relay in edge_exchanges.values()]
-        up = [report_bytes(relay.report) for relay in edge_exchanges.values()]
+        """Records what edges and the cloud sent each other, with a row per edge."""
+        down = [task_bytes(exchange.task) for exchange in edge_exchanges.values()]
+        up = [report_bytes(exchange.report) for exchange in edge_exchanges.values()]
         seconds, joules = _columns([self.costs.edge_cloud_cost(*sizes) for sizes in zip(down, up, strict=True)])
         sent_down, sent_up = (np.array(x, dtype=np.int64) for x in (down, up))
-        none, nothing = np.zeros(len(down)), np.zeros(len(down), dtype=np.int64)
-        spent = (none, seconds, none, joules, none)
-        self.append(
-            LedgerEntry(
-                round_index, stage, purpose, tuple(edge_exchanges), sent_down, sent_up, nothing, *spent, link=EDGE_CLOUD
-            )
-        )
+        no_cost, no_flops = np.zeros(len(down)), np.zeros(len(down), dtype=np.int64)
+        work = (sent_down, sent_up, no_flops)
+        spent = (no_cost, seconds, no_cost, joules, no_cost)
+        edges = tuple(edge_exchanges)
+        self.append(LedgerEntry(round_index, stage, purpose, edges, *work, *spent, link=EDGE_CLOUD))
 
     def of_round(self, round_index: int) -> list[LedgerEntry]:
+        """Returns the entries of this round and of later ones, in order."""
         entries = []
-        for page in reversed(self.entries):
-            if page.round < round_index:
+        for entry in reversed(self.entries):
+            if entry.round < round_index:
                 break
-            entries.append(page)
+            entries.append(entry)
         return entries[::-1]
 
     def joules_by_client(self) -> dict[ClientId, dict[str, float]]:
-        """Joules of each client, as the paper splits them."""
+        """Returns the joules of each client by part. The edge-cloud link is not a part of any client."""
         joules_by_client: dict[ClientId, dict[str, float]] = defaultdict(lambda: dict.fromkeys(ENERGY_PARTS, 0.0))
-        for page in (p for p in self.entries if p.link != EDGE_CLOUD):
-            own = (page.compute_joules + page.idle_joules).tolist()
-            for client, work, radio in zip(page.clients, own, page.radio_joules.tolist(), strict=True):
-                joules_by_client[client][page.purpose] += work
-                joules_by_client[client]["comm"] += radio
+        for entry in (e for e in self.entries if e.link != EDGE_CLOUD):
+            own = (entry.compute_joules + entry.idle_joules).tolist()
+            for client, work, radio in zip(entry.clients, own, entry.radio_joules.tolist(), strict=True):
+                joules_by_client[client][entry.purpose] += work
+                joules_by_client[client][COMMUNICATION] += radio
         return dict(joules_by_client)
 
 
 def total_joules_by_part(entries: Iterable[LedgerEntry]) -> dict[str, float]:
-    """Joules of all clients, as the paper splits them; those of the long link too, where there is one."""
+    """Returns the joules of all clients by part, and those of the edge-cloud link if there is one."""
     joules_by_part = dict.fromkeys(ENERGY_PARTS, 0.0)
-    for page in entries:
-        for part, joules in page.joules_by_part().items():
+    for entry in entries:
+        for part, joules in entry.joules_by_part().items():
             joules_by_part[part] = joules_by_part.get(part, 0.0) + joules
     return joules_by_part
 

@@ -1,6 +1,6 @@
-"""What a message costs on its way between the server and a client: seconds, and joules.
+"""The links between the server and a client: the seconds and joules of a message.
 
-joules = (radiated + radio_w) * seconds (Pereira et al., Sec. IV-B, has the radiated power only).
+joules = (radiated power + radio_w) * seconds. Pereira et al., Sec. IV-B, count the radiated power only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from shoal.errors import UserError, look_up
 
 
 class Channel(Protocol):
-    def airtime_s(self, bits: int) -> float: ...
+    """One direction of a link."""
+
+    def airtime_s(self, bits: int) -> float:
+        """Returns the seconds that a message of this size takes."""
 
 
 @dataclass(frozen=True)
 class FixedRate:
-    """So many bits a second, whatever the size of the message."""
+    """A channel with the same number of bits per second for every size of message."""
 
     bits_per_s: float
 
@@ -28,24 +31,30 @@ class FixedRate:
 
 
 class Transfer(NamedTuple):
+    """The cost of a message."""
+
     seconds: float
     joules: float
 
 
 @dataclass(frozen=True)
 class Link:
+    """A link between the server and a client, or between an edge and the cloud."""
+
     name: str
     down_channel: Channel
     up_channel: Channel
-    radiated_down_w: float  # by the sender
+    radiated_down_w: float  # power that the sender radiates
     radiated_up_w: float
-    radio_w: float  # electronics of the client while the message is on its way
+    radio_w: float  # power of the client's electronics while a message is sent
     source: str
 
     def download(self, size_bytes: int) -> Transfer:
+        """Returns the cost of a message to the client."""
         return self._transfer(self.down_channel, self.radiated_down_w, size_bytes)
 
     def upload(self, size_bytes: int) -> Transfer:
+        """Returns the cost of a message from the client."""
         return self._transfer(self.up_channel, self.radiated_up_w, size_bytes)
 
     def _transfer(self, channel: Channel, radiated_w: float, size_bytes: int) -> Transfer:
@@ -54,6 +63,7 @@ class Link:
 
 
 def dbm_to_watts(dbm: float) -> float:
+    """Converts decibel-milliwatts to watts."""
     return float(10 ** (dbm / 10) / 1000)
 
 
@@ -97,10 +107,10 @@ LINKS: dict[str, Link] = {
 
 
 def find_link(name: str, radio_w: float | None = None) -> Link:
-    """A link by name; `radio_w` replaces the link's own figure."""
-    found = look_up("link", name, LINKS)
+    """Returns the link of a name. `radio_w` replaces the power of the link's electronics."""
+    link = look_up("link", name, LINKS)
     if radio_w is None:
-        return found
+        return link
     if not (math.isfinite(radio_w) and radio_w >= 0):
-        raise UserError(f"radio_w is {radio_w}; it must be a number of watts, 0 or more")
-    return replace(LINKS[name], radio_w=radio_w)
+        raise UserError(f"radio_w is {radio_w}; it must be a number of watts, 0 or more.")
+    return replace(link, radio_w=radio_w)

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by name, gathered while it runs."""
+"""Seconds of a run by name, measured while it runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from dataclasses import dataclass
 
 @dataclass
 class Span:
-    """Known when it is over."""
+    """The seconds of a block, which are 0 until the block ends."""
 
     seconds: float = 0.0
-    cpu_s: float = 0.0  # of this process: what others do on the machine does not count
+    cpu_s: float = 0.0  # processor time of this process, without other programs
 
 
 class Timer:
+    """Sums seconds by name: `with timer("train"): ...` adds the seconds of the block to `timer.seconds["train"]`."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Span]:
-        begun, worked, span = time.perf_counter(), time.process_time(), Span()
+        start_s, cpu_start_s, span = time.perf_counter(), time.process_time(), Span()
         try:
             yield span
         finally:
-            span.seconds, span.cpu_s = time.perf_counter() - begun, time.process_time() - worked
+            span.seconds, span.cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_start_s
             self.seconds[name] += span.seconds

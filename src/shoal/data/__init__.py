@@ -1,4 +1,7 @@
-"""Data: named sets and the user's own files, dealt to clients."""
+"""Data: published sets and the user's own files, and their partition into clients.
+
+`load` reads a data set (`sources.py`, `user_files.py`), and `partition` divides it (`partitions.py`).
+"""
 
 from __future__ import annotations
 
@@ -52,10 +55,41 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """A named set, else a path. `rows` keeps a stratified part of the training rows.
+    """Loads a data set.
 
-    `unseen`: of the owners of a file's rows, of whom `clients` take part and each has `min_size` rows or more, so many
-    will be held out (`partition`); the file's test part and the scaling of its columns are then made without them.
+    Parameters
+    ----------
+    source : str
+        Name of a data set, or path of a file or of a folder of images.
+    seed : int
+        Seed of all random choices.
+    clients : int or None
+        Number of clients, for synthetic data and for `unseen`. None: 100 for synthetic data, and all owners of a file.
+    label_column, client_column, sensitive_column, edge_column : str or None
+        Columns of a table with the labels, the clients, the sensitivity of samples, and the edges of clients.
+    drop_columns : Sequence[str]
+        Columns of a table that are not used.
+    max_train_samples : int or None
+        Size of a stratified part of the training samples that is used. None: all of them.
+    unseen : int or float
+        Number or fraction of the clients that `partition` will hold out. The test part of a file and the scaling of its
+        columns are then computed without the samples of these clients.
+    min_samples : int
+        Samples that a client must have to be held out.
+    download : bool
+        Download a published set that is not on this machine.
+    progress : callable or None
+        Called with the name of the file, the bytes so far, and the bytes in all while a file is downloaded.
+
+    Returns
+    -------
+    Dataset
+        The data set.
+
+    Raises
+    ------
+    UserError
+        If the source is unknown or unsuitable, or an option does not fit it.
     """
     hold_out = HoldOut(unseen, seed, clients, min_samples) if unseen else None
     columns = label_column, client_column, sensitive_column, edge_column, tuple(drop_columns)
@@ -69,15 +103,15 @@ def load(
 
 
 def check_source(source: str) -> None:
-    """Refuses what is neither the name of a set nor a path that exists."""
+    """Raises a UserError if the source is neither the name of a set nor an existing path."""
     path = Path(source).expanduser()
     if is_named(source) or path.exists():
         return
     if path.suffix or "/" in source:
-        raise UserError(f"data {source!r} does not exist")
+        raise UserError(f"data {source!r} does not exist.")
     close = difflib.get_close_matches(source, dataset_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(dataset_names())}")
+    raise UserError(f"data {source!r} is neither a file nor a known set; {hint}known are {', '.join(dataset_names())}.")
 
 
 def _load_user_file(source: str, options: ReadOptions) -> Dataset:
@@ -98,21 +132,22 @@ def _refuse_column_options(source: str, options: ReadOptions) -> None:
     default = ReadOptions()
     for name in ("label_column", "client_column", "sensitive_column", "edge_column", "drop_columns"):
         if getattr(options, name) != getattr(default, name):
-            raise UserError(f"{name} is {getattr(options, name)!r}, but {source} is not a table of columns")
+            raise UserError(f"{name} is {getattr(options, name)!r}, but {source} is not a table of columns.")
 
 
 def _keep_samples(dataset: Dataset, max_train_samples: int, seed: int) -> Dataset:
     num_available = len(dataset.train.y)
     if not 1 <= max_train_samples <= num_available:
         raise UserError(
-            f"rows is {max_train_samples}, but {dataset.name} has {num_available} training rows: ask for 1 to {num_available}"
+            f"max_train_samples is {max_train_samples}, but {dataset.name} has {num_available} training samples. "
+            f"Ask for 1 to {num_available}."
         )
     if max_train_samples == num_available:
         return dataset
     mask = torch.from_numpy(stratified_mask(dataset.train.y.numpy(), max_train_samples, derive_seed(seed, "rows")))
     kept_indices = mask.nonzero().squeeze(1)
     owner = dataset.owner
-    note = f"a stratified {max_train_samples:,} of {num_available:,} training rows"
+    note = f"a stratified {max_train_samples:,} of {num_available:,} training samples"
     return replace(
         dataset,
         train=Samples(dataset.train.x[kept_indices], dataset.train.y[kept_indices]),

@@ -1,4 +1,4 @@
-"""The members that are needed out of a tar.gz or zip, all or none."""
+"""Unpacks the needed members of a tar.gz or zip file, all or none."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from shoal.errors import UserError
 
 
 def unpack(archive: Path, members: Sequence[str], folder: Path) -> Path:
-    """Write the members into `folder` under their last names: no path of the archive's own is ever used."""
-    beside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
+    """Writes the members into `folder` under their file names, because a path in an archive cannot be trusted."""
+    temporary_folder = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
     try:
         with _open_archive(archive) as open_member:
             for member in members:
-                with open_member(member) as source, (beside / Path(member).name).open("wb") as target:
+                with open_member(member) as source, (temporary_folder / Path(member).name).open("wb") as target:
                     shutil.copyfileobj(source, target)
         shutil.rmtree(folder, ignore_errors=True)
-        beside.chmod(0o755)
-        beside.rename(folder)
+        temporary_folder.chmod(0o755)
+        temporary_folder.rename(folder)
     except KeyError as error:
-        raise UserError(f"{archive}: not in this archive: {error.args[0]}") from error
+        raise UserError(f"{archive}: a needed file is missing in this archive: {error.args[0]}.") from error
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{archive}: damaged archive: {error}") from error
+        raise UserError(f"{archive}: damaged archive: {error}.") from error
     except OSError as error:
-        raise UserError(f"{archive}: cannot be unpacked into {folder}: {error.strerror or error}") from error
+        raise UserError(f"{archive}: cannot be unpacked into {folder}: {error.strerror or error}.") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
     return folder
 
 
@@ -48,9 +48,9 @@ def _open_archive(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 
 
 def _open_regular(tar: tarfile.TarFile, member: str) -> IO[bytes]:
-    """Never a link: it could name a file outside."""
+    """Opens a regular file, and never a link, which could name a file outside of the archive."""
     info = tar.getmember(member)
     file = tar.extractfile(info) if info.isreg() else None
     if file is None:
-        raise KeyError(f"{member} as a regular file")
+        raise KeyError(f"{member} is not a regular file")
     return file

@@ -1,4 +1,4 @@
-"""The published data sets, as records: files, homes, checksums, readers. `sources` finds and loads them."""
+"""The published data sets: their files, addresses, checksums and readers. `sources.py` finds and loads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.errors import UserError
 
 
 class Pixels(NamedTuple):
-    """Images as bytes [N, C, H, W] with their labels."""
+    """Images as bytes [N, C, H, W] with their labels, and the owner of each training sample if it is known."""
 
     train_x: NDArray[np.uint8]
     train_y: NDArray[np.int64]
@@ -27,39 +27,47 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True)
 class RemoteFile:
+    """A file to download."""
+
     url: str
     sha256: str
     size_bytes: int
-    members: tuple[str, ...] = ()  # of an archive: all that is taken out of it, into the set's subfolder
+    members: tuple[str, ...] = ()  # files of an archive that are unpacked into the set's subfolder
 
     @property
     def file_name(self) -> str:
+        """The name of the file without its address."""
         return self.url.rsplit("/", 1)[1]
 
 
 @dataclass(frozen=True)
 class Source:
+    """A published data set."""
+
     name: str
-    folder: str  # under SHOAL_DATA and under the cache
-    files: tuple[str, ...]  # without any of these the set is not there
+    folder: str  # in the folder that SHOAL_DATA names, and in the cache
+    files: tuple[str, ...]  # a folder without one of these files does not have the set
     remote_files: tuple[RemoteFile, ...]
     read_folder: Callable[[Path], Pixels]
-    num_samples: tuple[int, int]  # official, training and test
+    num_samples: tuple[int, int]  # published numbers of training and test samples
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     licence: str
     homepage: str
-    subfolder: str = ""  # which the official archive makes
-    moments: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # None: from the training part
+    subfolder: str = ""  # created by the published archive
+    moments: tuple[tuple[float, ...], tuple[float, ...]] | None = (
+        None  # mean and standard deviation; None: computed from the training part
+    )
     system_folders: tuple[Path, ...] = field(default=())
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all files to download."""
         return sum(remote.size_bytes for remote in self.remote_files)
 
 
 def find_file(folder: Path, file: str) -> Path | None:
-    """The file in `folder`, gzipped or not."""
+    """Returns the path of the file in `folder`, gzipped or not, or None."""
     candidates = (folder / file, folder / file.removesuffix(".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -67,7 +75,7 @@ def find_file(folder: Path, file: str) -> Path | None:
 def _require_file(folder: Path, file: str) -> Path:
     path = find_file(folder, file)
     if path is None:
-        raise UserError(f"{folder / file}: no such file")
+        raise UserError(f"{folder / file}: no such file.")
     return path
 
 
@@ -78,7 +86,7 @@ def _read_idx_set(
         images = read_idx_images(_require_file(folder, f"{prefix}-images-idx3-ubyte.gz"))
         labels = read_idx_labels(_require_file(folder, f"{prefix}-labels-idx1-ubyte.gz"), classes, first_label)
         if len(images) != len(labels):
-            raise UserError(f"{folder}: {len(images)} images but {len(labels)} labels for {prefix}")
+            raise UserError(f"{folder}: {len(images)} images but {len(labels)} labels for {prefix}.")
         return images.transpose(0, 1, 3, 2) if is_transposed else images, labels
 
     return Pixels(*part(train), *part(test))
@@ -94,7 +102,9 @@ def _read_mnist(folder: Path) -> Pixels:
         return pixels
     table = read_idx(path)
     if table.ndim != 2 or table.shape[1] < 3 or not np.array_equal(table[:, 0], pixels.train_y):
-        raise UserError(f"{path}: column 0 does not repeat the training labels of {folder}, so writers are unknown")
+        raise UserError(
+            f"{path}: column 0 differs from the training labels of {folder}, so that the writers of images are unknown."
+        )
     return pixels._replace(owner=tuple(f"w{writer:04d}" for writer in table[:, 2].tolist()))
 
 
@@ -104,7 +114,7 @@ def _read_cifar10(folder: Path) -> Pixels:
 
 
 def _read_cifar100(folder: Path) -> Pixels:
-    """Rows have a coarse and a fine label; the fine one counts."""
+    """Reads samples that have a coarse and a fine label, of which the fine one is used."""
     return Pixels(*read_cifar([folder / "train.bin"], 100, 2), *read_cifar([folder / "test.bin"], 100, 2))
 
 
@@ -239,7 +249,7 @@ _SVHN = Source(
     folder="svhn",
     files=("train_32x32.mat", "test_32x32.mat"),
     remote_files=_remote_files(
-        # This server has no HTTPS: the checksum is what protects.
+        # This server has no HTTPS, so only the checksum protects the download.
         "http://ufldl.stanford.edu/housenumbers/",
         ("train_32x32.mat", 182040794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
         ("test_32x32.mat", 64275384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
@@ -257,7 +267,7 @@ _SVHN = Source(
 class _EmnistSplit(NamedTuple):
     num_samples: tuple[int, int]
     classes: tuple[str, ...]
-    first_label: int = 0  # the number of the first class in the files
+    first_label: int = 0  # number of the first class in the files
 
 
 _EMNIST_SPLITS = {
@@ -279,7 +289,7 @@ def _emnist_files(split: str) -> tuple[str, ...]:
 
 
 def _emnist_source(split: str) -> Source:
-    rows, classes, first = _EMNIST_SPLITS[split]
+    num_samples, classes, first_label = _EMNIST_SPLITS[split]
     return Source(
         name=f"emnist:{split}",
         folder="emnist",
@@ -289,7 +299,7 @@ def _emnist_source(split: str) -> Source:
                 "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
                 "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
                 561753746,
-                tuple(f"gzip/{file}" for each in _EMNIST_SPLITS for file in _emnist_files(each)),
+                tuple(f"gzip/{file}" for name in _EMNIST_SPLITS for file in _emnist_files(name)),
             ),
         ),
         read_folder=partial(
@@ -297,10 +307,10 @@ def _emnist_source(split: str) -> Source:
             train=f"emnist-{split}-train",
             test=f"emnist-{split}-test",
             classes=len(classes),
-            first_label=first,
+            first_label=first_label,
             is_transposed=True,
         ),
-        num_samples=rows,
+        num_samples=num_samples,
         shape=(1, 28, 28),
         classes=classes,
         licence="not stated; made by NIST, a body of the US government",

@@ -1,4 +1,4 @@
-"""One file over HTTP: resumed after a cut, checked, and only then given its name."""
+"""Downloads a file over HTTP. A download can resume, and the file gets its name after its checksum matched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUSY_STATUSES = {408, 425, 429}
 
 
 class _TransientError(Exception):
-    """Worth another attempt."""
+    """An error after which another attempt may succeed."""
 
 
 def fetch(
@@ -31,7 +31,35 @@ def fetch(
     num_attempts: int = 4,
     backoff_s: float = 1.0,
 ) -> Path:
-    """`url` as `path`. The bytes so far are in `path.part`, from which the next call goes on."""
+    """Downloads a file.
+
+    Parameters
+    ----------
+    url : str
+        Address of the file.
+    path : Path
+        The file to write. The bytes of an interrupted download are in `path.part`, from which the next call resumes.
+    sha256 : str
+        Checksum of the file.
+    size_bytes : int or None
+        Size of the file, if it is known.
+    progress : callable or None
+        Called with the name of the file, the bytes so far, and the bytes in all.
+    num_attempts : int
+        Number of attempts.
+    backoff_s : float
+        Seconds before the second attempt. They double with every further attempt.
+
+    Returns
+    -------
+    Path
+        `path`.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be downloaded or written, or has another checksum.
+    """
     part = path.with_name(path.name + ".part")
     try:
         _try_repeatedly(url, part, path, size_bytes, progress, num_attempts, backoff_s)
@@ -58,11 +86,12 @@ def _try_repeatedly(
         try:
             return _download_rest(url, part, path.name, size_bytes, progress)
         except httpx.ConnectError as error:
-            raise UserError(f"{url} cannot be reached ({error}); {_manual_download_hint(path)}") from error
+            raise UserError(f"{url} cannot be reached ({error}). {_manual_download_hint(path)}") from error
         except (httpx.TransportError, _TransientError) as error:
             last_error = str(error) or type(error).__name__
     raise UserError(
-        f"{url} failed {num_attempts} times, last with: {last_error}; run again to go on from there, or {_manual_download_hint(path)}"
+        f"{url} failed {num_attempts} times, last with: {last_error}. Run again to resume the download. "
+        f"{_manual_download_hint(path)}"
     )
 
 
@@ -71,10 +100,10 @@ def _download_rest(url: str, part: Path, name: str, size_bytes: int | None, prog
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={existing_bytes}-"} if existing_bytes else {})
     with httpx.stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
         _check_status(response, url, part)
-        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {existing_bytes}-")
-        if response.status_code == 206 and not resumed:
+        is_resumed = response.headers.get("Content-Range", "").startswith(f"bytes {existing_bytes}-")
+        if response.status_code == 206 and not is_resumed:
             part.unlink()
-            raise _TransientError("the server sent another range than the one asked for")
+            raise _TransientError("the server sent another range than the requested one")
         received_bytes = existing_bytes if response.status_code == 206 else 0
         total = size_bytes or (received_bytes + int(response.headers.get("Content-Length", 0))) or None
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -92,27 +121,27 @@ def _check_status(response: httpx.Response, url: str, part: Path) -> None:
     status = response.status_code
     if status == 416:
         part.unlink(missing_ok=True)
-        raise _TransientError("the server has fewer bytes than the part")
+        raise _TransientError("the server has fewer bytes than the partial file")
     if status >= 500 or status in _BUSY_STATUSES:
         raise _TransientError(f"HTTP status {status}")
     if status not in (200, 206):
-        raise UserError(f"{url} answered with HTTP status {status} ({response.reason_phrase}), so there is no file")
+        raise UserError(f"{url} answered with HTTP status {status} ({response.reason_phrase}), so there is no file.")
 
 
 def _check_checksum(part: Path, path: Path, sha256: str) -> None:
     with part.open("rb") as file:
-        got = hashlib.file_digest(file, "sha256").hexdigest()
-    if got != sha256:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
         part.unlink()
         raise UserError(
-            f"{path.name} has the wrong SHA-256: expected {sha256}, got {got}; it was removed, so try again"
+            f"{path.name} has the wrong SHA-256: expected {sha256}, got {actual}. It was removed. Try again."
         )
 
 
 def _manual_download_hint(path: Path) -> str:
     return (
-        f"put {path.name} (unpacked, if it is an archive) by hand into the folder {path.parent.name} "
-        "of a directory of yours and let SHOAL_DATA name that directory"
+        f"Or put {path.name} (unpacked, if it is an archive) by hand into the folder {path.parent.name} "
+        "of any directory, and set SHOAL_DATA to that directory."
     )
 
 
@@ -120,7 +149,7 @@ def _disk_error_text(error: OSError, url: str, path: Path, size_bytes: int | Non
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         need = f"{size_bytes / 1e6:,.1f} MB" if size_bytes is not None else "more room"
         return (
-            f"{path.parent} is full: {url} needs {need}; free some space or let XDG_CACHE_HOME name "
-            "another disk, then run again to go on from there"
+            f"{path.parent} is full: {url} needs {need}. Free some space, or set XDG_CACHE_HOME to a folder on "
+            "another disk. Then run again to resume the download."
         )
-    return f"{error.filename or path} cannot be written: {error.strerror or error}"
+    return f"{error.filename or path} cannot be written: {error.strerror or error}."

@@ -1,4 +1,4 @@
-"""Many clients' data, laid out once: every client's split is a view of one tensor."""
+"""The data of all clients in one tensor, of which every split of a client is a view."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from shoal.errors import UserError
 from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Samples
 
 SPLITS = ("train", "val", "test")
-SPLITS_WITH_SENSITIVE = ("train", "val")  # into rows of low and of high sensitivity
-DEFAULT_SENSITIVE_FRACTION = (
-    0.3  # the share of a client's rows that are of high sensitivity, where nothing else is said
-)
+SPLITS_WITH_SENSITIVE = ("train", "val")  # divided into samples of low and of high sensitivity
+DEFAULT_SENSITIVE_FRACTION = 0.3  # of a client's samples that have high sensitivity
 
 
 class _ClientSplits(Mapping[str, Samples]):
-    """One client's rows, cut when they are asked for."""
+    """The samples of one client by split. A view is created when a split is read."""
 
     def __init__(self, samples: Samples, spans: Mapping[str, slice]) -> None:
         self._samples, self._spans = samples, spans
@@ -40,14 +38,40 @@ class _ClientSplits(Mapping[str, Samples]):
 
 
 class Federation(Mapping[ClientId, ClientData]):
-    """Rows lie split by split, and within a split client by client.
+    """The clients of an experiment with their data: a mapping from a client to its splits.
 
-    `bounds[split]` has one entry more than there are clients: client i holds rows bounds[i] to bounds[i + 1]. The last
-    of these are its sensitive ones in "train" and "val": as many as `sensitive[split]` says.
-    `POOL` is a key too, the union of all clients, but is neither counted nor iterated; it has no sensitive part.
-    `public` are labelled rows that no client holds and the server may use, if there are any. `edges` names the edge
-    that each client is under, where it is known. `unseen` are clients that are held out, each with all of its rows:
-    they are no clients of the federation, and only evaluation meets them.
+    `CENTRALISED_CLIENT` is a key too, with the samples of all clients and without a sensitive part. It is neither
+    counted nor iterated.
+
+    Parameters
+    ----------
+    samples : Samples
+        All samples of all clients, split by split, and client by client within a split.
+    bounds : Mapping[str, ndarray]
+        For each split, the bounds of the clients: client i has samples bounds[i] to bounds[i + 1].
+    clients : tuple of ClientId
+        The clients in the order of their samples.
+    central : Samples
+        The central test set.
+    classes : tuple of str
+        Names of the classes.
+    name, partition, note : str
+        Name of the data set, text of the partition, and remarks for the user.
+    preparation : Preparation or None
+        How raw values were scaled; None if they were not.
+    shifts : Mapping[ClientId, str] or None
+        Description of the data transformation of each client that has one.
+    planted_groups : Mapping[ClientId, int] or None
+        The planted group of each client, if the partition has groups.
+    num_sensitive : Mapping[str, ndarray] or None
+        For "train" and "val", how many samples of each client are sensitive. These are the last ones of the split.
+    public_samples : Samples or None
+        Labelled samples that no client has and that the server may use.
+    edge_of_client : Mapping[ClientId, str] or None
+        The edge server of each client, if the data name it.
+    unseen : Mapping[ClientId, Samples] or None
+        The unseen clients with all their samples. They are not clients of the federation, and only evaluation uses
+        them.
     """
 
     def __init__(
@@ -69,7 +93,7 @@ class Federation(Mapping[ClientId, ClientData]):
         edge_of_client: Mapping[ClientId, str] | None = None,
         unseen: Mapping[ClientId, Samples] | None = None,
     ) -> None:
-        self.unseen = {c: _channels_last(held) for c, held in (unseen or {}).items()}
+        self.unseen = {c: _channels_last(samples_of_client) for c, samples_of_client in (unseen or {}).items()}
         self.central = _channels_last(central)
         self.public_samples = (
             _channels_last(public_samples) if public_samples is not None and len(public_samples.y) else None
@@ -84,11 +108,11 @@ class Federation(Mapping[ClientId, ClientData]):
         self.edge_of_client: dict[ClientId, str] | None = None if edge_of_client is None else dict(edge_of_client)
         self._samples = _channels_last(samples)
         self._bounds = {split: bounds[split].tolist() for split in SPLITS}
-        self._num_sensitive = {split: rows.tolist() for split, rows in (num_sensitive or {}).items()}
+        self._num_sensitive = {split: counts.tolist() for split, counts in (num_sensitive or {}).items()}
         self._clients = clients
         self._index_of_client = {client: i for i, client in enumerate(clients)}
         if CENTRALISED_CLIENT in self._index_of_client or len(self._index_of_client) != len(clients):
-            raise UserError(f"client names must differ from each other and from {CENTRALISED_CLIENT!r}")
+            raise UserError(f"client names must differ from each other and from {CENTRALISED_CLIENT!r}.")
 
     @classmethod
     def from_clients(
@@ -103,20 +127,48 @@ class Federation(Mapping[ClientId, ClientData]):
         public_samples: tuple[Tensor, Tensor] | None = None,
         edge_of_client: Mapping[ClientId, str] | None = None,
     ) -> Self:
-        """From tensors of one's own. A split that a client lacks is empty; "train" must hold a row. Sensitive rows are
-        given apart, as "train/high" and "val/high"; if nobody has any, they are the last ones of "train" and "val", a
-        share of `sensitive`: shuffle rows first if they are sorted."""
+        """Creates a federation from tensors.
+
+        Parameters
+        ----------
+        clients : Mapping[ClientId, Mapping[str, Samples]]
+            The splits "train", "val" and "test" of each client. A missing split is empty, but "train" must have a
+            sample. Sensitive samples are given separately, as "train/high" and "val/high".
+        central : Samples
+            The central test set.
+        classes : tuple of str
+            Names of the classes.
+        name, note : str
+            Name of the data set, and remarks for the user.
+        sensitive_fraction : float
+            Fraction of "train" and "val" that is sensitive if no client has "train/high" or "val/high". These are the
+            last samples of a split, so shuffle the samples first if they are sorted.
+        public_samples : tuple of two tensors, or None
+            Inputs and labels of samples that no client has and that the server may use.
+        edge_of_client : Mapping[ClientId, str] or None
+            The edge server of each client.
+
+        Returns
+        -------
+        Federation
+            The federation.
+
+        Raises
+        ------
+        UserError
+            If there is no client, or the tensors of a split do not fit `central` and `classes`.
+        """
         if not clients:
-            raise UserError("clients is empty; a federation needs at least one client")
+            raise UserError("clients is empty; a federation needs at least one client.")
         if len(central.y) and not 0 <= int(central.y.min()) <= int(central.y.max()) < len(classes):
-            raise UserError(f"central: labels must lie between 0 and {len(classes) - 1}, one for each class")
+            raise UserError(f"central: labels must lie between 0 and {len(classes) - 1}, one for each class.")
         for client, splits in clients.items():
             _check_client(client, splits, central, len(classes))
         server_samples = None if public_samples is None else Samples(*public_samples)
         if server_samples is not None:
-            _check_samples("public", server_samples, central, len(classes))
-        none = Samples(central.x[:0], central.y[:0])
-        parts = [_join_sensitive_last(data, split, none) for split in SPLITS for data in clients.values()]
+            _check_samples("public_samples", server_samples, central, len(classes))
+        empty = Samples(central.x[:0], central.y[:0])
+        parts = [_join_sensitive_last(data, split, empty) for split in SPLITS for data in clients.values()]
         ends = [0, *accumulate(len(part.y) for part in parts)]
         samples = Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
         n = len(clients)
@@ -126,7 +178,7 @@ class Federation(Mapping[ClientId, ClientData]):
         }
         if any(f"{split}/high" in data for data in clients.values() for split in SPLITS_WITH_SENSITIVE):
             num_sensitive = {
-                s: np.array([len(d.get(f"{s}/high", none).y) for d in clients.values()]) for s in SPLITS_WITH_SENSITIVE
+                s: np.array([len(d.get(f"{s}/high", empty).y) for d in clients.values()]) for s in SPLITS_WITH_SENSITIVE
             }
         return cls(
             samples,
@@ -143,6 +195,7 @@ class Federation(Mapping[ClientId, ClientData]):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
         return tuple(self._samples.x.shape[1:])
 
     def __getitem__(self, client: ClientId) -> ClientData:
@@ -169,18 +222,18 @@ class Federation(Mapping[ClientId, ClientData]):
         return client in self._index_of_client
 
     def samples_per_client(self, split: str) -> Tensor:
-        """Rows per client."""
+        """Returns the number of samples of each client in this split."""
         return torch.tensor(self._bounds[split]).diff()
 
     def label_counts(self) -> Tensor:
-        """Rows per client and class, over all splits."""
-        every = torch.arange(len(self._clients))
-        client = torch.cat([every.repeat_interleave(self.samples_per_client(split)) for split in SPLITS])
+        """Returns the number of samples per client and class over all splits, [clients, classes]."""
+        indices = torch.arange(len(self._clients))
+        client = torch.cat([indices.repeat_interleave(self.samples_per_client(split)) for split in SPLITS])
         cell = client * len(self.classes) + self._samples.y.cpu()
         return cell.bincount(minlength=len(self._clients) * len(self.classes)).view(-1, len(self.classes))
 
     def hold_out(self, unseen: Collection[ClientId]) -> Federation:
-        """The same clients but these, of whom all rows, whatever their split, are kept apart."""
+        """Returns the federation without these clients, which become unseen clients with the samples of all splits."""
         kept_indices = [i for i, client in enumerate(self._clients) if client not in unseen]
         spans = [slice(*self._bounds[split][i : i + 2]) for split in SPLITS for i in kept_indices]
         n, ends = len(kept_indices), np.array([0, *accumulate(span.stop - span.start for span in spans)])
@@ -197,7 +250,7 @@ class Federation(Mapping[ClientId, ClientData]):
             note=self.note,
             shifts={c: text for c, text in self.shifts.items() if c in clients},
             planted_groups=None if self.planted_groups is None else {c: self.planted_groups[c] for c in clients},
-            num_sensitive={split: np.array(rows)[kept_indices] for split, rows in self._num_sensitive.items()},
+            num_sensitive={split: np.array(counts)[kept_indices] for split, counts in self._num_sensitive.items()},
             public_samples=self.public_samples,
             edge_of_client=None if self.edge_of_client is None else {c: self.edge_of_client[c] for c in clients},
             preparation=self.preparation,
@@ -205,11 +258,12 @@ class Federation(Mapping[ClientId, ClientData]):
         )
 
     def to(self, device: torch.device | str) -> Federation:
+        """Returns the federation with all samples on the device."""
         return Federation(
             Samples(*(part.to(device) for part in self._samples)),
             {split: np.array(bounds) for split, bounds in self._bounds.items()},
             self._clients,
-            unseen={c: Samples(*(part.to(device) for part in held)) for c, held in self.unseen.items()},
+            unseen={c: Samples(*(part.to(device) for part in samples)) for c, samples in self.unseen.items()},
             central=Samples(*(part.to(device) for part in self.central)),
             classes=self.classes,
             name=self.name,
@@ -217,7 +271,7 @@ class Federation(Mapping[ClientId, ClientData]):
             note=self.note,
             shifts=self.shifts,
             planted_groups=self.planted_groups,
-            num_sensitive={split: np.array(rows) for split, rows in self._num_sensitive.items()},
+            num_sensitive={split: np.array(counts) for split, counts in self._num_sensitive.items()},
             public_samples=None
             if self.public_samples is None
             else Samples(*(part.to(device) for part in self.public_samples)),
@@ -227,42 +281,42 @@ class Federation(Mapping[ClientId, ClientData]):
 
 
 def _join_sensitive_last(data: Mapping[str, Samples], split: str, empty: Samples) -> Samples:
-    """The sensitive rows of a split last."""
+    """Returns the samples of a split, the sensitive ones last."""
     low, high = data.get(split, empty), data.get(f"{split}/high", empty)
     return Samples(torch.cat([low.x, high.x]), torch.cat([low.y, high.y]))
 
 
 def num_sensitive_samples(num_samples: NDArray[np.int64], sensitive_fraction: float) -> NDArray[np.int64]:
-    """How many of each client's rows are sensitive. One row at least is not, so that everybody can take part."""
+    """Returns how many samples of each client are sensitive. At least one is not, so that every client can train."""
     return np.minimum(np.rint(sensitive_fraction * num_samples), np.maximum(num_samples - 1, 0)).astype(np.int64)
 
 
 def _channels_last(samples: Samples) -> Samples:
-    """Images with their channels last in memory: convolutions on a CPU are about 1.4 times faster that way."""
+    """Returns images with their channels last in memory, which makes convolutions on a CPU about 1.4 times faster."""
     if samples.x.dim() != 4:
         return samples
     return Samples(samples.x.contiguous(memory_format=torch.channels_last), samples.y)
 
 
 def _check_client(client: ClientId, splits: Mapping[str, Samples], central: Samples, num_classes: int) -> None:
-    known = (*SPLITS, *(f"{split}/high" for split in SPLITS_WITH_SENSITIVE))
-    unknown = set(splits) - set(known)
+    allowed = (*SPLITS, *(f"{split}/high" for split in SPLITS_WITH_SENSITIVE))
+    unknown = set(splits) - set(allowed)
     if unknown:
-        raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(known)}")
+        raise UserError(f"client {client}: split {min(unknown)!r} must be one of {', '.join(allowed)}.")
     if not any(len(splits[split].y) for split in ("train", "train/high") if split in splits):
-        raise UserError(f"client {client}: the split 'train' must hold at least one row")
-    for split, rows in splits.items():
-        _check_samples(f"client {client}: the split {split!r}", rows, central, num_classes)
+        raise UserError(f"client {client}: the split 'train' must have at least one sample.")
+    for split, samples in splits.items():
+        _check_samples(f"client {client}: the split {split!r}", samples, central, num_classes)
 
 
 def _check_samples(where: str, samples: Samples, central: Samples, num_classes: int) -> None:
     x, y = samples
     if len(x) != len(y):
-        raise UserError(f"{where} has {len(x)} rows but {len(y)} labels")
+        raise UserError(f"{where} has {len(x)} samples but {len(y)} labels.")
     if x.shape[1:] != central.x.shape[1:] or x.dtype != central.x.dtype:
         raise UserError(
-            f"{where} has rows of shape {tuple(x.shape[1:])} and {x.dtype}, "
-            f"but the central test part has {tuple(central.x.shape[1:])} and {central.x.dtype}"
+            f"{where} has samples of shape {tuple(x.shape[1:])} and {x.dtype}, "
+            f"but the central test set has {tuple(central.x.shape[1:])} and {central.x.dtype}."
         )
     if y.dtype != torch.int64 or (len(y) and (y.min() < 0 or y.max() >= num_classes)):
-        raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{num_classes - 1}")
+        raise UserError(f"{where} has labels of {y.dtype} that are not all int64 in 0..{num_classes - 1}.")

@@ -1,4 +1,4 @@
-"""How much the clients' data differ, in a few figures."""
+"""Numbers that describe how much the data of clients differ."""
 
 from __future__ import annotations
 
@@ -8,20 +8,34 @@ from torch import Tensor
 
 from shoal.rng import derive_seed
 
-_MAX_COMPARED_CLIENTS = 2000  # clients that are compared with each other: two million pairs
+_MAX_COMPARED_CLIENTS = 2000  # two million pairs
 
 
 def heterogeneity_metrics(label_counts: Tensor, seed: int = 0) -> dict[str, float]:
-    """`counts` is [clients, classes]. Above 2,000 clients the distance is that of a seeded sample."""
+    """Returns sizes and distances of the clients' data.
+
+    Parameters
+    ----------
+    label_counts : Tensor
+        Samples per client and class, [clients, classes].
+    seed : int
+        Seed of the draw of 2,000 clients whose distance is computed, if there are more.
+
+    Returns
+    -------
+    dict[str, float]
+        The number of clients and samples, the samples of the smallest, median and largest client, the mean
+        Jensen-Shannon distance of label distributions, the class imbalance, and the Gini coefficient of sizes.
+    """
     table = label_counts.cpu().numpy().astype(np.float64)
     sizes = table.sum(axis=1)
     shares = table[sizes > 0] / sizes[sizes > 0, None]
     return {
-        "clients": float(len(sizes)),
-        "rows": float(sizes.sum()),
-        "min_size": float(sizes.min()),
-        "median_size": float(np.median(sizes)),
-        "max_size": float(sizes.max()),
+        "num_clients": float(len(sizes)),
+        "num_samples": float(sizes.sum()),
+        "min_samples": float(sizes.min()),
+        "median_samples": float(np.median(sizes)),
+        "max_samples": float(sizes.max()),
         "js_distance": _js_distance(shares, seed),
         "class_imbalance": _class_imbalance(shares),
         "size_gini": _gini(sizes),
@@ -29,19 +43,19 @@ def heterogeneity_metrics(label_counts: Tensor, seed: int = 0) -> dict[str, floa
 
 
 def _js_distance(shares: NDArray[np.float64], seed: int) -> float:
-    """Mean over all pairs; the root of the Jensen-Shannon divergence in bits: 0 the same, 1 disjoint."""
+    """Returns the mean over all pairs of the root of the Jensen-Shannon divergence in bits: 0 equal, 1 disjoint."""
     if len(shares) > _MAX_COMPARED_CLIENTS:
         rng = np.random.default_rng(derive_seed(seed, "heterogeneity"))
         shares = shares[rng.choice(len(shares), _MAX_COMPARED_CLIENTS, replace=False)]
     if len(shares) < 2:
         return 0.0
-    from scipy.spatial.distance import pdist  # slow to import: not before it is needed
+    from scipy.spatial.distance import pdist  # slow to import
 
     return float(pdist(shares, "jensenshannon").mean() / np.sqrt(np.log(2)))
 
 
 def _class_imbalance(shares: NDArray[np.float64]) -> float:
-    """0 where every client has all classes equally often, 1 where each has one class only."""
+    """Returns 0 if every client has all classes equally often, and 1 if each client has one class only."""
     if shares.size == 0 or shares.shape[1] < 2:
         return 0.0
     from scipy.special import entr
@@ -50,7 +64,7 @@ def _class_imbalance(shares: NDArray[np.float64]) -> float:
 
 
 def _gini(sizes: NDArray[np.float64]) -> float:
-    """0 where all clients have equally many rows, near 1 where one has nearly all."""
+    """Returns 0 if all clients have equally many samples, and nearly 1 if one client has nearly all."""
     if sizes.sum() == 0:
         return 0.0
     n = len(sizes)

@@ -1,4 +1,7 @@
-"""The named data sets: made here (digits, synthetic) or published, found on disk, else downloaded."""
+"""The named data sets: built in (digits, synthetic), or published (`catalogue.py`).
+
+A published set is read from a folder of this machine, or downloaded (`download.py`).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _TEST_FRACTION = 0.2
 def load_named(
     name: str, *, seed: int, clients: int | None, download: bool, progress: Progress | None
 ) -> Dataset | None:
-    """None where no set has this name."""
+    """Loads a named data set, or returns None if no set has this name.
+
+    `clients` is the number of clients of synthetic data. The other parameters are those of `shoal.load`.
+    """
     if name == "digits":
         return validate(build_digits(seed))
     if name.partition(":")[0] == "synthetic":
@@ -38,16 +44,18 @@ def load_named(
 
 
 def is_named(name: str) -> bool:
+    """Returns whether a data set has this name."""
     return name in ("digits", *SOURCES) or name.partition(":")[0] == "synthetic"
 
 
 def dataset_names() -> tuple[str, ...]:
+    """Returns the names of all data sets."""
     return ("digits", "synthetic:ALPHA,BETA", *SOURCES)
 
 
 def build_digits(seed: int) -> Dataset:
-    """8 x 8 grey images from scikit-learn; it has no official test part, so one is held out."""
-    from sklearn.datasets import load_digits  # slow to import: not before it is needed
+    """Returns the 8 x 8 grey images of scikit-learn. The set has no published test part, so a part is held out."""
+    from sklearn.datasets import load_digits  # slow to import
 
     bunch = load_digits()
     x = bunch.images[:, None].astype(np.float32)
@@ -64,14 +72,14 @@ def build_digits(seed: int) -> Dataset:
 
 
 def _parse_synthetic(name: str, clients: int, seed: int) -> Dataset:
-    """`synthetic:ALPHA,BETA`, or with bounds on a client's rows, `synthetic:ALPHA,BETA,MIN,MAX`."""
-    form = "synthetic:ALPHA,BETA or synthetic:ALPHA,BETA,MIN,MAX (rows per client), as in synthetic:1,1,20,100"
+    """Reads `synthetic:ALPHA,BETA`, or with bounds on a client's samples `synthetic:ALPHA,BETA,MIN,MAX`."""
+    form = "synthetic:ALPHA,BETA or synthetic:ALPHA,BETA,MIN,MAX (samples per client), as in synthetic:1,1,20,100"
     try:
         numbers = [float(part) for part in name.partition(":")[2].split(",")]
     except ValueError as error:
-        raise UserError(f"data {name!r} is not of the form {form}") from error
+        raise UserError(f"data {name!r} is not of the form {form}.") from error
     if len(numbers) not in (2, 4) or not all(np.isfinite(numbers)):
-        raise UserError(f"data {name!r} is not of the form {form}")
+        raise UserError(f"data {name!r} is not of the form {form}.")
     bounds = [int(number) for number in numbers[2:]] or [50, 1000]
     dataset = draw_synthetic(numbers[0], numbers[1], clients, seed, min_samples=bounds[0], max_samples=bounds[1])
     return replace(dataset, name=name)
@@ -80,18 +88,41 @@ def _parse_synthetic(name: str, clients: int, seed: int) -> Dataset:
 def draw_synthetic(
     alpha: float, beta: float, clients: int, seed: int, *, min_samples: int = 50, max_samples: int = 1000
 ) -> Dataset:
-    """synthetic(α, β) of Li et al. (FedProx): α sets how much models differ, β how much features differ.
+    """Draws synthetic(α, β) of Li et al. (FedProx).
 
     For client k: u_k ~ N(0, α), B_k ~ N(0, β), W_k and b_k ~ N(u_k, 1), v_k ~ N(B_k, 1), x ~ N(v_k, Σ) with
     Σ_jj = j^-1.2, and y = argmax(x W_k + b_k). α and β are standard deviations, as in the authors' program.
-    Features are left as they are drawn: rescaled, the set would no longer be the published one.
+    Features are not rescaled, because the set would then no longer be the published one.
+
+    Parameters
+    ----------
+    alpha : float
+        How much the models of clients differ (α).
+    beta : float
+        How much the features of clients differ (β).
+    clients : int
+        Number of clients.
+    seed : int
+        Seed of the draws.
+    min_samples, max_samples : int
+        Bounds on the training samples of a client.
+
+    Returns
+    -------
+    Dataset
+        The data set, in which every training sample has an owner.
+
+    Raises
+    ------
+    UserError
+        If a parameter is out of its range.
     """
     if alpha < 0 or beta < 0:
-        raise UserError(f"synthetic:{alpha:g},{beta:g}: ALPHA and BETA must not be below 0, as in synthetic:1,1")
+        raise UserError(f"synthetic:{alpha:g},{beta:g}: ALPHA and BETA must not be below 0, as in synthetic:1,1.")
     if clients < 1:
-        raise UserError(f"clients is {clients}, but must be at least 1")
+        raise UserError(f"clients is {clients}, but it must be at least 1.")
     if not 1 <= min_samples <= max_samples:
-        raise UserError(f"rows per client {min_samples}..{max_samples}: MIN must be at least 1 and at most MAX")
+        raise UserError(f"samples per client {min_samples}..{max_samples}: MIN must be at least 1 and at most MAX.")
     rng = np.random.default_rng(derive_seed(seed, "synthetic"))
     sizes = np.minimum(rng.lognormal(4.0, 2.0, clients), max_samples - min_samples).astype(np.int64) + min_samples
     models = _SyntheticModels(alpha, beta, clients, rng)
@@ -108,7 +139,7 @@ def draw_synthetic(
 
 
 class _SyntheticModels:
-    """What each client's features and labels are drawn from."""
+    """The distributions from which the features and labels of each client are drawn."""
 
     def __init__(self, alpha: float, beta: float, clients: int, rng: np.random.Generator) -> None:
         def normal(*shape: int) -> NDArray[np.float32]:
@@ -120,7 +151,7 @@ class _SyntheticModels:
         self.bias = normal(clients, _CLASSES) + u
 
     def draw_samples(self, sizes: NDArray[np.int64], rng: np.random.Generator) -> Samples:
-        """`sizes[k]` rows of client k, client after client."""
+        """Returns `sizes[k]` samples of client k, client after client."""
         x = rng.standard_normal((int(sizes.sum()), _FEATURES), dtype=np.float32)
         x *= np.arange(1, _FEATURES + 1, dtype=np.float32) ** np.float32(-0.6)  # the square root of Σ
         y = np.empty(len(x), dtype=np.int64)
@@ -135,7 +166,7 @@ def _load_published(source: Source, download: bool, progress: Progress | None) -
     folder = find_folder(source)
     if folder is None:
         if not download:
-            raise UserError(f"{source.name} is not on this machine: {_download_hint(source)}")
+            raise UserError(f"{source.name} is not on this machine. {_download_hint(source)}")
         folder = _download(source, progress)
     pixels = source.read_folder(folder)
     scale = 255.0
@@ -156,19 +187,23 @@ def _load_published(source: Source, download: bool, progress: Progress | None) -
     )
 
 
-def _missing_samples_note(source: Source, train: int, test: int) -> str:
-    pairs = ((train, source.num_samples[0], "training"), (test, source.num_samples[1], "test"))
-    return "; ".join(f"{have:,} of {all_:,} {part} rows" for have, all_, part in pairs if have != all_)
+def _missing_samples_note(source: Source, num_train: int, num_test: int) -> str:
+    parts = ((num_train, source.num_samples[0], "training"), (num_test, source.num_samples[1], "test"))
+    return "; ".join(f"{n:,} of {expected:,} {part} samples" for n, expected, part in parts if n != expected)
 
 
 def cache_folder() -> Path:
+    """Returns the folder of downloaded data sets, which XDG_CACHE_HOME can change."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
 
 
 def find_folder(source: Source) -> Path | None:
-    """The first folder that holds all of the set's files: the user's, the system's, the cache's."""
-    own = os.environ.get("SHOAL_DATA")
-    roots = ([Path(own) / source.folder] if own else []) + [*source.system_folders, cache_folder() / source.folder]
+    """Returns the first folder that has all files of the set: the user's, the system's, or the cache's, or None."""
+    user_folder = os.environ.get("SHOAL_DATA")
+    roots = ([Path(user_folder) / source.folder] if user_folder else []) + [
+        *source.system_folders,
+        cache_folder() / source.folder,
+    ]
     for root in roots:
         for folder in (root, root / source.subfolder):
             if all(find_file(folder, file) for file in source.files):
@@ -177,12 +212,12 @@ def find_folder(source: Source) -> Path | None:
 
 
 def get_folder(name: str, progress: Progress | None = None) -> Path:
-    """The folder of a published set, downloaded if it is on this machine nowhere.
+    """Returns the folder of a published set, and downloads the set if it is not on this machine.
 
-    What lacks in the cache is added, so that a set without its optional files gets them.
+    Files that are missing in the cache are downloaded too, so that a set without its optional files gets them.
     """
     if name not in SOURCES:
-        raise UserError(f"data {name!r} cannot be downloaded: what can be is {', '.join(SOURCES)}")
+        raise UserError(f"data {name!r} cannot be downloaded. The sets to download are {', '.join(SOURCES)}.")
     source = SOURCES[name]
     folder = find_folder(source)
     if folder is None or folder == cache_folder() / source.folder:
@@ -210,8 +245,8 @@ def _download_one(remote: RemoteFile, folder: Path, subfolder: str, progress: Pr
 
 def _download_hint(source: Source) -> str:
     return (
-        f"run `shoal data get {source.name}` ({source.size_bytes / 1e6:,.0f} MB), or put "
-        f"{', '.join(source.files)} into the folder {source.folder} of the directory that SHOAL_DATA names"
+        f"Run `shoal data get {source.name}` ({source.size_bytes / 1e6:,.0f} MB), or put "
+        f"{', '.join(source.files)} into the folder {source.folder} of the directory that SHOAL_DATA names."
     )
 
 
@@ -220,8 +255,8 @@ class Listing:
     """One line of `shoal data list`."""
 
     name: str
-    rows: tuple[int, int] | None  # training and test; None: as many as asked for
-    classes: int
+    num_samples: tuple[int, int] | None  # training and test; None if the number of clients decides
+    num_classes: int
     shape: tuple[int, ...]
     where: str
     licence: str
@@ -229,6 +264,7 @@ class Listing:
 
 
 def list_datasets() -> list[Listing]:
+    """Returns a line for every named data set."""
     built_in = [
         Listing(
             *("digits", (1438, 359), 10, (1, 8, 8), "built in"),
@@ -236,7 +272,7 @@ def list_datasets() -> list[Listing]:
         ),
         Listing(
             *("synthetic:ALPHA,BETA", None, _CLASSES, (_FEATURES,), "built in"),
-            *("made here", "https://arxiv.org/abs/1812.06127"),
+            *("generated", "https://arxiv.org/abs/1812.06127"),
         ),
     ]
     return built_in + [_listing(source) for source in SOURCES.values()]

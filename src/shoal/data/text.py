@@ -1,4 +1,4 @@
-"""Text of the user's own files: found out to be UTF-8 or UTF-16, or refused by line and byte; and quoted safely."""
+"""Text in files of users: read as UTF-8 or UTF-16, or refused with line and byte, and quoted safely in errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import BinaryIO
 
 from shoal.errors import UserError
 
-_HEAD_BYTES = 2**16  # more than any line of column names
-_MAX_QUOTED_CHARACTERS = 300  # characters of what a file or a library says
+_HEAD_BYTES = 2**16  # longer than any line of column names
+_MAX_QUOTED_CHARACTERS = 300  # quoted from a file or from the error of a library
 _ADVICE = "Save the file as UTF-8; Excel calls it 'CSV UTF-8'."
 
 
 def open_utf8(path: Path) -> BinaryIO:
-    """Opens a text file as UTF-8. UTF-16 is known by its byte order mark, which Excel writes, and converted."""
+    """Opens a text file as UTF-8. UTF-16 is recognised by its byte order mark, which Excel writes, and converted."""
     with path.open("rb") as file:
         mark = file.read(2)
     if mark not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -25,12 +25,12 @@ def open_utf8(path: Path) -> BinaryIO:
         return io.BytesIO(path.read_bytes().decode("utf-16").encode())
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}: begins as UTF-16, but is not: {error.reason} at byte {error.start + 1}. {_ADVICE}"
+            f"{path}: starts as UTF-16, but it is not UTF-16: {error.reason} at byte {error.start + 1}. {_ADVICE}"
         ) from None
 
 
 def detect_separator(file: BinaryIO) -> str:
-    """Returns what separates the columns: tabs where the first line has tabs and no comma, else commas."""
+    """Returns the separator of columns: a tab if the first line has tabs and no comma, else a comma."""
     head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
     file.seek(0)
     names = head.replace(b"\r", b"\n").partition(b"\n")[0]
@@ -44,7 +44,7 @@ def refuse_non_utf8(path: Path) -> None:
             zero = line.find(0)
             if zero >= 0:
                 raise UserError(
-                    f"{path}, line {number}, byte {zero + 1}: 0x00 is no text. Save the file as UTF-8 (UTF-16 needs a "
+                    f"{path}, line {number}, byte {zero + 1}: 0x00 is not text. Save the file as UTF-8 (UTF-16 needs a "
                     "byte order mark)."
                 )
             try:
@@ -53,19 +53,20 @@ def refuse_non_utf8(path: Path) -> None:
                 byte = line[error.start : error.start + 1]
                 letter = byte.decode("cp1252", "ignore")
                 hint = f" (in Windows-1252 it is {letter!r})" if letter else ""
-                what = f"0x{byte.hex().upper()} is not UTF-8{hint}"
-                raise UserError(f"{path}, line {number}, byte {error.start + 1}: {what}. {_ADVICE}") from None
+                problem = f"0x{byte.hex().upper()} is not UTF-8{hint}"
+                raise UserError(f"{path}, line {number}, byte {error.start + 1}: {problem}. {_ADVICE}") from None
 
 
 def escape_control_characters(text: str) -> str:
-    """Returns text without control characters and line ends, which a file may have put into an error message."""
+    """Returns text without control characters and line ends, which may come from a file into an error message."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shorten(text: str) -> str:
+    """Returns at most the first 300 characters of a text, followed by dots if it is longer."""
     return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Returns names, joined by commas, and not more of them than anybody would read."""
+    """Returns the names, joined by commas and shortened."""
     return shorten(", ".join(names))

@@ -1,4 +1,7 @@
-"""Which clients are held out of training; where rows have owners, before anything is drawn from the rows."""
+"""The choice of unseen clients, which are held out of training.
+
+If samples have owners, the clients are chosen before anything is computed from the samples.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,38 @@ from shoal.types import ClientId
 
 
 def num_held_out(num_clients: int, unseen: int | float) -> int:
-    """How many of so many clients are held out: a number of them, or a share. Somebody must be left to train."""
+    """Returns how many clients are held out, from a number (int) or a fraction (float) of all clients.
+
+    Raises
+    ------
+    UserError
+        If no client is held out, or none is left to train.
+    """
     count = max(1, round(unseen * num_clients)) if isinstance(unseen, float) else unseen
     if unseen <= 0 or count >= num_clients:
         raise UserError(
-            f"unseen is {unseen} of {num_clients} clients; it must be 1 or more, or a share, and leave one to train"
+            f"unseen is {unseen} of {num_clients} clients; it must be 1 or more, or a fraction, and leave one to train."
         )
     return count
 
 
 @dataclass(frozen=True)
 class HoldOut:
-    """So many of the clients, or such a share of them, by chance."""
+    """Chooses the unseen clients at random."""
 
-    unseen: int | float
+    unseen: int | float  # number, or fraction of all clients
     seed: int
-    num_clients: int | None = None  # of the owners of rows, how many take part; None: all
+    num_clients: int | None = None  # number of owners that become clients; None: all
     min_samples: int = 10
 
     def choose_clients(self, clients: Sequence[ClientId]) -> frozenset[ClientId]:
+        """Returns the unseen ones of these clients."""
         return self._draw(clients, num_held_out(len(clients), self.unseen))
 
     def choose_owners(self, owner_of_sample: Sequence[ClientId]) -> frozenset[ClientId]:
-        """Of those who own enough of the rows; nobody, where nobody does."""
-        names, rows = np.unique(np.array(owner_of_sample, dtype=np.str_), return_counts=True)
-        large = names[rows >= self.min_samples].tolist()
+        """Returns the unseen ones of the owners with at least `min_samples` samples; empty if no owner has as many."""
+        names, counts = np.unique(np.array(owner_of_sample, dtype=np.str_), return_counts=True)
+        large = names[counts >= self.min_samples].tolist()
         if not large:
             return frozenset()
         return self._draw(large, num_held_out(min(self.num_clients or len(large), len(large)), self.unseen))

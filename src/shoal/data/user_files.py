@@ -1,4 +1,4 @@
-"""The user's own data: .npz, .csv, .parquet, or a folder of images by class."""
+"""Reads the data of a user: an .npz, .csv or .parquet file, or a folder of images by class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IMAGE_MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
 
 @dataclass(frozen=True)
 class _RawData:
-    """What a file holds, before labels are numbered and features standardised."""
+    """The content of a file, before labels are numbered and features standardised."""
 
     x: Array
     labels: Array
@@ -41,25 +41,25 @@ class _RawData:
     sensitive: Array | None = None
     edge: Array | None = None
     classes: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
-    columns: tuple[str, ...] | None = None  # of a table: the name of each feature
+    columns: tuple[str, ...] | None = None  # name of each feature of a table
     unseen: frozenset[str] = frozenset()  # owners that are held out
 
     @property
     def is_unseen(self) -> NDArray[np.bool_]:
-        """Whether each row is of somebody who is held out."""
+        """Whether each sample belongs to an owner that is held out."""
         if self.owner is None or not self.unseen:
             return np.zeros(len(self.x), dtype=bool)
         return np.array([str(owner) in self.unseen for owner in self.owner.tolist()])
 
 
 def read_user_file(path: Path, options: ReadOptions) -> Dataset:
-    """Reads a file or folder of the user's own; what is not right with it is said in one line."""
+    """Reads a file or folder of a user, or raises a UserError that names the problem in one line."""
     try:
         return _read_by_suffix(path, options)
     except UserError as error:
         raise UserError(escape_control_characters(str(error))) from error
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from error
 
 
 def _read_by_suffix(path: Path, options: ReadOptions) -> Dataset:
@@ -73,21 +73,23 @@ def _read_by_suffix(path: Path, options: ReadOptions) -> Dataset:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise UserError(
-            f"data {str(path)!r} ends in {path.suffix!r}, but must be a folder or end in {', '.join(readers)}"
+            f"data {str(path)!r} ends in {path.suffix!r}, but it must be a folder or end in {', '.join(readers)}."
         )
     if path.stat().st_size == 0:
-        raise UserError(f"{path}: the file is empty")
+        raise UserError(f"{path}: the file is empty.")
     return _to_dataset(path, reader(path, options), options)
 
 
 def _to_dataset(path: Path, raw: _RawData, options: ReadOptions) -> Dataset:
     where = str(path)
     if len(raw.x) != len(raw.labels):
-        raise UserError(f"{where}: {len(raw.x)} rows but {len(raw.labels)} labels")
+        raise UserError(f"{where}: {len(raw.x)} samples but {len(raw.labels)} labels.")
     if raw.owner is not None and raw.owner.shape != (len(raw.x),):
-        raise UserError(f"{where}: clients have shape {raw.owner.shape}, but there must be one per row, {len(raw.x)}")
+        raise UserError(
+            f"{where}: clients have shape {raw.owner.shape}, but there must be one per sample, {len(raw.x)}."
+        )
     if raw.edge is not None and raw.edge.shape != (len(raw.x),):
-        raise UserError(f"{where}: edges have shape {raw.edge.shape}, but there must be one per row, {len(raw.x)}")
+        raise UserError(f"{where}: edges have shape {raw.edge.shape}, but there must be one per sample, {len(raw.x)}.")
     if raw.edge is not None and raw.owner is not None:
         _check_edges(where, raw.owner, raw.edge)
     if raw.sensitive is not None:
@@ -104,7 +106,7 @@ def _to_dataset(path: Path, raw: _RawData, options: ReadOptions) -> Dataset:
     test[~raw.is_unseen] = held_out_mask(
         y[~raw.is_unseen], options.test_fraction, derive_seed(options.seed, "files", "test")
     )
-    rest = _RawData(
+    train = _RawData(
         x=raw.x[~test],
         labels=labels[~test],
         owner=None if raw.owner is None else raw.owner[~test],
@@ -114,7 +116,7 @@ def _to_dataset(path: Path, raw: _RawData, options: ReadOptions) -> Dataset:
         columns=raw.columns,
         unseen=raw.unseen,
     )
-    return validate(_prepare_dataset(path, rest, raw.x[test], labels[test]))
+    return validate(_prepare_dataset(path, train, raw.x[test], labels[test]))
 
 
 def _check_edges(where: str, owner: Array, edge: Array) -> None:
@@ -122,31 +124,33 @@ def _check_edges(where: str, owner: Array, edge: Array) -> None:
     for client, edge_name in zip(map(str, owner.tolist()), map(str, edge.tolist()), strict=True):
         if edge_of_client.setdefault(client, edge_name) != edge_name:
             raise UserError(
-                f"{where}: client {client!r} has rows under the edges {edge_of_client[client]!r} and {edge_name!r}; it must be one"
+                f"{where}: client {client!r} has samples under the edges {edge_of_client[client]!r} and {edge_name!r}. "
+                "All its samples must have the same edge."
             )
 
 
 def _prepare_dataset(path: Path, raw: _RawData, x_test: Array, labels_test: Array) -> Dataset:
     where = str(path)
     labels = normalise_labels(raw.labels, where)
-    known = np.unique(labels) if raw.classes is None else np.arange(len(raw.classes))
-    names = raw.classes or tuple(str(label) for label in known.tolist())
+    label_values = np.unique(labels) if raw.classes is None else np.arange(len(raw.classes))
+    names = raw.classes or tuple(str(label) for label in label_values.tolist())
     if len(np.unique(labels)) < 2:
-        raise UserError(f"{where}: training needs at least 2 classes, but every label is {str(labels[0])!r}")
-    if raw.classes is not None and (labels.dtype.kind not in "iu" or not np.isin(labels, known).all()):
-        raise UserError(f"{where}: with names in classes, labels must be in 0..{len(names) - 1}")
+        raise UserError(f"{where}: training needs at least 2 classes, but every label is {str(labels[0])!r}.")
+    if raw.classes is not None and (labels.dtype.kind not in "iu" or not np.isin(labels, label_values).all()):
+        raise UserError(f"{where}: with names in classes, labels must be in 0..{len(names) - 1}.")
     test_labels = normalise_labels(labels_test, f"{where}: the test part")
     if test_labels.dtype.kind != labels.dtype.kind and "U" in (test_labels.dtype.kind, labels.dtype.kind):
-        raise UserError(f"{where}: training labels are {labels.dtype} but test labels are {test_labels.dtype}")
+        raise UserError(f"{where}: training labels are {labels.dtype} but test labels are {test_labels.dtype}.")
     encode_labels(test_labels, np.unique(labels), f"{where}: the test part")
     if x_test.shape[1:] != raw.x.shape[1:]:
         raise UserError(
-            f"{where}: rows of the test part have shape {x_test.shape[1:]}, but must have {raw.x.shape[1:]}"
+            f"{where}: samples of the test part have shape {x_test.shape[1:]}, but they must have {raw.x.shape[1:]}."
         )
     _check_constant(where, raw.x, raw.columns)
-    free = ~raw.is_unseen
-    may_show = free if raw.sensitive is None else free & ~raw.sensitive
-    moments = channel_moments(raw.x[may_show if may_show.any() else free])  # what is sensitive must not show in them
+    is_seen = ~raw.is_unseen
+    is_open = is_seen if raw.sensitive is None else is_seen & ~raw.sensitive
+    # The moments are stored with a run, so they must not reveal sensitive samples.
+    moments = channel_moments(raw.x[is_open if is_open.any() else is_seen])
     preparation = Preparation.from_moments(
         moments,
         double=True,
@@ -155,8 +159,8 @@ def _prepare_dataset(path: Path, raw: _RawData, x_test: Array, labels_test: Arra
     )
     return Dataset(
         name=path.stem if path.is_file() else path.name,
-        train=Samples(preparation(raw.x), torch.from_numpy(encode_labels(labels, known, where))),
-        test=Samples(preparation(x_test), torch.from_numpy(encode_labels(test_labels, known, where))),
+        train=Samples(preparation(raw.x), torch.from_numpy(encode_labels(labels, label_values, where))),
+        test=Samples(preparation(x_test), torch.from_numpy(encode_labels(test_labels, label_values, where))),
         classes=names,
         owner=None if raw.owner is None else tuple(str(owner) for owner in raw.owner.tolist()),
         is_sensitive=None if raw.sensitive is None else torch.from_numpy(raw.sensitive),
@@ -166,50 +170,52 @@ def _prepare_dataset(path: Path, raw: _RawData, x_test: Array, labels_test: Arra
     )
 
 
-def _parse_sensitive(where: str, column: Array, num_rows: int, name: str | None) -> NDArray[np.bool_]:
-    """Whether each row is sensitive, from numbers 0 and 1, truth values, or these as text."""
+def _parse_sensitive(where: str, column: Array, num_samples: int, name: str | None) -> NDArray[np.bool_]:
+    """Returns whether each sample is sensitive, from numbers 0 and 1, truth values, or these as text."""
     words = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-    if column.shape != (num_rows,):
-        raise UserError(f"{where}: {name!r} has shape {column.shape}, but there must be one per row, {num_rows}")
+    if column.shape != (num_samples,):
+        raise UserError(
+            f"{where}: {name!r} has shape {column.shape}, but there must be one value per sample, {num_samples}."
+        )
     texts = [str(value).strip().lower() for value in column.tolist()]
     unknown = next((value for value in texts if value not in words), None)
     if unknown is not None:
-        raise UserError(f"{where}: {unknown!r} in {name!r} does not say whether a row is sensitive: use 0 and 1")
+        raise UserError(f"{where}: {unknown!r} in {name!r} does not say whether a sample is sensitive. Use 0 and 1.")
     return np.array([words[value] for value in texts])
 
 
-_MAX_FEATURE = 1e30  # squares of larger numbers leave what float32 can hold
+_MAX_FEATURE = 1e30  # squares of larger numbers exceed float32
 
 
 def _check_finite(where: str, x: Array, columns: Sequence[str] | None) -> None:
     if x.size == 0:
-        raise UserError(f"{where} has no rows or no features")
+        raise UserError(f"{where} has no samples or no features.")
     bad = ~np.isfinite(x) | (np.abs(x) > _MAX_FEATURE) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
     if not bad.any():
         return
     if x.ndim > 2:
-        raise UserError(f"{where}: {int(bad.sum())} features are NaN, infinite or beyond 1e30")
+        raise UserError(f"{where}: {int(bad.sum())} features are NaN, infinite or beyond 1e30.")
     first = int(np.flatnonzero(bad.any(axis=0))[0])
     column = columns[first] if columns else str(first)
     raise UserError(
         f"{where}: column {column!r} has {int(bad[:, first].sum())} values that are "
-        "missing, NaN, infinite or beyond 1e30: fill them in or leave those rows out"
+        "missing, NaN, infinite or beyond 1e30. Fill them in or remove those rows."
     )
 
 
 def _check_constant(where: str, x: Array, columns: Sequence[str] | None) -> None:
     if x.min() == x.max():
-        raise UserError(f"{where}: every feature is the same number, {x.flat[0]}")
+        raise UserError(f"{where}: every feature is the same number, {x.flat[0]}.")
     if columns is None:
         return
-    varies: dict[str, bool] = {}
-    for column, varied in zip(columns, x.min(axis=0) != x.max(axis=0), strict=True):
-        varies[column] = varies.get(column, False) or bool(varied)
-    constant = [column for column, varied in varies.items() if not varied]
+    column_varies: dict[str, bool] = {}  # a column of lists has several features
+    for column, feature_varies in zip(columns, x.min(axis=0) != x.max(axis=0), strict=True):
+        column_varies[column] = column_varies.get(column, False) or bool(feature_varies)
+    constant = [column for column, varies in column_varies.items() if not varies]
     if constant:
         raise UserError(
-            f"{where}: column {constant[0]!r} is the same number in every training row, so it says nothing: "
-            f"leave it out with --drop-column {constant[0]}"
+            f"{where}: column {constant[0]!r} is the same number in every training row, so it carries no information. "
+            f"Leave it out with --drop-column {constant[0]}."
         )
 
 
@@ -222,13 +228,13 @@ def _read_npz(path: Path, options: ReadOptions) -> _RawData:
     has_test = any(f"{name}_test" in arrays for name in _FEATURE_ARRAYS + _LABEL_ARRAYS)
     client = options.client_column or "client"
     if options.client_column and client not in arrays:
-        raise UserError(f"{path}: there is no client array {client!r}; it holds {join_names(arrays)}")
-    flags = options.sensitive_column
-    if flags and flags not in arrays:
-        raise UserError(f"{path}: there is no sensitive array {flags!r}; it holds {join_names(arrays)}")
-    edges = options.edge_column
-    if edges and edges not in arrays:
-        raise UserError(f"{path}: there is no edge array {edges!r}; it holds {join_names(arrays)}")
+        raise UserError(f"{path}: there is no client array {client!r}; the arrays are {join_names(arrays)}.")
+    sensitive = options.sensitive_column
+    if sensitive and sensitive not in arrays:
+        raise UserError(f"{path}: there is no sensitive array {sensitive!r}; the arrays are {join_names(arrays)}.")
+    edge = options.edge_column
+    if edge and edge not in arrays:
+        raise UserError(f"{path}: there is no edge array {edge!r}; the arrays are {join_names(arrays)}.")
     names = arrays.get("classes")
     return _RawData(
         x=_channels_first(path, x),
@@ -236,8 +242,8 @@ def _read_npz(path: Path, options: ReadOptions) -> _RawData:
         x_test=_channels_first(path, _first_array(path, arrays, _FEATURE_ARRAYS, "_test")) if has_test else None,
         labels_test=_first_array(path, arrays, _LABEL_ARRAYS, "_test") if has_test else None,
         owner=arrays.get(client),
-        sensitive=arrays[flags] if flags else None,
-        edge=arrays[edges] if edges else None,
+        sensitive=arrays[sensitive] if sensitive else None,
+        edge=arrays[edge] if edge else None,
         classes=None if names is None else tuple(str(name) for name in names.tolist()),
     )
 
@@ -245,35 +251,37 @@ def _read_npz(path: Path, options: ReadOptions) -> _RawData:
 def _load_arrays(path: Path) -> dict[str, Array]:
     with path.open("rb") as stream:
         if stream.read(6) == b"\x93NUMPY":
-            raise UserError(f"{path}: holds a single array (.npy), but must be an .npz file with x and y")
+            raise UserError(f"{path} contains a single array (.npy), but it must be an .npz file with x and y.")
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: truncated or not an .npz file")
+        raise UserError(f"{path}: truncated or not an .npz file.")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except MemoryError as error:
-        raise UserError(f"{path}: its arrays do not fit into memory: {error}") from error
+        raise UserError(f"{path}: its arrays do not fit into memory: {error}.") from error
     except Exception as error:  # zipfile, zlib and NumPy each raise errors of their own for damaged files
         reason = shorten(str(error) or type(error).__name__)
         if "Object arrays" in reason:
             raise UserError(
-                f"{path}: {reason}: arrays of Python objects are refused, so save numbers or fixed-length text"
+                f"{path}: {reason}: arrays of Python objects are refused. Save numbers or fixed-length text."
             ) from error
-        raise UserError(f"{path}: truncated or not an .npz file: {reason}") from error
+        raise UserError(f"{path}: truncated or not an .npz file: {reason}.") from error
 
 
 def _first_array(path: Path, arrays: dict[str, Array], names: Sequence[str], suffix: str = "") -> Array:
-    wanted = [name + suffix for name in names]
-    found = next((arrays[name] for name in wanted if name in arrays), None)
-    if found is None:
-        raise UserError(f"{path}: one of the arrays {', '.join(wanted)} is needed; it holds {join_names(arrays)}")
-    return found
+    allowed = [name + suffix for name in names]
+    array = next((arrays[name] for name in allowed if name in arrays), None)
+    if array is None:
+        raise UserError(
+            f"{path}: one of the arrays {', '.join(allowed)} is needed; the arrays are {join_names(arrays)}."
+        )
+    return array
 
 
 def _channels_first(path: Path, x: Array) -> Array:
-    """[N, features] stays; images [N, H, W] and [N, H, W, C] become [N, C, H, W]."""
+    """Returns images [N, H, W] and [N, H, W, C] as [N, C, H, W], and tables [N, features] unchanged."""
     if x.dtype.kind not in "buif":
-        raise UserError(f"{path}: features are of type {x.dtype}, but must be numbers")
+        raise UserError(f"{path}: features are of type {x.dtype}, but they must be numbers.")
     if x.dtype.kind == "b":
         x = x.astype(np.uint8)
     if x.ndim == 3:
@@ -284,7 +292,7 @@ def _channels_first(path: Path, x: Array) -> Array:
     if x.ndim != 2:
         raise UserError(
             f"{path}: features have {x.ndim} axes, "
-            "but must be rows [N, F] or images [N, H, W], [N, H, W, C] or [N, C, H, W]"
+            "but they must be a table [N, F] or images [N, H, W], [N, H, W, C] or [N, C, H, W]."
         )
     return x
 
@@ -294,7 +302,7 @@ def _read_table(path: Path, options: ReadOptions) -> _RawData:
     names = _column_names(path, table)
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        raise UserError(f"{path}: there are {names.count(duplicate)} columns named {duplicate!r}; rename all but one")
+        raise UserError(f"{path}: there are {names.count(duplicate)} columns named {duplicate!r}; rename all but one.")
     for kind, name in (
         ("label", options.label_column),
         ("client", options.client_column),
@@ -303,25 +311,23 @@ def _read_table(path: Path, options: ReadOptions) -> _RawData:
         *(("drop", name) for name in options.drop_columns),
     ):
         if name is not None and name not in names:
-            hint = "; is the file separated by something other than commas?" if len(names) == 1 else ""
-            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {join_names(names)}{hint}")
+            hint = " Is the file separated by something other than commas?" if len(names) == 1 else ""
+            raise UserError(f"{path}: there is no {kind} column {name!r}; the columns are {join_names(names)}.{hint}")
     if table.num_rows == 0:
-        raise UserError(f"{path}: the file has columns but no rows")
+        raise UserError(f"{path}: the file has columns but no rows.")
     if options.label_column == options.sensitive_column:
-        raise UserError(
-            f"{path}: column {options.label_column!r} is the label, so it cannot say which rows are sensitive"
-        )
+        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot mark sensitive samples.")
     if options.label_column in options.drop_columns:
-        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped")
+        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot be dropped.")
     if options.label_column == options.edge_column:
-        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot say where clients are")
+        raise UserError(f"{path}: column {options.label_column!r} is the label, so it cannot name edges.")
     non_features = {
         *(options.label_column, options.client_column, options.sensitive_column, options.edge_column),
         *options.drop_columns,
     }
     features = [name for name in names if name not in non_features]
     if not features:
-        raise UserError(f"{path}: no feature columns are left beside {join_names(names)}")
+        raise UserError(f"{path}: no feature columns are left; the columns are {join_names(names)}.")
     blocks = [_read_feature_column(path, name, table.column(name)) for name in features]
     return _RawData(
         x=np.concatenate(blocks, axis=1),
@@ -342,7 +348,7 @@ def _load_table(path: Path) -> pa.Table:
         if path.suffix.lower() == ".csv":
             refuse_non_utf8(path)
         reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {reason}") from error
+        raise UserError(f"{path}: cannot be read as a {path.suffix[1:]} table: {reason}.") from error
 
 
 def _load_csv(path: Path) -> pa.Table:
@@ -360,11 +366,11 @@ def _column_names(path: Path, table: pa.Table) -> list[str]:
     return names
 
 
-def _not_utf8_error(path: Path, what: str) -> UserError:
-    """Names line and byte where there are lines."""
+def _not_utf8_error(path: Path, location: str) -> UserError:
+    """Returns the error for text that is not UTF-8. For a CSV file it raises an error with line and byte instead."""
     if path.suffix.lower() == ".csv":
         refuse_non_utf8(path)
-    return UserError(f"{path}: {what} is not UTF-8 text; save the file as UTF-8")
+    return UserError(f"{path}: {location} is not UTF-8 text. Save the file as UTF-8.")
 
 
 _NUMBER_TYPES = (
@@ -374,19 +380,21 @@ _NUMBER_TYPES = (
 
 
 def _read_feature_column(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """[rows, 1] for numbers, [rows, k] for lists of k numbers; a missing number is NaN."""
+    """Returns [rows, 1] for numbers, and [rows, k] for lists of k numbers. A missing number is NaN."""
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         lengths = pa.compute.unique(pa.compute.list_value_length(column)).to_pylist()
         if None in lengths or len(lengths) != 1:
-            raise UserError(f"{path}: the lists in column {name!r} differ in length: one length is needed")
+            raise UserError(
+                f"{path}: the lists in column {name!r} differ in length, but all must have the same length."
+            )
         flat = _read_feature_column(path, name, pa.compute.list_flatten(column))
         return flat.reshape(len(column), -1)
     if not any(is_number(kind) for is_number in _NUMBER_TYPES):
         raise UserError(
-            f"{path}: column {name!r} is of type {kind}, but features must be numbers: "
-            f"turn it into numbers, leave it out with --drop-column {name}, "
-            f"or say --client-column {name} if it names the owner of a row"
+            f"{path}: column {name!r} is of type {kind}, but features must be numbers. "
+            f"Convert it to numbers, leave it out with --drop-column {name}, "
+            f"or use --client-column {name} if it names the client of a row."
         )
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
@@ -395,10 +403,10 @@ def _read_feature_column(path: Path, name: str, column: pa.ChunkedArray) -> NDAr
 
 
 def _read_key_column(path: Path, table: pa.Table, kind: str, name: str) -> Array:
-    """Labels or clients."""
+    """Returns a column of labels, clients, sensitivity or edges, without missing values."""
     column = table.column(name)
     if column.null_count:
-        raise UserError(f"{path}: {column.null_count} rows have no {kind} in column {name!r}")
+        raise UserError(f"{path}: {column.null_count} rows have no {kind} in column {name!r}.")
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
@@ -407,44 +415,45 @@ def _read_key_column(path: Path, table: pa.Table, kind: str, name: str) -> Array
         return np.asarray(column.to_numpy())
     try:
         keys = np.array(column.to_pylist(), dtype=np.str_)
-    except UnicodeDecodeError as error:  # parquet does not check its text
+    except UnicodeDecodeError as error:  # a parquet file is not checked when it is read
         raise _not_utf8_error(path, f"column {name!r}") from error
-    empty = int((np.char.strip(keys) == "").sum())
-    if empty:
-        raise UserError(f"{path}: {empty} rows have an empty {kind} in column {name!r}")
+    num_empty = int((np.char.strip(keys) == "").sum())
+    if num_empty:
+        raise UserError(f"{path}: {num_empty} rows have an empty {kind} in column {name!r}.")
     return keys
 
 
 def _read_folder(path: Path) -> _RawData:
     train, test = path / "train", path / "test"
     if train.is_dir() and test.is_dir():
-        x, labels, first = _read_classes(train, None)
-        x_test, labels_test, _ = _read_classes(test, first)
+        x, labels, image_format = _read_classes(train, None)
+        x_test, labels_test, _ = _read_classes(test, image_format)
         return _RawData(x, labels, x_test, labels_test)
     x, labels, _ = _read_classes(path, None)
     return _RawData(x, labels)
 
 
-_ImageFormat = tuple[Path, tuple[int, int], str]  # the first image, and the size and mode that all must share
+_ImageFormat = tuple[Path, tuple[int, int], str]  # the first image, and its size and mode, which all images must have
 
 
 def _read_classes(folder: Path, expected_format: _ImageFormat | None) -> tuple[Array, Array, _ImageFormat]:
     images, labels = [], []
-    for kind in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."):
-        files = sorted(file for file in kind.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+    for class_folder in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."):
+        files = sorted(file for file in class_folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
         if not files:
-            raise UserError(f"{kind}: a class folder without any image ({', '.join(IMAGE_SUFFIXES)})")
+            raise UserError(f"{class_folder}: a class folder without any image ({', '.join(IMAGE_SUFFIXES)}).")
         for file in files:
-            pixels, look = _read_image(file)
-            expected_format = expected_format or look
-            if look[1:] != expected_format[1:]:
+            pixels, image_format = _read_image(file)
+            expected_format = expected_format or image_format
+            if image_format[1:] != expected_format[1:]:
                 raise UserError(
-                    f"{file} is {_describe_format(look)}, but {expected_format[0]} is {_describe_format(expected_format)}: all images must be alike"
+                    f"{file} is {_describe_format(image_format)}, but {expected_format[0]} is "
+                    f"{_describe_format(expected_format)}. All images must have the same size and mode."
                 )
             images.append(pixels)
-            labels.append(kind.name)
+            labels.append(class_folder.name)
     if expected_format is None or not images:
-        raise UserError(f"{folder}: no images in it; they are expected as class/*.png (or .jpg, .jpeg)")
+        raise UserError(f"{folder}: no images in it. They are expected as class/*.png (or .jpg, .jpeg).")
     return np.stack(images), np.array(labels), expected_format
 
 
@@ -454,15 +463,15 @@ def _describe_format(image_format: _ImageFormat) -> str:
 
 
 def _read_image(file: Path) -> tuple[NDArray[np.uint8], _ImageFormat]:
-    """[C, H, W]"""
+    """Reads an image as [C, H, W], with its format."""
     try:
         with Image.open(file) as image:
             if image.mode not in _IMAGE_MODES:
-                raise UserError(f"{file}: mode {image.mode} is not one of {', '.join(_IMAGE_MODES)}")
+                raise UserError(f"{file}: mode {image.mode} is not one of {', '.join(_IMAGE_MODES)}.")
             pixels = np.asarray(image.convert(_IMAGE_MODES[image.mode]))
-            look = (file, image.size, image.mode)
+            image_format = (file, image.size, image.mode)
     except UserError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for damaged files
-        raise UserError(f"{file}: not a whole image: {shorten(str(error))}") from error
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), look
+        raise UserError(f"{file}: not a complete image: {shorten(str(error))}.") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), image_format

@@ -1,4 +1,4 @@
-"""What runs on a client: a Flower ClientApp over the client programs of a method."""
+"""The Flower ClientApp that runs the client programs of a method on a real client."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shoal.types import ClientData, ClientId, ClientProgram, Method, Params, Tre
 
 
 def client_programs(method: Method) -> dict[str, ClientProgram]:
+    """Returns the programs of a method and the evaluation, by name."""
     evaluate = Evaluate.for_method(method)
     return method.programs | {evaluate.name: evaluate}
 
@@ -25,23 +26,38 @@ def client_app(
     load_data: Callable[[ClientId], ClientData],
     private: MutableMapping[ClientId, Tree],
 ) -> ClientApp:
-    """What runs on a client: it is told by `client-id` in its node's config who it is."""
+    """Returns the Flower app that runs on a client.
+
+    Parameters
+    ----------
+    method
+        The method. Server and clients must build it with the same settings.
+    load_data
+        Returns the data of a client. The app reads the name of its client from `client-id` in the config of its node.
+    private
+        The private trees by client, which the app updates.
+
+    Returns
+    -------
+    ClientApp
+        The app.
+    """
     programs = client_programs(method)
     app, recorder = ClientApp(), Recorder()
-    models: dict[ClientId, dict[int, Params]] = {}  # those of the last task that said to keep them, by digest
+    cached_models: dict[ClientId, dict[int, Params]] = {}  # of the last task with digests, by digest
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = str(context.node_config["client-id"])
         try:
-            name, task = read_task(message.content, models.get(client))
+            name, task = read_task(message.content, cached_models.get(client))
         except MissingModel:
             return Message(content=RecordDict({MODELS_MISSING: ConfigRecord({})}), reply_to=message)
         if task.digests:
-            models[client] = {digest: task.models[k] for k, digest in task.digests.items()}
-        report, kept = run_program(programs[name], task, load_data(client), private.get(client, {}), recorder)
-        if kept is not None:
-            private[client] = {**private.get(client, {}), **kept}
+            cached_models[client] = {digest: task.models[k] for k, digest in task.digests.items()}
+        report, new_private = run_program(programs[name], task, load_data(client), private.get(client, {}), recorder)
+        if new_private is not None:
+            private[client] = {**private.get(client, {}), **new_private}
         return Message(content=report_record(name, report), reply_to=message)
 
     return app

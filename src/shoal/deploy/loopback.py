@@ -1,4 +1,4 @@
-"""Flower without a network: a Grid in this process, through which every message takes Flower's own wire format."""
+"""Flower without a network: a Grid in this process that passes every message through Flower's wire format."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from shoal.types import CENTRALISED_CLIENT, ClientData, ClientId, Method, Tree
 
 
 class LoopGrid:
-    """A Grid in this process. Every message passes through Flower's own wire format, both ways."""
+    """A Grid in this process. Every message passes through Flower's wire format in both directions."""
 
     def __init__(self, app: ClientApp, client_of_node: Mapping[int, ClientId]) -> None:
         self.app, self.client_of_node = app, client_of_node
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Runs the app for every message and yields the replies."""
         for message in messages:
             node = message.metadata.dst_node_id
             config: dict[str, bool | float | int | str] = {"client-id": self.client_of_node[node]}
@@ -39,7 +40,7 @@ def _over_the_wire(message: Message) -> Message:
 def loopback_fleet(
     method: Method, data: Mapping[ClientId, ClientData], private: MutableMapping[ClientId, Tree] | None = None
 ) -> FlowerFleet:
-    """The whole of Flower's message path without a network: `--fleet flower`."""
+    """Returns a fleet with the complete message path of Flower, but without a network (`--fleet flower`)."""
     node_of = {c: 1000 + i for i, c in enumerate([CENTRALISED_CLIENT, *sorted(data)])}
     app = client_app(method, data.__getitem__, {} if private is None else private)
     return FlowerFleet(LoopGrid(app, {n: c for c, n in node_of.items()}), node_of)

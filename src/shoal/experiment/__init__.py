@@ -1,1 +1,4 @@
-"""One experiment: a job (what is asked) is assembled, run, and its result written."""
+"""Experiments: a job is assembled, run and evaluated, and its result is written.
+
+Read job.py first, then assemble.py, run.py and result.py.
+"""

@@ -1,4 +1,7 @@
-"""From a job to what can be run: data, partition, model, method, costs and fleet put together."""
+"""Assembles an experiment: loads and divides the data of a job, and builds its model, method, costs and fleet.
+
+Read run.py next.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,9 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a job stands for, ready to run."""
+    """A job with its data, model, method and costs, ready to run."""
 
-    job: Job  # with nothing left to be decided
+    job: Job  # with every open choice made
     federation: Federation
     model: Model
     method: Method
@@ -50,12 +53,12 @@ class Experiment:
 
     @property
     def cohort(self) -> int | float | None:
-        """Clients per round; None where the method chooses by something else, such as time."""
+        """Clients per round, or None if the method decides by something else, such as time."""
         return self.job.cohort if self.method.uses_cohort_size else None
 
 
 def validate_job(job: Job, out: Path | None = None) -> None:
-    """What can be refused before any data are loaded."""
+    """Refuses what can be seen to be wrong before any data are loaded."""
     _refuse_cloud_without_edges(job, dry_build(job.method, job.set, _min_cohort_size(job), build_topology(job)).edges)
     check_source(job.data)
     check_partition(job.partition)
@@ -64,7 +67,7 @@ def validate_job(job: Job, out: Path | None = None) -> None:
     if job.measure == "codecarbon":
         Carbon(job.country)
     elif job.country is not None:
-        raise UserError(f"country is {job.country!r}, but nothing is measured: add --measure codecarbon")
+        raise UserError(f"country is {job.country!r}, but no energy is measured. Add --measure codecarbon.")
     _checked_device(job.device)
     if job.clients is not None:
         job.cohort_size(job.num_training_clients(job.clients))
@@ -75,19 +78,22 @@ def validate_job(job: Job, out: Path | None = None) -> None:
 
 
 def _refuse_cloud_without_edges(job: Job, edges: Topology | None) -> None:
-    for key in ("cloud_every", "long_link"):
+    for key in ("cloud_every_rounds", "cloud_link"):
         if edges is None and getattr(job, key) is not None:
-            raise UserError(f"{key} is {getattr(job, key)!r}, but there are no edges: add --edges or --edge-column")
+            raise UserError(
+                f"{key} is {getattr(job, key)!r}, but there are no edge servers. Add --edges or --edge-column."
+            )
 
 
 def _min_cohort_size(job: Job) -> int:
-    """Clients per round, as far as it can be said before the data are there."""
+    """Returns the clients per round, as far as they are known before the data are loaded."""
     if job.clients is not None:
         return job.cohort_size(job.num_training_clients(job.clients))
     return job.cohort if isinstance(job.cohort, int) and job.cohort > 0 else 1
 
 
 def load_federation(job: Job, progress: Any = None) -> Federation:
+    """Loads the data of a job and divides them among the clients."""
     clients = job.clients if job.clients is not None or job.has_natural_partition else 20
     dataset = load(
         job.data,
@@ -135,11 +141,12 @@ def _checked_device(name: str) -> torch.device:
 
 
 def assemble_job(job: Job, progress: Any = None) -> Experiment:
+    """Loads the data of a job and builds the rest of its experiment."""
     return assemble(job, job.method, load_federation(job, progress))
 
 
 def assemble(job: Job, method: str | Callable[[Setting], Method], federation: Federation) -> Experiment:
-    """The model and the method for this federation, and the job with its open choices made."""
+    """Builds the model and the method for a federation, and makes the open choices of the job."""
     model = load_model(job.model, federation.input_shape, len(federation.classes), job.device)
     cohort = job.cohort_size(len(federation))
     setting = build_setting(job, model, cohort, federation.public_samples, federation.edge_of_client)
@@ -155,12 +162,15 @@ def assemble(job: Job, method: str | Callable[[Setting], Method], federation: Fe
         "cohort": cohort,
         "fleet": fleet,
         "pieces": job.pieces or (count_cores() if fleet == "pool" else None),
-        "public": num_public_samples(federation) or job.public_samples,
+        "public_samples": num_public_samples(federation) or job.public_samples,
     }
     if setting.edges is not None:
-        decided |= {"cloud_every": setting.edges.cloud_every_rounds, "long_link": job.cloud_link or DEFAULT_CLOUD_LINK}
-        by_place = setting.edges.assignment == "place"
-        decided["edges"] = job.edges if by_place else f"{setting.edges.assignment}:{setting.edges.num_edges}"
+        decided |= {
+            "cloud_every_rounds": setting.edges.cloud_every_rounds,
+            "cloud_link": job.cloud_link or DEFAULT_CLOUD_LINK,
+        }
+        by_column = setting.edges.assignment == "column"
+        decided["edges"] = job.edges if by_column else f"{setting.edges.assignment}:{setting.edges.num_edges}"
     job = job.model_copy(update=decided)
     costs = build_costs(job, federation)
     _warn_about_small_devices(costs, model)
@@ -170,25 +180,32 @@ def assemble(job: Job, method: str | Callable[[Setting], Method], federation: Fe
 def _refuse_impossible_edges(edges: Topology | None, federation: Federation) -> None:
     if edges is None:
         return
-    if edges.assignment == "place" and not federation.edge_of_client:
-        raise UserError("edges is 'place', but the data do not say where clients are: name a column with --edge-column")
+    if edges.assignment == "column" and not federation.edge_of_client:
+        raise UserError(
+            "edges is 'column', but the data do not name the edge server of each client. Add --edge-column."
+        )
     if edges.num_edges > len(federation):
-        raise UserError(f"edges is {edges.num_edges}, but there are only {len(federation)} clients to divide")
+        raise UserError(
+            f"edges is {edges.num_edges}, but there are only {len(federation)} clients. Use fewer edge servers."
+        )
 
 
 def _refuse_without_validation(method: Method, setting: Setting, federation: Federation) -> None:
-    used = {phase.split for program in method.programs.values() for phase in program.phases}
-    if any(split.startswith("val") for split in used) and not int(federation.samples_per_client("val").sum()):
+    used_splits = {phase.split for program in method.programs.values() for phase in program.phases}
+    if any(split.startswith("val") for split in used_splits) and not int(federation.samples_per_client("val").sum()):
         hint = "".join(
             f", or --set {group}.{key}={option.declaration.value_without_validation}"
             for group, keys in setting.available_options.items()
             for key, option in keys.items()
             if option.declaration.value_without_validation is not None
         )
-        raise UserError(f"method {method.name} needs validation rows, but val_share is 0; it must be above 0{hint}")
+        raise UserError(
+            f"method {method.name} needs validation samples, but val_fraction is 0. Set --val-fraction above 0{hint}."
+        )
 
 
 def build_costs(job: Job, clients: Iterable[ClientId]) -> CostModel:
+    """Returns the cost model of a job for these clients."""
     return CostModel(
         profiles=assign_profiles(job.devices, list(clients), job.seed),
         link=find_link(job.link, job.radio_w),
@@ -201,23 +218,28 @@ def build_costs(job: Job, clients: Iterable[ClientId]) -> CostModel:
 
 
 def _warn_about_small_devices(costs: CostModel, model: Model) -> None:
-    """Training holds at least the weights, their gradients and what was received."""
-    least_bytes = 3 * 4 * model.num_parameters
+    """Warns about devices that have too little memory for the weights, their gradients and the received model."""
+    min_bytes = 3 * 4 * model.num_parameters
     for profile in sorted({p.name: p for p in costs.profiles.values()}.values(), key=lambda p: p.memory_bytes):
-        if profile.memory_bytes < least_bytes:
+        if profile.memory_bytes < min_bytes:
             log.warning(
-                "device %r has %s bytes of memory, but training this model needs at least %s: it is simulated all the "
-                "same",
-                *(profile.name, f"{profile.memory_bytes:,}", f"{least_bytes:,}"),
+                "Device %r has %s bytes of memory, but training this model needs at least %s. The run simulates it "
+                "nevertheless.",
+                *(profile.name, f"{profile.memory_bytes:,}", f"{min_bytes:,}"),
             )
 
 
 def choose_fleet(requested: str, model: Model, num_cores: int) -> str:
-    """A rule, not a measurement: the same job must give the same bytes on a busy machine and on a quiet one. The number
-    of workers has no say: it must not change a byte either."""
+    """Returns the name of the fleet.
+
+    The rule uses no measurement, because the same job must give the same bytes on a busy machine and on an idle one. It
+    does not use the number of workers either, which must not change a byte.
+    """
     on_cpu = torch.device(model.device).type == "cpu"
     if requested == "pool" and not on_cpu:
-        raise UserError(f"fleet 'pool' needs --device cpu, not {model.device!r}: a GPU cannot be shared by forking")
+        raise UserError(
+            f"fleet 'pool' needs --device cpu, not {model.device!r}, because forked processes cannot share a GPU"
+        )
     if requested != "auto":
         return requested
     if num_cores > 1 and on_cpu:
@@ -226,6 +248,7 @@ def choose_fleet(requested: str, model: Model, num_cores: int) -> str:
 
 
 def make_fleet(experiment: Experiment, private_states: MutableMapping[ClientId, Tree] | None = None) -> Fleet:
+    """Returns the fleet that executes the clients of an experiment."""
     method, federation = experiment.method, experiment.federation
     keep_freed_memory()
     match experiment.job.fleet:
@@ -234,8 +257,10 @@ def make_fleet(experiment: Experiment, private_states: MutableMapping[ClientId, 
         case "vector":
             return VectorFleet(federation, private_states, pieces=experiment.job.pieces)
         case "pool":
-            inside = VectorFleet if is_stackable(experiment.model) else PlainFleet
-            return PoolFleet(method, federation, private_states, inside, experiment.job.workers, experiment.job.pieces)
+            worker_fleet = VectorFleet if is_stackable(experiment.model) else PlainFleet
+            return PoolFleet(
+                method, federation, private_states, worker_fleet, experiment.job.workers, experiment.job.pieces
+            )
         case "flower":
             fleet: Fleet = _import_flower_fleet()(method, federation, private_states)
             return fleet
@@ -248,35 +273,36 @@ def _import_flower_fleet() -> Callable[..., Fleet]:
         from shoal.deploy.loopback import loopback_fleet
     except ImportError as error:
         raise UserError(
-            f"fleet 'flower' needs the extra of that name: pip install -c constraints.txt -e '.[flower]' ({error})"
+            f"fleet 'flower' needs the extra named flower: pip install -c constraints.txt -e '.[flower]' ({error})"
         ) from None
     return loopback_fleet
 
 
 @contextmanager
 def fleet_session(experiment: Experiment, fleet: Fleet) -> Iterator[None]:
-    """Sets the number of threads for the time in which `fleet` is used, and stops its workers afterwards.
+    """Sets the number of threads while `fleet` is used, and stops its workers afterwards.
 
-    Beside a pool the server needs one thread: what it does is small, and the cores belong to the workers. Work that is
-    cut into pieces runs on one thread on every fleet, because the number of threads changes the last bits.
+    With a pool the server uses one thread: it has little work, and the cores belong to the workers. Work that is
+    divided into pieces runs on one thread on every fleet, because the number of threads changes the last bits.
     """
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     if isinstance(fleet, PoolFleet) or experiment.job.pieces is not None:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
         if isinstance(fleet, PoolFleet):
             fleet.close()
 
 
 def num_public_samples(federation: Federation) -> int:
+    """Returns the number of samples that are set aside for the server."""
     return 0 if federation.public_samples is None else len(federation.public_samples.y)
 
 
 def input_facts(federation: Federation) -> dict[str, Any]:
-    """inputs.json: what a model is given and what it answers, for whoever serves it without the data."""
+    """Returns the content of inputs.json, with which a model can be served without the data."""
     return {
         "shape": list(federation.input_shape),
         "classes": list(federation.classes),
@@ -285,19 +311,19 @@ def input_facts(federation: Federation) -> dict[str, Any]:
 
 
 def partition_facts(federation: Federation) -> dict[str, Any]:
-    """partition.json: who holds what."""
+    """Returns the content of partition.json: how the samples are divided among the clients."""
     counts = federation.label_counts()
     return {
         "clients": list(federation),
         "classes": list(federation.classes),
         "counts": counts.tolist(),
         "sizes": {split: federation.samples_per_client(split).tolist() for split in ("train", "val", "test")},
-        "figures": {k: int(v) if float(v).is_integer() else v for k, v in heterogeneity_metrics(counts).items()},
+        "heterogeneity": {k: int(v) if float(v).is_integer() else v for k, v in heterogeneity_metrics(counts).items()},
         "shifts": federation.shifts,
-        "groups": federation.planted_groups,
-        "spec": federation.partition,
+        "planted_groups": federation.planted_groups,
+        "partition": federation.partition,
         "note": federation.note,
-        "public": num_public_samples(federation),
+        "num_public_samples": num_public_samples(federation),
         **({} if federation.edge_of_client is None else {"edges": federation.edge_of_client}),
         **({"unseen": list(federation.unseen)} if federation.unseen else {}),
     }

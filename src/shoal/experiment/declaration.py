@@ -1,4 +1,7 @@
-"""How a setting of a job is declared: once, with all that its flag, its errors and its documentation say."""
+"""How a setting of a job is declared.
+
+The flag of the command line, the error messages and the page of settings all follow from the one declaration in job.py.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +61,13 @@ def setting(
         are added wherever the description is shown.
     panel : Panel
         Heading under which the help and the page of settings list the field.
-    part : Part
-        What the setting belongs to. `shoal.run` takes only those of the run: its federation has its data already.
+    scope : Scope
+        What the setting belongs to. `shoal.run` takes only settings of the run, because its federation has its data
+        already.
     flag : str or None
         Flag of the command line. By default it follows from the field's name, and None stands for no flag.
-    unset : str
-        What a default of None, or an empty one, means.
+    unset_meaning : str
+        Words for a default of None or for an empty default.
     gt, ge, lt : float, optional
         Bounds of a number: above, at least, below.
 
@@ -72,42 +76,43 @@ def setting(
     FieldInfo
         Field of a pydantic model.
     """
-    shown: dict[str, Any] = {"panel": panel, "part": scope, "flag": flag, "unset": unset_meaning}
+    shown: dict[str, Any] = {"panel": panel, "scope": scope, "flag": flag, "unset_meaning": unset_meaning}
     return Field(default, description=description, json_schema_extra=shown, gt=gt, ge=ge, lt=lt)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is declared of one setting."""
+    """The declaration of one setting."""
 
     name: str
-    annotation: Any  # type of what may be given
+    annotation: Any  # type of the values that users may give
     default: Any
     description: str
     panel: Panel
     scope: Scope
     flag: str | None
     unset_meaning: str
-    bounds: str  # "at least 1"; empty: none
+    bounds: str  # such as "at least 1"; empty if there are none
 
     @property
     def types(self) -> tuple[Any, ...]:
-        """Types of the values that may be given, without None."""
+        """Types of the values that users may give, without None."""
         union = get_args(self.annotation) if get_origin(self.annotation) not in (Literal, tuple, dict) else ()
         return tuple(kind for kind in union if kind is not NoneType) or (self.annotation,)
 
     @property
     def is_amount(self) -> bool:
-        """Whether it is a number of clients or a fraction of them."""
+        """Whether the value is a number of clients or a fraction of them."""
         return set(self.types) == {int, float}
 
     @property
     def is_repeated(self) -> bool:
-        """Whether its flag may be given several times."""
+        """Whether the flag may be given several times."""
         return any(get_origin(kind) in (tuple, dict) for kind in self.types)
 
     @property
     def choices(self) -> tuple[str, ...]:
+        """The accepted texts, if only some are accepted, else nothing."""
         return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
 
     @property
@@ -118,12 +123,12 @@ class Declaration:
 
     @property
     def type_words(self) -> str:
-        """Words for its type: "whole number"."""
+        """Words for the type, such as "whole number"."""
         return " or ".join(words.removeprefix("a ") for words in self._type_phrases)
 
     @property
     def accepted(self) -> str:
-        """How an error says what would be right: "a whole number, at least 1"."""
+        """Words for the accepted values, such as "a whole number, at least 1"."""
         return " or ".join(self._type_phrases) + (f", {self.bounds}" if self.bounds else "")
 
     @property
@@ -133,9 +138,9 @@ class Declaration:
 
 
 def declarations(model: type[BaseModel]) -> dict[str, Declaration]:
-    """The settings that a model declares, by name, in the order of the panels."""
-    found = [_declaration(name, field) for name, field in model.model_fields.items()]
-    return {d.name: d for d in sorted(found, key=lambda d: PANELS.index(d.panel))}
+    """Returns the settings that a pydantic model declares, by name, in the order of the panels."""
+    declared = [_declaration(name, field) for name, field in model.model_fields.items()]
+    return {d.name: d for d in sorted(declared, key=lambda d: PANELS.index(d.panel))}
 
 
 def _declaration(name: str, field: FieldInfo) -> Declaration:
@@ -148,15 +153,15 @@ def _declaration(name: str, field: FieldInfo) -> Declaration:
         default=field.default,
         description=field.description or "",
         panel=shown["panel"],
-        scope=shown["part"],
+        scope=shown["scope"],
         flag=flag,
-        unset_meaning=shown["unset"],
+        unset_meaning=shown["unset_meaning"],
         bounds=" and ".join(bounds),
     )
 
 
 def _accepted_type(field: FieldInfo) -> Any:
-    """A validator may take more than the field holds."""
+    """Returns the type that users may give. A validator may accept more types than the field has."""
     for entry in field.metadata:
         if isinstance(entry, BeforeValidator) and entry.json_schema_input_type is not PydanticUndefined:
             return entry.json_schema_input_type

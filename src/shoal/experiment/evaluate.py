@@ -1,5 +1,7 @@
-"""What a finished run serves, evaluated again: to its clients, or to those who were held out of training; as the run
-was told to answer, or in another way that its models allow."""
+"""Evaluates the models of a finished run again: on its clients, or on the unseen clients.
+
+Serving options may differ from those of the run, as long as they change nothing in training.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 def evaluate_clients(path: Path, progress: Any = None, options: Options | None = None) -> dict[str, Any]:
-    """Local and central figures, the same as those of the last round unless `options` of answering are given."""
+    """Returns local and central metrics. Without serving `options` they equal those of the last round."""
     with _open_run(path, progress, options) as (store, experiment, state):
         fleet, central = make_fleet(experiment, store.private), experiment.federation.central
         with fleet_session(experiment, fleet):
@@ -41,26 +43,38 @@ def evaluate_unseen_clients(
     num_inputs: int | None = None,
     options: Options | None = None,
 ) -> dict[str, Any]:
-    """`inputs`: how many of its rows, without labels, each is assigned by; None: all."""
+    """Returns the metrics of the unseen clients.
+
+    With `infer_from_inputs` the cluster or the class prior of each client is inferred from `num_inputs` of its inputs,
+    without labels, or from all of them.
+    """
     if num_inputs is not None and num_inputs < 1:
-        raise UserError(f"inputs is {num_inputs}; it must be 1 row or more")
+        raise UserError(f"num_inputs is {num_inputs}; it must be 1 or more")
     with _open_run(path, progress, options) as (_, experiment, state):
         unseen_clients = experiment.federation.unseen
         if not unseen_clients:
-            raise UserError(f"{path} held out nobody: run it with --unseen N to keep some clients out of training")
+            raise UserError(
+                f"{path} has no unseen clients. Start a run with --unseen N to exclude clients from training."
+            )
         if (
             infer_from_inputs
             and experiment.method.models_for_inputs is None
             and experiment.method.adaptation_program is None
         ):
             raise UserError(
-                f"--assign: method {experiment.method.name} has no groups that rows without labels point to"
+                f"--infer-from-inputs does not work with method {experiment.method.name}, which infers no cluster "
+                "and no class prior from inputs. Leave it out."
             )
         evaluation = engine.evaluate_unseen(
             experiment.method, state, unseen_clients, infer_from_inputs, num_inputs, experiment.job.seed
         )
-        how = {"assigned": infer_from_inputs} | ({} if num_inputs is None else {"inputs": num_inputs})
-        return _evaluation_facts(experiment, state, evaluation, options) | {"unseen": len(unseen_clients), **how}
+        inference_facts = {"inferred_from_inputs": infer_from_inputs} | (
+            {} if num_inputs is None else {"num_inputs": num_inputs}
+        )
+        return _evaluation_facts(experiment, state, evaluation, options) | {
+            "num_unseen_clients": len(unseen_clients),
+            **inference_facts,
+        }
 
 
 @contextmanager
@@ -73,7 +87,7 @@ def _open_run(path: Path, progress: Any, options: Options | None) -> Iterator[tu
 
 
 def with_serving_options(experiment: Experiment, options: Options) -> Experiment:
-    """The same run with other options of answering, once it is known that they change nothing that came before."""
+    """Returns the experiment with other serving options. Options that would have changed training are refused."""
     merged_options = {piece: {**experiment.job.set.get(piece, {}), **keys} for piece, keys in options.items()}
     job = experiment.job.model_copy(update={"set": {**experiment.job.set, **merged_options}})
 
@@ -88,18 +102,23 @@ def with_serving_options(experiment: Experiment, options: Options) -> Experiment
 
     method, make = build(job.method, setting(job)), method_factory(job.method)
     stages_before, stages_after = make(setting(experiment.job)).stages, make(setting(job)).stages
-    if not all(any(has_same_behaviour(stage, had) for had in stages_before) for stage in stages_after):
-        given = ", ".join(f"{piece}.{key}={value}" for piece, keys in options.items() for key, value in keys.items())
+    if not all(any(has_same_behaviour(stage, earlier) for earlier in stages_before) for stage in stages_after):
+        options_text = ", ".join(
+            f"{piece}.{key}={value}" for piece, keys in options.items() for key, value in keys.items()
+        )
         raise UserError(
-            f"--set {given} cannot be changed after training. It changes what clients or the server of method "
-            f"{method.name} do in a round, and not only how the run answers. Start a new run to use it."
+            f"--set {options_text} cannot be changed after training. It changes what clients or the server of method "
+            f"{method.name} do in a round, and not only how the run predicts. Start a new run to use it."
         )
     return replace(experiment, job=job, method=method)
 
 
 def has_same_behaviour(one: Any, other: Any) -> bool:
-    """Whether two stages, made apart, do the same: functions by their code and by what they were made with. A field
-    that is left out of comparisons is of something that is kept, not of what is done."""
+    """Returns whether two stages that were built separately do the same.
+
+    Functions are compared by their code and by the values that they close over. A dataclass field with `compare=False`
+    is skipped: it caches something and does not change what the stage does.
+    """
     if one is other:
         return True
     if type(one) is not type(other):
@@ -107,9 +126,9 @@ def has_same_behaviour(one: Any, other: Any) -> bool:
     if is_dataclass(one):
         return all(has_same_behaviour(getattr(one, f.name), getattr(other, f.name)) for f in fields(one) if f.compare)
     if isinstance(one, FunctionType):
-        within = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
-        return one.__code__ is other.__code__ and has_same_behaviour(*within)
-    if isinstance(one, MethodType):  # of two pieces that are equal, but not the same object
+        closures = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
+        return one.__code__ is other.__code__ and has_same_behaviour(*closures)
+    if isinstance(one, MethodType):  # bound to equal pieces that are not the same object
         return has_same_behaviour(one.__func__, other.__func__) and has_same_behaviour(one.__self__, other.__self__)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(has_same_behaviour, one, other))
@@ -126,7 +145,7 @@ def _evaluation_facts(
         **evaluation.summary(),
         "clients": {
             c: asdict(score)
-            | ({"answered_by": dict(evaluation.samples_by_model[c])} if c in evaluation.samples_by_model else {})
+            | ({"samples_by_model": dict(evaluation.samples_by_model[c])} if c in evaluation.samples_by_model else {})
             for c, score in sorted(evaluation.clients.items())
         },
     }

@@ -1,7 +1,7 @@
-"""What a method does, step by step: who sends and learns what, where it is from, when, and what a round of it costs.
+"""Explains a method step by step: what clients and the server send and learn, when, and what a round costs.
 
-Words come from the pieces, rounds from the schedules of the stages; bytes and joules from rounds that are really played
-on the job's data: the first three, and those of other kinds that a schedule has later in the run.
+The texts come from the pieces, and the rounds from the schedules of the stages. Bytes and joules come from rounds that
+are run on the data of the job: the first three rounds, and rounds of every other kind that a schedule has later.
 """
 
 from __future__ import annotations
@@ -17,80 +17,87 @@ from shoal.experiment.assemble import Experiment, fleet_session, make_fleet
 from shoal.methods.composition.piece import piece_class
 from shoal.types import Method, Recipients, Schedule, Stage, StepSummary
 
-NUM_FIRST_ROUNDS = 3  # rounds
+NUM_FIRST_ROUNDS = 3
 FIRST_ROUND, USUAL_LATER_ROUND = "in round 1", "in a usual later round"
 
 
 @dataclass(frozen=True)
 class RoundKind:
-    """Rounds in which a stage asks the same clients; `played` are those, by index, that are played to see their
-    costs."""
+    """Rounds in which a stage has the same recipients. `run_rounds` are the indices of rounds to run for costs."""
 
     recipients: Recipients
     run_rounds: tuple[int, ...]
 
 
 def round_kinds(schedule: Schedule, rounds: int) -> dict[str, RoundKind]:
-    """By the words for them. A usual later round is none of those in which the schedule asks more clients. The first
-    round of a kind stands alone, as round 1 does: clients may keep what they are sent in it."""
+    """Returns the kinds of rounds of a schedule, by their names.
+
+    A usual later round is one in which the schedule has no additional recipients. The first round of a kind is
+    separate, as round 1 is, because clients may cache the models that they receive in it.
+    """
     later: dict[Recipients, list[int]] = {}
-    for round in range(1, rounds):
-        later.setdefault(schedule.clients_in(round), []).append(round)
+    for round_index in range(1, rounds):
+        later.setdefault(schedule.clients_in(round_index), []).append(round_index)
     first = schedule.clients_in(0)
     kinds = {FIRST_ROUND: RoundKind(first, (0,))}
-    usual = next((asked for asked in (schedule.clients_otherwise, "none", schedule.clients) if asked in later), None)
+    usual = next((r for r in (schedule.clients_otherwise, "none", schedule.clients) if r in later), None)
     if usual is not None:
-        early = tuple(round for round in later[usual] if round < NUM_FIRST_ROUNDS)
+        early = tuple(round_index for round_index in later[usual] if round_index < NUM_FIRST_ROUNDS)
         kinds[USUAL_LATER_ROUND] = RoundKind(usual, early or (later[usual][0],))
-    for asked, members in later.items():
-        if asked in (usual, "none"):
+    for recipients, round_indices in later.items():
+        if recipients in (usual, "none"):
             continue
-        parts = (members,) if asked == first else (members[:1], members[1:])
+        parts = (round_indices,) if recipients == first else (round_indices[:1], round_indices[1:])
         for part in filter(None, parts):
             words = "in round" if len(part) == 1 else "in a round such as"
-            kinds[f"{words} {part[0] + 1}"] = RoundKind(asked, (part[0],))
+            kinds[f"{words} {part[0] + 1}"] = RoundKind(recipients, (part[0],))
     return kinds
 
 
 def rounds_to_run(experiment: Experiment) -> list[int]:
-    """By index: the first ones, and some of every other kind."""
+    """Returns the indices of the rounds to run: the first ones, and one of every other kind."""
     rounds = experiment.job.rounds
     kinds = [kind for stage in experiment.method.stages for kind in round_kinds(stage.schedule, rounds).values()]
-    return sorted({*range(min(NUM_FIRST_ROUNDS, rounds)), *(round for kind in kinds for round in kind.run_rounds)})
+    return sorted(
+        {*range(min(NUM_FIRST_ROUNDS, rounds)), *(round_index for kind in kinds for round_index in kind.run_rounds)}
+    )
 
 
 def explain_method(
     experiment: Experiment, on_round: Callable[[engine.RoundRecord], None] | None = None
 ) -> dict[str, Any]:
+    """Returns what `shoal explain --json` prints about a method."""
     method, entries = experiment.method, _run_rounds(experiment, on_round)
     stages = {stage.name: _stage_facts(stage, entries, experiment.job.rounds) for stage in method.stages}
     return {
         "method": method.name,
-        "clients": len(experiment.federation),
-        "parameters": experiment.model.num_parameters,
+        "num_clients": len(experiment.federation),
+        "num_parameters": experiment.model.num_parameters,
         "rounds": experiment.job.rounds,
-        "steps": [_step_facts(part, method, stages) for part in steps_of(method)],
+        "steps": [_step_facts(step, method, stages) for step in steps_of(method)],
         "notes": list(method.notes),
     }
 
 
 def _run_rounds(experiment: Experiment, on_round: Callable[[engine.RoundRecord], None] | None) -> Sequence[LedgerEntry]:
-    """Rounds in between are left out: what clients send depends on the round, and hardly on what was trained before."""
+    """Runs the rounds and returns their ledger.
+
+    Rounds in between are left out, because the messages depend on the round and hardly on earlier training.
+    """
     ledger = Ledger(replace(experiment.costs, battery_joules=None, budget_joules=None))
     fleet, state = make_fleet(experiment), experiment.method.init(experiment.job.seed)
     with fleet_session(experiment, fleet):
-        for count, round in enumerate(rounds_to_run(experiment), start=1):
-            state = replace(state, round=round)
+        for count, round_index in enumerate(rounds_to_run(experiment), start=1):
+            state = replace(state, round=round_index)
             state, record, _ = engine.run_round(experiment.method, fleet, state, experiment.job.seed, ledger, Timer())
             if on_round is not None:
-                on_round(replace(record, round=count))  # a bar counts the rounds that are played
+                on_round(replace(record, round=count))  # the progress bar counts the rounds that are run
     return ledger.entries
 
 
 def steps_of(method: Method) -> Sequence[StepSummary]:
-    """Of a method that is not composed of named pieces, its stages; before pieces, stages that are of none, such as
-    those of edges."""
-    covered_stages = {name for part in method.steps for name in part.stages}
+    """Returns the steps of a method. Stages that belong to no piece, such as those of edge servers, come first."""
+    covered_stages = {name for step in method.steps for name in step.stages}
     return [*(StepSummary("", s.name, (s.name,)) for s in method.stages if s.name not in covered_stages), *method.steps]
 
 
@@ -101,13 +108,13 @@ def _stage_facts(stage: Stage, entries: Sequence[LedgerEntry], rounds: int) -> d
 
 
 def _mean_costs(kind: RoundKind, entries: Sequence[LedgerEntry]) -> dict[str, Any]:
-    """Of all clients together, in one round."""
+    """Returns the mean costs of one round of a kind, summed over the clients."""
     run_entries = [p for p in entries if p.round - 1 in kind.run_rounds]
     count = len(kind.run_rounds)
     return {
-        "asked": kind.recipients,
-        "rounds": [round + 1 for round in kind.run_rounds],
-        "clients": sum(len(p.clients) for p in run_entries) / count,
+        "recipients": kind.recipients,
+        "rounds": [round_index + 1 for round_index in kind.run_rounds],
+        "num_clients": sum(len(p.clients) for p in run_entries) / count,
         "bytes_down": sum(float(p.bytes_down.sum()) for p in run_entries) / count,
         "bytes_up": sum(float(p.bytes_up.sum()) for p in run_entries) / count,
         "joules": sum(float(p.joules.sum()) for p in run_entries) / count,
@@ -127,6 +134,6 @@ def _step_facts(step: StepSummary, method: Method, stages: Mapping[str, dict[str
         }
     else:
         stage = next(s for s in method.stages if s.name == step.piece)
-        inside = getattr(stage, "stage", stage)  # of a stage that every edge plays
-        facts["what"] = (type(inside).__doc__ or "").split("\n\n")[0].replace("\n   ", "").strip()
+        edge_stage = getattr(stage, "stage", stage)  # of a stage that runs at every edge server
+        facts["summary"] = (type(edge_stage).__doc__ or "").split("\n\n")[0].replace("\n   ", "").strip()
     return facts | {"stages": [stages[name] for name in step.stages]}

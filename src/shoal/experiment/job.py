@@ -1,6 +1,7 @@
-"""A job: everything that says what a run does. Flags and recipe files both become one of these.
+"""A job: all settings of a run. The flags of a command and the keys of a recipe both become a `Job`.
 
-A field is declared once: `make docs` writes docs/settings.md and experiment/settings.py from it."""
+Each setting is declared once, here. `make docs` writes docs/settings.md and experiment/settings.py from it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from shoal.experiment.declaration import declarations, setting
 
 
 def _normalise_edges(value: Any) -> Any:
-    """A number is one too; "none" is for grids, which cannot leave a key out."""
+    """Returns the text for a number of edge servers. The text "none" is for grids, which cannot leave a key out."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return None if value == "none" else value
 
 
 def _normalise_method(value: Any) -> Any:
-    """A table of steps and their pieces is a method too; the same pieces are always written in the same way."""
+    """Returns the name of a method. A table of steps and pieces becomes a text that is the same for the same pieces."""
     if not isinstance(value, Mapping) and not (isinstance(value, str) and "=" in value):
         return value
     from shoal.methods.composition.compose import canonical_name, parse_composition
@@ -32,6 +33,8 @@ def _normalise_method(value: Any) -> Any:
 
 
 class Job(BaseModel):
+    """All settings of one run."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     method: Annotated[str, BeforeValidator(_normalise_method)] = setting(
@@ -51,8 +54,8 @@ class Job(BaseModel):
         "dirichlet:0.3",
         "Divide the training samples among the clients by this rule: iid, dirichlet:ALPHA, equal:ALPHA, "
         "groups:RHO,ALPHA, labels:0-2/3-9, shards:K, quantity:ALPHA or natural, which keeps the clients that the data "
-        "name. Data transformations may follow, each after a plus sign: rotate:0,90, invert:SHARE, noise:SIGMA, "
-        "mislabel:SHARE or permute:SHARE.",
+        "name. Data transformations may follow, each after a plus sign: rotate:0,90, invert:FRACTION, noise:SIGMA, "
+        "mislabel:FRACTION or permute:FRACTION.",
         panel="Clients",
         scope="partition",
     )
@@ -110,10 +113,10 @@ class Job(BaseModel):
     )
     pieces: int | None = setting(
         None,
-        "Cut the work of a round into this many pieces, of each of which one worker trains the clients together. Runs "
-        "with the same number give the same bytes on any number of cores.",
+        "Divide the clients of a round into this many pieces. One worker trains the clients of a piece together. "
+        "Runs with the same number give the same bytes on any number of cores.",
         panel="Execution",
-        unset_meaning="as many as cores for a pool when the run starts, else no cut",
+        unset_meaning="the number of cores for the pool fleet, else no pieces",
         ge=1,
     )
     eval_every: int = setting(
@@ -143,7 +146,7 @@ class Job(BaseModel):
     )
     val_fraction: float = setting(
         0.1,
-        "Keep this fraction of each client's samples for validation.",
+        "Use this fraction of each client's samples for validation.",
         panel="Evaluation",
         scope="partition",
         ge=0,
@@ -151,7 +154,7 @@ class Job(BaseModel):
     )
     test_fraction: float = setting(
         0.2,
-        "Keep this fraction of each client's samples for testing.",
+        "Use this fraction of each client's samples for testing.",
         panel="Evaluation",
         scope="partition",
         gt=0,
@@ -174,7 +177,7 @@ class Job(BaseModel):
         "that was trained on sensitive samples.",
         panel="Privacy",
         scope="partition",
-        unset_meaning="0.3, or as the sensitive column says",
+        unset_meaning="0.3, or the sensitive column",
         ge=0,
         lt=1,
     )
@@ -198,14 +201,14 @@ class Job(BaseModel):
         "Set this many training samples aside for the server. They are public, and no client has them.",
         panel="Data",
         scope="partition",
-        unset_meaning="as many as the method asks for",
+        unset_meaning="the number that the method needs",
         ge=0,
     )
     edges: Annotated[str | None, BeforeValidator(_normalise_edges, json_schema_input_type=int | str | None)] = setting(
         None,
-        "Put this many edge servers between the clients and the cloud: 5 or chance:5 divides the clients at random, "
-        "alike:5 brings similar label distributions together, mixed:5 makes each edge server as diverse as possible, "
-        "and none means no edge servers.",
+        "Put this many edge servers between the clients and the cloud: 5 or random:5 divides the clients at random, "
+        "similar:5 brings similar label distributions together, diverse:5 makes each edge server as diverse as "
+        "possible, and none means no edge servers.",
         panel="Edges",
         unset_meaning="none, unless the method has some",
     )
@@ -260,12 +263,12 @@ class Job(BaseModel):
     )
     count_idle: bool = setting(
         False,
-        "Charge a client also for the joules that it uses while it waits for slower clients.",
+        "Count also the joules that a client uses while it waits for slower clients.",
         panel="Devices and energy",
     )
     battery_joules: float | None = setting(
         None,
-        "Give each client a battery of this many joules. A client with an empty battery takes no further part.",
+        "Give each client a battery of this many joules. A client with an empty battery drops out of the run.",
         panel="Devices and energy",
         unset_meaning="no limit",
         gt=0,
@@ -287,8 +290,8 @@ class Job(BaseModel):
     )
     measure: Literal["none", "codecarbon"] = setting(
         "none",
-        "Measure also the energy that this machine uses for the simulation: codecarbon does it with CodeCarbon, none "
-        "does not.",
+        "Measure the energy that this machine uses for the simulation: codecarbon measures it with CodeCarbon, and "
+        "none turns the measurement off.",
         panel="Devices and energy",
         scope="measurement",
     )
@@ -309,10 +312,11 @@ class Job(BaseModel):
 
     @property
     def has_natural_partition(self) -> bool:
+        """Whether the data name the client of each sample."""
         return self.partition.split("+")[0].split(":")[0] == "natural"
 
     def num_training_clients(self, num_clients: int) -> int:
-        """How many of so many clients are left to train."""
+        """Returns the number of clients that train, out of `num_clients`."""
         if not self.unseen:
             return num_clients
         from shoal.data.unseen import num_held_out
@@ -320,10 +324,11 @@ class Job(BaseModel):
         return num_clients - num_held_out(num_clients, self.unseen)
 
     def cohort_size(self, num_clients: int) -> int:
+        """Returns the number of clients per round, out of `num_clients` that train."""
         size = self.cohort
         if isinstance(size, float):
             if not 0 < size <= 1:
-                raise UserError(f"cohort is {size}; a share must be above 0 and at most 1.0")
+                raise UserError(f"cohort is {size}; a fraction must be above 0 and at most 1.0")
             return max(1, round(size * num_clients))
         if not 1 <= size <= num_clients:
             raise UserError(f"cohort is {size}; it must be between 1 and the number of clients, {num_clients}")
@@ -335,7 +340,7 @@ _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than")
 
 
 def make_job(values: Mapping[str, Any]) -> Job:
-    """A column that says whose row it is asks for the natural partition."""
+    """Returns the job with these settings. A client column makes the natural partition the default."""
     if values.get("client_column") is not None and "partition" not in values:
         values = {**values, "partition": "natural"}
     try:
@@ -344,23 +349,23 @@ def make_job(values: Mapping[str, Any]) -> Job:
         raise UserError(_error_sentence(error.errors()[0], values)) from None
     if job.sensitive_fraction is not None and job.sensitive_column is not None:
         raise UserError(
-            f"sensitive is {job.sensitive_fraction} and sensitive_column {job.sensitive_column!r}; it must be one of them: "
-            "a share of every client's rows, or the column that says which"
+            f"sensitive_fraction is {job.sensitive_fraction} and sensitive_column is {job.sensitive_column!r}. Set one "
+            "of them: the fraction of each client's samples, or the column that marks the samples."
         )
     if job.edge_column is not None and not job.has_natural_partition:
         raise UserError(
-            f"edge_column is {job.edge_column!r}, but partition {job.partition!r} makes clients of its own: leave that "
-            "out, and name the clients with --client-column"
+            f"edge_column is {job.edge_column!r}, but partition {job.partition!r} does not keep the clients of the "
+            "data. Leave the partition out, and name the clients with --client-column."
         )
     if job.edges is not None and job.edge_column is not None:
         raise UserError(
-            f"edges is {job.edges!r} and edge_column {job.edge_column!r}; it must be one of them: how many there "
-            "are, or the column that says which client is where"
+            f"edges is {job.edges!r} and edge_column is {job.edge_column!r}. Set one of them: the number of edge "
+            "servers, or the column with the edge server of each client."
         )
     if job.client_column is not None and not job.has_natural_partition:
         raise UserError(
-            f"client_column is {job.client_column!r}, but partition {job.partition!r} deals rows anew: "
-            "use --partition natural, or leave the column out with --drop-column"
+            f"client_column is {job.client_column!r}, but partition {job.partition!r} divides the samples again. "
+            "Use --partition natural, or leave the column out with --drop-column."
         )
     return job
 
@@ -380,12 +385,12 @@ def _error_sentence(problem: Mapping[str, Any], values: Mapping[str, Any]) -> st
 
 
 def _as_written(value: Any) -> str:
-    """As users write it: the flag --lr -1 arrives as -1.0."""
+    """Returns a value as users write it. The flag --lr -1 arrives as -1.0."""
     return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 
 
 def parse_options(pairs: list[str]) -> dict[str, dict[str, Any]]:
-    """["train.mu=0.1"] -> {"train": {"mu": 0.1}}"""
+    """Returns the options of `--set` flags: ["train.mu=0.1"] becomes {"train": {"mu": 0.1}}."""
     options: dict[str, dict[str, Any]] = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
@@ -404,10 +409,13 @@ def _literal(text: str) -> Any:
 
 
 def parse_amount(flag: str, text: str) -> int | float:
+    """Returns a number of clients (int) or a fraction of the clients (float)."""
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"{flag} {text!r} is neither a number of clients (10) nor a share (0.1)") from None
+        raise UserError(
+            f"{flag} {text!r} is neither a number of clients such as 10 nor a fraction such as 0.1"
+        ) from None
     if not math.isfinite(value):
-        raise UserError(f"{flag} {text!r} is not a number of clients")
+        raise UserError(f"{flag} {text!r} is not a finite number of clients")
     return int(text) if text.strip().lstrip("+-").isdigit() else value

@@ -1,4 +1,4 @@
-"""A recipe: a TOML file that stands for one job, or for a grid of them."""
+"""A recipe: a TOML file with one job or with a grid of jobs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ RECIPES = PackagedFiles("recipes", ".toml")
 
 
 class Recipe(BaseModel):
-    """A file that reproduces one table: a job, under [grid] the keys that vary, under [only.METHOD] those of one
-    method, under [variants.NAME] those of a row that has a name of its own, and under [paper] the figures it is to be
-    read beside."""
+    """The jobs of a recipe file.
+
+    The top level of the file has the keys of a job. [grid] has the keys that vary, [only.METHOD] has keys of one
+    method, [variants.NAME] has the keys of a row with its own name, and [paper] has the numbers of a paper.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     title: str
-    jobs: dict[str, Job]  # label -> job; one job without a label where nothing varies
+    jobs: dict[str, Job]  # by label; the label is empty if the recipe has one job
     paper: dict[str, Any] | None = None
 
     @property
     def single_job(self) -> Job | None:
+        """The job of a recipe without a grid, else None."""
         return self.jobs.get("")
 
 
 def read_toml(path: Path, kind: str = "recipe") -> dict[str, Any]:
+    """Returns the content of a TOML file. `kind` names the file in errors."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -43,7 +47,7 @@ def read_toml(path: Path, kind: str = "recipe") -> dict[str, Any]:
 
 
 def merge_layers(*layers: Mapping[str, Any]) -> Job:
-    """Of tables of keys: what a later one says wins, option by option."""
+    """Returns the job of several tables of keys. A later table wins, option by option."""
     flat: dict[str, Any] = {}
     for layer in layers:
         flat |= _flatten(layer)
@@ -51,35 +55,34 @@ def merge_layers(*layers: Mapping[str, Any]) -> Job:
 
 
 def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
+    """Reads a recipe. `overrides` are the keys that the user gave as flags."""
     content = read_toml(path)
     if "budgets" in content:
-        raise UserError(f"recipe {path} is a study; run it with `shoal study`")
+        raise UserError(f"recipe {path} is a study. Run it with `shoal study`.")
     title, paper = str(content.pop("title", path.stem)), content.pop("paper", None)
     only = _method_tables(path, content.pop("only", {}))
     variants = _variant_tables(path, content.pop("variants", {}))
     grid, flags = _grid(path, content.pop("grid", {})), _flatten(overrides)
     grid |= {"variant": list(variants)} if variants and "variant" not in grid else {}
     if "method" in content and "method" in grid:
-        raise UserError(f"recipe {path}: method is given and in the grid; it must be one of them")
-    written = _flatten(content) | grid
-    grid = {k: v for k, v in grid.items() if k not in flags}  # a flag pins what the grid would vary
+        raise UserError(f"recipe {path}: method is both a key and in the grid. Leave one of them out.")
+    keys_in_file = _flatten(content) | grid
+    grid = {k: v for k, v in grid.items() if k not in flags}  # a flag fixes what the grid would vary
     jobs: dict[str, Job] = {}
     for label, point in _grid_points(grid):
         if label in jobs:
-            raise UserError(
-                f"recipe {path}: two points of the grid are called {label!r}; each value must be there once"
-            )
-        named = _variant_values(path, variants, point.get("variant"))
-        values = _flatten(content) | named | flags | point
+            raise UserError(f"recipe {path}: two points of the grid are called {label!r}. List each value once.")
+        variant_keys = _variant_values(path, variants, point.get("variant"))
+        values = _flatten(content) | variant_keys | flags | point
         jobs[label] = make_job(_unflatten(only.get(str(values.get("method")), {}) | values))
-    return Recipe(title=title + _changed_suffix(flags, written, only | variants), jobs=jobs, paper=paper)
+    return Recipe(title=title + _changed_suffix(flags, keys_in_file, only | variants), jobs=jobs, paper=paper)
 
 
 def _changed_suffix(
-    flags: Mapping[str, Any], written: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
+    flags: Mapping[str, Any], keys_in_file: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """A title speaks of what is written: where flags say otherwise, it says so."""
-    tables_in_file = [written, *tables.values()]
+    """Returns a note for the title if flags change keys of the file, because the title describes the file."""
+    tables_in_file = [keys_in_file, *tables.values()]
     keys = [
         key for key, value in flags.items() if any(key in values and values[key] != value for values in tables_in_file)
     ]
@@ -116,7 +119,7 @@ def _variant_values(path: Path, variants: Mapping[str, dict[str, Any]], name: st
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"set": {"train": {"mu": 1}}} -> {"set.train.mu": 1}; other keys as they are."""
+    """Puts options on one level: {"set": {"train": {"mu": 1}}} becomes {"set.train.mu": 1}. Other keys stay."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if key.split(".")[0] == "set" and isinstance(value, Mapping):
@@ -133,14 +136,19 @@ def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
         if path.startswith("set."):
             _, piece, *key = path.split(".")
             if len(key) != 1:
-                raise UserError(f"key {path!r} is {value!r}; options are given as set.piece.key, such as set.train.mu")
+                raise UserError(
+                    f"key {path!r} is {value!r}; an option must have the form set.piece.key, such as set.train.mu"
+                )
             options.setdefault(piece, {})[key[0]] = value
     return values if "set" in values else values | {"set": options}
 
 
 def _grid_points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every combination. A value that is a table, such as {merge = 0.2, split = 0.3} of set.cluster, sets its keys
-    together; so does one of `set`, such as {cluster = {by = "kmeans"}}."""
+    """Yields the label and the keys of every combination.
+
+    A value that is a table sets its keys together: {merge = 0.2, split = 0.3} for set.cluster, or
+    {cluster = {algorithm = "kmeans"}} for set.
+    """
     for values in itertools.product(*grid.values()):
         point: dict[str, Any] = {}
         for key, value in zip(grid, values, strict=True):
@@ -149,7 +157,7 @@ def _grid_points(grid: Mapping[str, list[Any]]) -> Iterator[tuple[str, dict[str,
 
 
 def _label_part(value: Any) -> str:
-    """Of a run's name."""
+    """Returns the text of a value in the name of a run."""
     if isinstance(value, Mapping):
         return ",".join(f"{k}={_label_part(v)}" for k, v in value.items())
     return str(value).replace("/", "_").replace(":", "")

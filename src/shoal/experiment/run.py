@@ -1,4 +1,7 @@
-"""Runs: in memory or in a run directory, begun, resumed, profiled."""
+"""Runs jobs: in memory or in a run directory. Runs can be resumed and profiled.
+
+engine.py has the rounds. result.py summarises them.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +49,16 @@ from shoal.methods.composition.compose import canonical_name
 from shoal.store.run_directory import RunStore
 from shoal.types import Method
 
-NOT_TAKEN_BY_RUN: dict[str, str] = {  # part of a setting -> why `shoal.run` does not take it
-    "data": "shoal.run is given a federation; say it to shoal.load",
-    "partition": "shoal.run is given a federation; say it to shoal.partition",
-    "device": "shoal.run is given a federation; say it to shoal.partition",
-    "measurement": "only runs that are kept are measured: use the command line",
-    "storage": "shoal.run writes no checkpoints: use the command line",
+NOT_TAKEN_BY_RUN: dict[str, str] = {  # scope of a setting -> why `shoal.run` does not take it
+    "data": "shoal.run gets a federation that has its data. Pass the setting to shoal.load.",
+    "partition": "shoal.run gets a federation that is divided already. Pass the setting to shoal.partition.",
+    "device": "shoal.run gets a federation that is divided already. Pass the setting to shoal.partition.",
+    "measurement": "shoal.run measures no energy. Use the command line.",
+    "storage": "shoal.run writes no checkpoints. Use the command line.",
 }
 OnSetup = Callable[[Experiment], None]
 OnRound = Callable[[RoundRecord], None]
-OnEnd = Callable[[str | None], None]  # is given the reason if the run ended before its last round
+OnEnd = Callable[[str | None], None]  # its argument is the reason if the run ends early
 
 
 def run(
@@ -65,17 +68,17 @@ def run(
     on_round: OnRound | None = None,
     **keys: Unpack[JobSettings],
 ) -> Result:
-    """Trains a method on a federation, in memory, and returns its result.
+    """Trains a method on a federation in memory and returns its result.
 
     Parameters
     ----------
     method : str, mapping or callable
-        Name of a method, its pieces (as text, or by step, each a name or a class), or a function that builds a method
-        from a `Setting`.
+        Name of a method, its pieces as text, a mapping from steps to pieces (names or classes), or a function that
+        builds a method from a `Setting`.
     federation : Federation
         Clients and their data, as `shoal.partition` returns them.
     on_round : callable, optional
-        Is called with the record of every round. An exception in it ends the run.
+        Function that is called with the record of every round. An exception in it ends the run.
     **keys : JobSettings
         Settings of the run, such as `rounds=20`. The page docs/settings.md describes them.
 
@@ -91,11 +94,11 @@ def run(
     """
     method = canonical_name(method) if isinstance(method, Mapping) else method
     name = method if isinstance(method, str) else getattr(method, "__name__", "own")
-    given: dict[str, Any] = {**keys}
-    for key, value in given.items():
+    settings: dict[str, Any] = {**keys}
+    for key, value in settings.items():
         if key in SETTINGS and (reason := NOT_TAKEN_BY_RUN.get(SETTINGS[key].scope)):
             raise UserError(f"{key} is {value!r}, but {reason}")
-    experiment = assemble(make_job({"method": name} | given), method, federation)
+    experiment = assemble(make_job({"method": name} | settings), method, federation)
     fleet = make_fleet(experiment)
     with fleet_session(experiment, fleet):
         return engine.run(
@@ -113,10 +116,10 @@ def run(
 def run_job(
     job: Job, out: Path, on_setup: OnSetup | None = None, progress: Progress | None = None, **kw: Any
 ) -> dict[str, Any]:
-    """A new run in `out`. Returns what `--json` prints."""
+    """Runs a job in the new run directory `out` and returns the content of result.json."""
     validate_job(job, out)
     experiment = assemble_job(job, progress)
-    experiment.method.init(job.seed)  # what the model cannot do is refused before anything is announced
+    experiment.method.init(job.seed)  # refuses what the model cannot do, before the run is announced
     if on_setup:
         on_setup(experiment)
     with new_run(experiment, out) as store:
@@ -125,8 +128,10 @@ def run_job(
 
 @contextmanager
 def new_run(experiment: Experiment, out: Path) -> Iterator[RunStore]:
-    """A run directory to begin in. It is removed if the first round finds an error of the user, such as a layer that is
-    not there."""
+    """Yields a new run directory.
+
+    The directory is removed if the first round finds an error of the user, such as a layer that the model lacks.
+    """
     unset_keys = {key for key in ("unseen", "variant") if getattr(experiment.job, key) is None}
     config = json.loads(experiment.job.model_dump_json(exclude=unset_keys))
     facts = partition_facts(experiment.federation), experiment.costs.facts()
@@ -147,7 +152,10 @@ def resume_run(
     workers: int | None = None,
     **kw: Any,
 ) -> dict[str, Any]:
-    """Go on from the last complete round; the end is the same bytes as without the stop, with any number of workers."""
+    """Resumes a run from its last complete round and returns the content of result.json.
+
+    The run directory ends with the same bytes as without the stop, for any number of workers.
+    """
     with RunStore.open(path) as store:
         job = job_from_config(store.config)
         if workers is not None:
@@ -162,67 +170,67 @@ def resume_run(
 
 
 def run_or_resume(job: Job, path: Path, **kw: Any) -> dict[str, Any]:
-    """Runs a job in `path`, from wherever the run there is."""
+    """Runs a job in `path`, or resumes the run that is there."""
     if (path / "config.json").exists():
         return resume_run(path, workers=job.workers, **kw)
     return run_job(job, path, **kw)
 
 
 def job_from_config(config: Mapping[str, Any]) -> Job:
-    """The job that a run directory's config.json describes. A pool of an older run had a piece for each worker."""
-    pieces = {"pieces": config.get("workers")} if config.get("fleet") == "pool" else {}
-    return make_job(pieces | dict(config))
+    """Returns the job that the config.json of a run directory describes."""
+    return make_job(config)
 
 
 def check_same_data(path: Path, experiment: Experiment) -> None:
-    before = {"public": 0} | json.loads((path / "partition.json").read_text())  # older runs do not say it
-    if partition_facts(experiment.federation) != before:
-        raise UserError(f"{path} was run on other data: {experiment.job.data!r} no longer gives the same partition")
+    """Refuses to continue a run if the job no longer gives the partition that the run had."""
+    recorded = json.loads((path / "partition.json").read_text())
+    if partition_facts(experiment.federation) != recorded:
+        raise UserError(
+            f"{path} was run on other data: {experiment.job.data!r} no longer gives the same partition. Restore the "
+            "data, or start a new run."
+        )
 
 
 def profile_job(job: Job, **kw: Any) -> list[dict[str, Any]]:
-    """Where a job's time goes, by share: a real run, in a folder that is thrown away."""
+    """Returns the seconds of each part of a job, the longest first. The job runs in a temporary folder."""
     timer = Timer()
     with tempfile.TemporaryDirectory() as folder:
         result = run_job(job, Path(folder) / "run", timer=timer, **kw)
     spent = dict(timer.seconds)
     spent["other"] = max(0.0, result["wall_s"] - sum(spent.values()))
     return [
-        {"part": name, "seconds": round(s, 4), "per_round_s": s / job.rounds, "share": s / result["wall_s"]}
+        {"part": name, "seconds": round(s, 4), "per_round_s": s / job.rounds, "fraction": s / result["wall_s"]}
         for name, s in sorted(spent.items(), key=lambda item: -item[1])
     ]
 
 
 def check_same_job(path: Path, job: Job) -> None:
-    """A recipe goes on with a run only if it is the run it asks for, and no other process writes it."""
+    """Refuses to continue a run that differs from the job, or that another process writes."""
     with RunStore.open(path) as store:
         recorded = job_from_config(store.config)
     clients = recorded.clients or 1
     train = job.num_training_clients(clients)
     requested = job.model_dump() | {"cohort": job.cohort_size(train), "unseen": clients - train or None}
-    undecided = {"clients": None, "pieces": None, "fleet": "auto", "public": None}
-    undecided |= dict.fromkeys(("edges", "cloud_every", "long_link"))
-    open_choices = {k for k, v in undecided.items() if requested[k] == v} | {"workers"}  # these change no byte
+    undecided = {"clients": None, "pieces": None, "fleet": "auto", "public_samples": None}
+    undecided |= dict.fromkeys(("edges", "cloud_every_rounds", "cloud_link"))
+    open_choices = {k for k, v in undecided.items() if requested[k] == v} | {"workers"}  # these settings change no byte
     for key, value in requested.items():
         if key not in open_choices and getattr(recorded, key) != value:
             raise UserError(
-                f"{path} was run with {key} {getattr(recorded, key)!r}, not {value!r}; choose another --out"
+                f"{path} was run with {key} {getattr(recorded, key)!r}, not {value!r}. Choose another --out."
             )
     check_same_devices(path, recorded)
 
 
 def check_same_devices(path: Path, job: Job) -> None:
-    """The joules of one run follow from one set of figures. Runs of older versions did not keep theirs."""
-    kept = path / "devices.json"
-    if not kept.exists():
-        return
-    before = json.loads(kept.read_text())
-    now = build_costs(job, before["clients"]).facts()
-    if now != before:
-        other = [name for name, figures in before["devices"].items() if figures != now["devices"].get(name)]
+    """Refuses to continue a run if its devices or links have other values now, because joules would be mixed."""
+    recorded = json.loads((path / "devices.json").read_text())
+    current = build_costs(job, recorded["clients"]).facts()
+    if current != recorded:
+        changed = [name for name, facts in recorded["devices"].items() if facts != current["devices"].get(name)]
         raise UserError(
-            f"{path} was run with other figures of {', '.join(other) or 'the link or the server'} than these have now, "
-            "and joules would be mixed: restore them, or start a new run"
+            f"{path} was run with other values of {', '.join(changed) or 'the link or the server'}, and its joules "
+            "would be mixed. Restore the values, or start a new run."
         )
 
 
@@ -278,26 +286,26 @@ def _import_before_timing(method: Method) -> None:
 
 @contextmanager
 def measure_energy(experiment: Experiment, timer: Timer) -> Iterator[dict[str, Any]]:
-    """What CodeCarbon says this process used, if asked; known when the work is done."""
-    found: dict[str, Any] = {}
+    """Yields a dict that has the measurement of CodeCarbon after the block, if the job asks for one."""
+    facts: dict[str, Any] = {}
     if experiment.job.measure == "none":
-        yield found
+        yield facts
         return
     with Carbon(experiment.job.country) as carbon:
-        yield found
+        yield facts
     measured = carbon.measurement
-    found["measured"] = {
+    facts["measured"] = {
         **asdict(measured),
         "parts_joules": split_joules(measured, seconds_by_purpose(experiment.method, timer)),
     }
 
 
 def seconds_by_purpose(method: Method, timer: Timer) -> dict[str, float]:
-    """Seconds of a run by what they were for: of clients, what their stage is for."""
-    stages = {f"{s.name}: clients": s.purpose for s in method.stages} | {
+    """Returns the seconds of a run by purpose. Seconds of clients count for the purpose of their stage."""
+    purposes = {f"{s.name}: clients": s.purpose for s in method.stages} | {
         f"{s.name}: server": "server" for s in method.stages
     }
-    found = dict.fromkeys(("pre", "train", "server", "evaluate", "other"), 0.0)
+    totals = dict.fromkeys(("preparation", "training", "server", "evaluate", "other"), 0.0)
     for name, seconds in timer.seconds.items():
-        found[stages.get(name, "evaluate" if name.startswith("evaluate") else "other")] += seconds
-    return found
+        totals[purposes.get(name, "evaluate" if name.startswith("evaluate") else "other")] += seconds
+    return totals

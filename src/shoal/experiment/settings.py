@@ -61,10 +61,10 @@ class JobSettings(TypedDict, total=False):
     Default: the value of the link."""
 
     count_idle: bool
-    """Charge a client also for the joules that it uses while it waits for slower clients. Default: false."""
+    """Count also the joules that a client uses while it waits for slower clients. Default: false."""
 
-    battery: float | None
-    """Give each client a battery of this many joules. A client with an empty battery takes no further part. It must be
+    battery_joules: float | None
+    """Give each client a battery of this many joules. A client with an empty battery drops out of the run. It must be
     above 0. Default: no limit."""
 
     budget_joules: float | None
@@ -76,15 +76,15 @@ class JobSettings(TypedDict, total=False):
     Default: no limit."""
 
     edges: int | str | None
-    """Put this many edge servers between the clients and the cloud: 5 or chance:5 divides the clients at random,
-    alike:5 brings similar label distributions together, mixed:5 makes each edge server as diverse as possible, and none
-    means no edge servers. Default: none, unless the method has some."""
+    """Put this many edge servers between the clients and the cloud: 5 or random:5 divides the clients at random,
+    similar:5 brings similar label distributions together, diverse:5 makes each edge server as diverse as possible, and
+    none means no edge servers. Default: none, unless the method has some."""
 
-    cloud_every: int | None
+    cloud_every_rounds: int | None
     """Average the models of the edge servers in the cloud once in this many rounds. It must be at least 1. Default: 5
     if there are edge servers."""
 
-    long_link: str | None
+    cloud_link: str | None
     """Model the traffic between the edge servers and the cloud as this link: wifi, wifi-slow, lte-m or ethernet.
     Default: ethernet if there are edge servers."""
 
@@ -98,6 +98,6 @@ class JobSettings(TypedDict, total=False):
     at least 1. Default: one per core."""
 
     pieces: int | None
-    """Cut the work of a round into this many pieces, of each of which one worker trains the clients together. Runs with
-    the same number give the same bytes on any number of cores. It must be at least 1. Default: as many as cores for a
-    pool when the run starts, else no cut."""
+    """Divide the clients of a round into this many pieces. One worker trains the clients of a piece together. Runs with
+    the same number give the same bytes on any number of cores. It must be at least 1. Default: the number of cores for
+    the pool fleet, else no pieces."""

@@ -1,6 +1,6 @@
-"""Writes what follows from the declared settings of a job: the types of `shoal.run` and docs/settings.md.
+"""Writes experiment/settings.py and docs/settings.md from the declared settings of a job.
 
-`make docs` runs it.
+`make docs` runs this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How a plan is cut into pieces: which clients are stacked together.
+"""Cuts a plan into pieces. The clients of a piece are stacked together.
 
-Stacking other clients together rounds differently. The pieces therefore follow from the plan, the clients' data and
-one recorded number, and never from the number of workers: a piece can be done by any worker, again, or twice, and its
-reports are the same bytes.
+Rounding errors depend on which clients are stacked together. The pieces therefore follow from the plan, the clients'
+data and one recorded number, and never from the number of workers. Any worker can do a piece, also a second time, and
+its reports are the same bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from shoal.types import ClientData, ClientId, Plan, Task
 
-PIECE_CLIENTS = 64  # enough to stack, few enough that messages stay small and no worker waits long for another
+PIECE_CLIENTS = 64  # a good size for a stack; larger pieces make messages large and let workers wait for each other
 
 
 def deal(plan: Plan, data: Mapping[ClientId, ClientData], pieces: int) -> list[dict[ClientId, Task]]:
@@ -21,27 +21,28 @@ def deal(plan: Plan, data: Mapping[ClientId, ClientData], pieces: int) -> list[d
     Parameters
     ----------
     plan
-        The tasks, and the program whose passes over the data are the work.
+        The tasks, and the program whose epochs are the work.
     data
-        The clients' data, of which only the numbers of samples count.
+        The clients' data. Only the numbers of samples are used.
     pieces
-        Into how many pieces a plan is cut. A plan with fewer clients has one piece for each of them. A plan with more
-        than 64 clients for each piece is cut into the smallest multiple of `pieces` that is enough.
+        The number of pieces. A plan with fewer clients has one piece for each client. A plan with more than 64 clients
+        per piece is cut into the smallest multiple of `pieces` that is large enough.
 
     Returns
     -------
     list
-        The tasks of each piece: at least one and at most 64.
+        The tasks of each piece. A piece has at least one task and at most 64.
     """
     assert plan.program is not None
-    passes = [(phase.split, phase.epochs) for phase in plan.program.phases]
-    work = {c: sum(n * len(data[c][split].y) for split, n in passes) for c in plan.tasks}
-    count = min(len(work), pieces * -(-len(work) // (pieces * PIECE_CLIENTS)))
-    dealt: list[dict[ClientId, Task]] = [{} for _ in range(count)]
-    open_pieces = [(0, i) for i in range(count)]  # a heap: largest clients first, each to the piece with the least work
+    epochs_of_split = [(phase.split, phase.epochs) for phase in plan.program.phases]
+    work = {c: sum(n * len(data[c][split].y) for split, n in epochs_of_split) for c in plan.tasks}
+    num_pieces = min(len(work), pieces * -(-len(work) // (pieces * PIECE_CLIENTS)))
+    tasks_by_piece: list[dict[ClientId, Task]] = [{} for _ in range(num_pieces)]
+    # The clients with the most work come first, and each goes to the piece with the least work. The pieces are a heap.
+    open_pieces = [(0, i) for i in range(num_pieces)]
     for client in sorted(work, key=lambda c: (-work[c], c)):
-        least, i = heapq.heappop(open_pieces)
-        dealt[i][client] = plan.tasks[client]
-        if len(dealt[i]) < PIECE_CLIENTS:
-            heapq.heappush(open_pieces, (least + work[client], i))
-    return [piece for piece in dealt if piece]  # clients without any work all go to the first open piece
+        piece_work, i = heapq.heappop(open_pieces)
+        tasks_by_piece[i][client] = plan.tasks[client]
+        if len(tasks_by_piece[i]) < PIECE_CLIENTS:
+            heapq.heappush(open_pieces, (piece_work + work[client], i))
+    return [tasks for tasks in tasks_by_piece if tasks]  # clients without work are all in the first pieces

@@ -1,7 +1,7 @@
-"""Tasks and reports as Flower's messages.
+"""Tasks and reports as messages of Flower.
 
-What travels is `shoal.codec`'s bytes in an array of Flower's, so the ledger's count is the length of what was sent, and
-Flower cuts large models into chunks as usual.
+A message contains the bytes of `shoal.codec` in an array of Flower. The ledger therefore counts the bytes that are
+sent, and Flower cuts large models into chunks as usual.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from shoal.codec import decode_report, decode_task, encode_report, encode_task
 from shoal.types import Params, Report, Task
 
-MODELS_MISSING = "lost"
+MODELS_MISSING = "lost"  # the config record of a reply from a client that lacks cached models
 
 
 def _envelope(data: bytes, program: str) -> RecordDict:
@@ -26,16 +26,20 @@ def _payload(content: RecordDict) -> bytes:
 
 
 def task_record(program: str, task: Task) -> RecordDict:
+    """Returns the content of a message with a task for the program of this name."""
     return _envelope(encode_task(task), program)
 
 
 def read_task(content: RecordDict, cached_models: Mapping[int, Params] | None = None) -> tuple[str, Task]:
+    """Returns the name of the program and the task of a message."""
     return str(content.config_records["shoal"]["program"]), decode_task(_payload(content), cached_models)
 
 
 def report_record(program: str, report: Report) -> RecordDict:
+    """Returns the content of a message with a report of the program of this name."""
     return _envelope(encode_report(report), program)
 
 
 def read_report(content: RecordDict) -> Report:
+    """Returns the report of a message."""
     return decode_report(_payload(content))

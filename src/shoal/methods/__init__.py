@@ -1,4 +1,7 @@
-"""One file per method: a composition of stages. `METHODS` is the list that `shoal methods` prints."""
+"""The methods, one file each. `METHODS` is the list that `shoal methods` prints.
+
+Methods are composed of the pieces in `pieces/`, by the functions in `composition/`, or build their stages themselves.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +85,19 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
 
 
 def method_factory(name: str) -> Callable[[Setting], Method]:
-    """A method by name, by its pieces (`cluster=aidc,train=proximal`), or one's own: `package.module:function`, a
-    function from Setting to Method."""
+    """Returns the function that builds a method.
+
+    Parameters
+    ----------
+    name : str
+        The name of a method, its pieces (`cluster=aidc,train=proximal`), or `package.module:function` for a user's own
+        function from Setting to Method.
+
+    Raises
+    ------
+    UserError
+        If there is no such method.
+    """
     if "=" in name:
         return factory_from_pieces(name)
     if ":" in name:
@@ -92,19 +106,36 @@ def method_factory(name: str) -> Callable[[Setting], Method]:
 
 
 def is_method(name: str) -> bool:
-    """Whether this names a method, and not a run or a file."""
+    """Returns whether this names a method, and not a run or a file."""
     return name in METHODS or ":" in name or "=" in name
 
 
 def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
-    """The method, in which every option of `setting` has an effect or its default."""
+    """Builds a method from a setting.
+
+    Parameters
+    ----------
+    name : str or callable
+        A name as for `method_factory`, or a function from Setting to Method.
+    setting : Setting
+        The model, the numbers of the job and the user's options.
+
+    Returns
+    -------
+    Method
+
+    Raises
+    ------
+    UserError
+        If an option is unknown, has an invalid value, or has no effect in this method.
+    """
     factory = method_factory(name) if isinstance(name, str) else name
     method = replace(factory(setting), cohort_size=setting.cohort_size)
     for stage in method.stages:
         if not isinstance(getattr(stage, "schedule", None), Schedule):
             raise UserError(
-                f"stage {stage.name!r} of method {method.name} has no schedule; it must be a subclass of "
-                "shoal.stages.base.Scheduled, or have a shoal.types.Schedule of that name"
+                f"stage {stage.name!r} of method {method.name} has no schedule; its class must be a subclass of "
+                "shoal.stages.base.Scheduled, or have the attribute schedule, a shoal.types.Schedule"
             )
     if setting.edges is not None:
         method = with_edges(method, setting, setting.edges)
@@ -113,9 +144,10 @@ def build(name: str | Callable[[Setting], Method], setting: Setting) -> Method:
 
 
 def summary(name: str) -> str:
-    """The first sentence of a method's module docstring; of a composition its pieces."""
+    """Returns the first paragraph of a method's module docstring, or the pieces of a composition."""
     if "=" in name:
-        return f"Composed of {', '.join(f'{step}={piece}' for step, piece in parse_composition(name).items())}; the rest as in FedAvg."
+        chosen = ", ".join(f"{step}={piece}" for step, piece in parse_composition(name).items())
+        return f"Composed of {chosen}; the other steps are those of FedAvg."
     doc = sys.modules[method_factory(name).__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ")
 
@@ -123,20 +155,20 @@ def summary(name: str) -> str:
 def dry_build(
     name: str, options: Mapping[str, Mapping[str, Any]], cohort_size: int = 1, edges: Topology | None = None
 ) -> Setting:
-    """The method built on a small network: its name and its options are checked without any data."""
+    """Builds the method on a small network, which checks its name and its options without any data."""
     setting = Setting(load_model("mlp", (1,), 2), rounds=20, cohort_size=cohort_size, options=options, edges=edges)
     build(name, setting)
     return setting
 
 
 def available_options(name: str) -> dict[str, dict[str, AvailableOption]]:
-    """Returns what `--set` can change, with default, meaning and accepted values: piece -> key -> option."""
+    """Returns the options of a method by group and key, with default, meaning and accepted values."""
     return dry_build(name, {}).available_options
 
 
 def default_options(name: str) -> dict[str, dict[str, Any]]:
-    """What `--set` can change, with defaults: piece -> key -> value."""
-    return {piece: {k: o.default for k, o in keys.items()} for piece, keys in available_options(name).items()}
+    """Returns the default values of the options of a method by group and key."""
+    return {group: {k: o.default for k, o in keys.items()} for group, keys in available_options(name).items()}
 
 
 __all__ = [

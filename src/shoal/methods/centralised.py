@@ -1,7 +1,7 @@
-"""Centralised: one model trained on everybody's data in one place: the upper bound, not federated learning.
+"""Centralised: one model is trained on the data of all clients: an upper bound, not federated learning.
 
-A round is `epochs` passes over the pooled training data of all clients. It runs in simulation only:
-a real fleet has no place where the data meet.
+A round is `train.epochs` epochs over the pooled training samples of all clients. The method runs only in simulations,
+because a real fleet has no place that holds the data of all clients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from shoal.types import Method
 
 
 def centralised(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     method = one_model_method(
-        setting, "centralised", SelectCentralised(), fixed_keys=("rows", "weighting")
-    )  # the pool has no sensitive part
+        setting, "centralised", SelectCentralised(), fixed_keys=("sensitivity", "weighting")
+    )  # pooled samples are not divided by sensitivity
     return replace(method, uses_cohort_size=False)

@@ -1,13 +1,13 @@
-"""ClustLowVar: one client from each of K urns of clients with similar updates, so that the average varies less.
+"""ClustLowVar: each round draws one client from each of K urns of clients with similar updates.
 
-Fraboni, Vidal, Kameni, Lorenzi, Clustered sampling: low-variance and improved representativity for clients selection
-in federated learning, ICML 2021, Algorithm 2; a baseline of paper 002.
+Fraboni, Vidal, Kameni, Lorenzi, Clustered sampling: low-variance and improved representativity for clients selection in
+federated learning, ICML 2021, Algorithm 2; a baseline of Pereira et al. 2025.
 
 | paper | here |
 |---|---|
-| representative gradients | the last update that each client sent; unknown ones are alike |
-| K urns by Ward's tree, filled by sizes | `selectors.urns.distributions` |
-| one client of each, weight 1/K | `stages.update_selection.Urns`, `train.weighting=uniform` |
+| representative gradients | the last update of each client; clients without an update count as equal |
+| K urns by Ward's tree, filled by sizes | `selectors.urns.urn_distributions` |
+| one client of each urn, weight 1/K | `stages.update_selection.SelectFromUrns`, `train.weighting=uniform` |
 """
 
 from __future__ import annotations
@@ -22,5 +22,8 @@ from shoal.types import Method
 
 
 def clustlowvar(setting: Setting) -> Method:
-    ask = QueryClients(SendSampleCount(), name=SIZE_STAGE)
-    return one_model_method(setting, "clustlowvar", ask, SelectFromUrns(), remember="update", weighting="uniform")
+    """Builds the method with the options of the setting."""
+    query_sizes = QueryClients(SendSampleCount(), name=SIZE_STAGE)
+    return one_model_method(
+        setting, "clustlowvar", query_sizes, SelectFromUrns(), remember="update", weighting="uniform"
+    )

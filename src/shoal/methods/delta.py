@@ -1,16 +1,18 @@
-"""DELTA: clients whose gradients differ from the others', or vary much, are drawn more often and weigh less.
+"""DELTA: clients whose gradients vary much or differ from the others are drawn more often and weigh less.
 
-Wang, Guo, Lin, Tang, DELTA: diverse client sampling for fasting federated learning, NeurIPS 2023; a baseline of
-paper 002.
+Wang, Guo, Lin, Tang, DELTA: diverse client sampling for fasting federated learning, NeurIPS 2023; a baseline of paper
+002.
 
 | paper | here |
 |---|---|
-| g_i, σ_i | `client.probe.GradientProbe`, once for everybody, charged as preparation; then from each training |
+| g_i, σ_i | `client.probe.GradientProbe`, once for every client, charged as preparation; then the updates of training |
 | p_i ∝ √(α₁ ζ_i² + α₂ σ_i²) | `selectors.diversity.probabilities`, `select.alpha1`, `select.alpha2` |
-| weight w_i / (K p_i) | `selectors.diversity.importance`, scaled to sum to 1 |
+| weight w_i / (K p_i) | `selectors.diversity.importance_weights`, scaled to sum to 1 |
 
-Deviation: gradients of a round's training stand for those of the next rounds, as the authors propose, so that not
-everybody has to send one every round; σ_i stays that of the probe.
+Deviations from the paper
+-------------------------
+- Gradients: the updates of a round stand for the gradients of the next rounds, as the authors propose, so that not
+  every client has to send a gradient in every round. σ_i stays the value of the first probe.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from shoal.types import Method
 
 
 def delta(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     training = setting.make_training("train", LocalTraining)
     rate = setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds)
-    ask = QueryClients(GradientProbe(setting.model, training.batch_size), one_model_for, name=PROBE_STAGE)
+    probe = QueryClients(GradientProbe(setting.model, training.batch_size), one_model_for, name=PROBE_STAGE)
     stage_fields = {
         "rate": rate,
         "epochs": training.epochs,
         "batch_size": training.batch_size,
         "momentum": training.momentum,
     }
-    choose = setting.make("select", SelectByGradientDiversity, **stage_fields)
-    return one_model_method(setting, "delta", ask, choose, remember="update", weights_from="select")
+    select = setting.make("select", SelectByGradientDiversity, **stage_fields)
+    return one_model_method(setting, "delta", probe, select, remember="update", weights_from="select")

@@ -1,24 +1,30 @@
-"""Ditto: FedAvg, and beside it every client trains a model of its own that is pulled towards the global one.
+"""Ditto: FedAvg, and every client also trains a personal model that is pulled towards the global one.
 
 Li, Hu, Beirami, Smith, Ditto: fair and robust federated learning through personalization, ICML 2021, Algorithm 1 with
 FedAvg for the global model.
 
 | paper | here |
 |---|---|
-| S_t, the clients of a round | `--cohort`: `stages.select.Random` |
+| S_t, the clients of a round | `--cohort`: `stages.select.SelectRandom` |
 | w_k ← UPDATE_GLOBAL(w^t, ∇F_k) | `train.*`: `client.train.LocalTraining` |
 | h_k(v; w) = F_k(v) + λ/2 |v - w|² | λ is `personal.mu` |
-| s steps v_k ← v_k - η (∇F_k(v_k) + λ (v_k - w^t)) | `personal.*`: `client.personal_models.TrainBoth` |
-| w^{t+1} ← AGGREGATE(w^t, w_k - w^t) | `stages.train.Federate` |
+| s steps v_k ← v_k - η (∇F_k(v_k) + λ (v_k - w^t)) | `personal.*`: `client.personal_models.TrainSharedAndPersonal` |
+| w^{t+1} ← AGGREGATE(w^t, w_k - w^t) | `stages.train.TrainAndAggregate` |
 
-A client's own model starts as the global one that it is sent when it first takes part, and is pulled towards the one
-that it is sent in each round. It is what the client is served; who never took part is served the global model, which is
-FedAvg's to the byte: what is personal never flows back.
+The personal model of a client starts as the global model of the first round in which the client trains. In each round
+it is pulled towards the global model of that round. A client is served its personal model. A client that has never
+trained is served the global model, which is equal to the model of FedAvg, byte for byte: a personal model never
+influences it.
 
-Deviation: clients weigh by their rows, as in FedAvg; the authors' program weighs all alike (`train.weighting=uniform`).
-There both models take their steps on the same batches in turn; here the global model makes all its passes before the
-own one does, in an order of rows of its own. Options of `personal` are by default those of `train`, but its rate is the
-same in all rounds. λ is one number for all: clients do not choose it on validation data.
+Deviations from the paper
+-------------------------
+- Weights: clients are weighted by their number of samples, as in FedAvg. The authors' program weights all clients
+  equally (`train.weighting=uniform`).
+- Order of training: in the authors' program both models train on the same batches in turn. Here the global model trains
+  for all its epochs before the personal model does, and the personal model has its own order of samples.
+- Options: those of `personal` have the values of `train` by default, but the learning rate of the personal model is the
+  same in all rounds.
+- λ: it is the same for all clients. Clients do not choose it on validation samples.
 """
 
 from __future__ import annotations
@@ -33,10 +39,11 @@ from shoal.types import Method
 
 
 def ditto(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     shared = setting.make_training("train", LocalTraining)
-    own = {"mu": 0.1, "start": "own", "name": "personal"}
+    personal_fields = {"mu": 0.1, "start": "own", "name": "personal"}
     program = TrainSharedAndPersonal(
-        shared, personal=setting.make_training("personal", LocalTraining, **vars(shared) | own)
+        shared, personal=setting.make_training("personal", LocalTraining, **vars(shared) | personal_fields)
     )
     rate = setting.make("train", LearningRate, lr=shared.lr, rounds=setting.rounds)
     return Method(

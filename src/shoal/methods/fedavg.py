@@ -1,12 +1,12 @@
-"""FedAvg: some clients train the global model, the server averages what returns.
+"""FedAvg: random clients train the global model, and the server averages the models that they send.
 
 McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017.
 
 | paper | here |
 |---|---|
-| C·K clients per round | `--cohort`: `stages.select.Random` (`select.by=size`: likelier the more rows) |
+| C·K clients per round | `--cohort`: `stages.select.SelectRandom`, `select.probability` |
 | E, B, η | `train.epochs`, `train.batch_size`, `train.lr` |
-| w ← Σ n_k/n w_k, over the clients of the round | `stages.train.Federate` |
+| w ← Σ n_k/n w_k, over the clients of the round | `stages.train.TrainAndAggregate` |
 """
 
 from __future__ import annotations
@@ -24,19 +24,41 @@ from shoal.types import Method, Stage
 
 
 def fedavg(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     return one_model_method(setting, "fedavg", *select_at_random(setting))
 
 
 def select_at_random(setting: Setting) -> tuple[Stage, ...]:
-    """Random clients; they are asked for their sizes only where these matter."""
+    """Returns the stages that select random clients. Clients report their numbers of samples only if these are used."""
     select = setting.make("select", SelectRandom)
     return (select,) if select.probability == "uniform" else (QueryClients(SendSampleCount(), name=SIZE_STAGE), select)
 
 
 def one_model_method(
-    setting: Setting, name: str, *before: Stage, mu: float = 0.0, fixed_keys: tuple[str, ...] = (), **training: Any
+    setting: Setting,
+    name: str,
+    *stages_before_training: Stage,
+    mu: float = 0.0,
+    fixed_keys: tuple[str, ...] = (),
+    **stage_fields: Any,
 ) -> Method:
-    """One global model, trained by whom the stages `before` choose. Users cannot set what is `fixed`."""
+    """Builds a method with one global model, which the clients that the first stages select train.
+
+    Parameters
+    ----------
+    setting : Setting
+        The setting of the method.
+    name : str
+        The name of the method.
+    *stages_before_training : Stage
+        The stages that select the cohort.
+    mu : float
+        The default weight of the proximal term, `train.mu`.
+    fixed_keys : tuple of str
+        Options of `train` that users cannot set.
+    **stage_fields
+        Fields of the training stage.
+    """
     program = setting.make_training("train", LocalTraining, fixed_keys, mu=mu)
     rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
     stage_fields |= {

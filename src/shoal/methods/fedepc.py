@@ -1,40 +1,45 @@
-"""FedEPC: clients whose activations are alike share a model; in each group a bandit chooses who trains in time.
+"""FedEPC: clients with similar activations share a model, and a bandit selects clients within a time budget.
 
 Tang et al., FedEPC: An efficient and privacy-enhancing clustering federated learning method for sensing-computing
-fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241; paper 000).
+fusion scenarios, Computers, Materials & Continua, 2025 (doi:10.32604/cmc.2025.066241).
 
 | paper | here |
 |---|---|
-| SPRE, Eq. 1-2, Alg. 1 | `represent`: `client.sparsity.Sparsity` |
-| AIDC, Eq. 3-8, Alg. 2 | `cluster`: `clusterers.AdaptiveDensityClusters`, `stages.experts.Experts` |
-| CICS, Eq. 9-12, Alg. 3 | `select`: `stages.bandit.Budgeted`, `selectors.bandit.SetBandit` |
+| SPRE, Eq. 1-2, Alg. 1 | `represent`: `client.sparsity.MeasureSparsity` |
+| AIDC, Eq. 3-8, Alg. 2 | `cluster`: `clusterers.AdaptiveDensityClusters`, `stages.experts.ClusterModels` |
+| CICS, Eq. 9-12, Alg. 3 | `select`: `stages.bandit.SelectByBandit`, `selectors.bandit.SetBandit` |
 | Eq. 13-14, proximal local loss, μ | `train.mu` of `client.train.LocalTraining` |
-| Eq. 15, plain mean in a cluster | `stages.train.Federate` with `train.weighting=uniform` |
+| Eq. 15, plain mean in a cluster | `stages.train.TrainAndAggregate` with `train.weighting=uniform` |
 | Alg. 4, the trained model to all members | `stages.experts.expert_for` |
 
-Deviation (SPRE): sparsity is counted for each row and averaged, after one local epoch from an extraction model that
-stays the same for all time, so that answers can be compared. Besides the vector of the paper three more leave a client,
-of the model as received: over all rows and over either half. They tell difference from chance, and more about labels
-than the adapted one does (docs/privacy.md).
-
-Deviation (AIDC): distances are in units of their mean (`cluster.scale`; in units of the median two unequal groups are
-lost), and whether clients differ at all is tested first, mean distance against that of halves: without that test a
-nearly IID fleet is cut into pieces. Groups are formed anew when the clients known have doubled; who drifts is moved.
-
-Deviation (CICS): the budget of a group is 16 % of its total time but lets in its slowest client (`select.quantile`):
-the median shuts a third of the clients out for ever and costs more than any choice gains. The bandit's process is
-exact, its kernel that of the energy distance (`select.literal` is the printed one). A reward is the share of the loss
-of the whole group that a set took away, by the time of its slowest client; all members are sent their group's model and
-tell their loss in every round for it. Of Eq. (9), the norm is that of a client's whole update in its last rounds, since
-gradients are not sent. Eq. (12) is a model that nothing observable follows from, and is left out.
-
-Deviation (Alg. 4): not the run but a group stops, when its loss changes by less than `select.tolerance` of itself in
-`select.history` rounds in a row; by default none does. A client that is in no group is served the largest group's
-model; an unseen one too, or that of the group whose members' received models are as sparse on their rows (`shoal
-evaluate --assign`).
-
-Deviation: the paper takes sparsity vectors for private. A server can read label distributions from them, so noise can
-be added and its (ε, δ) is stated.
+Deviations from the paper
+-------------------------
+- SPRE, sparsity: it is counted for each sample and averaged, after one local epoch from an extraction model that never
+  changes, so that the vectors of clients can be compared.
+- SPRE, messages: a client sends three vectors more than in the paper. They describe the received model on all samples
+  and on either half of them. They separate a difference between clients from a random one, and they reveal more about
+  labels than the adapted vector does (docs/privacy.md).
+- SPRE, privacy: the paper treats sparsity vectors as private. A server can infer label distributions from them, so
+  noise can be added, and its (ε, δ) is stated in the result.
+- AIDC, distances: they are divided by their mean (`cluster.scale`). With the median, two clusters of unequal size are
+  not found.
+- AIDC, test for clusters: the mean distance between clients is first compared with the mean distance between the halves
+  of a client. Without this test a nearly IID fleet is split.
+- AIDC, time: clusters are formed again when the number of clients with a vector has doubled. A client whose data drift
+  is reassigned.
+- CICS, budget: it is 16 % of the total time of a cluster, but at least the time of its slowest client
+  (`select.quantile`). The median of the paper excludes a third of the clients for ever.
+- CICS, bandit: its Gaussian process is exact, and its kernel is that of the energy distance (`select.as_published=true`
+  uses the printed kernel).
+- CICS, reward: it is the fraction of the loss of the whole cluster that a set removed, divided by the time of its
+  slowest client. For it all members are sent the model of their cluster and report their loss in every round.
+- CICS, Eq. 9: the norm is that of the client's whole update in its last rounds, because gradients are not sent.
+- CICS, Eq. 12: it is left out, because no observable quantity follows from it.
+- Alg. 4, stopping: a cluster stops, not the run, when its loss changes by less than the fraction `select.tolerance` in
+  `select.history` rounds in a row. By default no cluster stops.
+- Clients without a cluster: they are served the model of the largest cluster. So is an unseen client, unless `shoal
+  evaluate --infer-from-inputs` is given. Then it is served the model of the cluster whose members have the most similar
+  sparsity of the received model.
 """
 
 from __future__ import annotations
@@ -48,4 +53,5 @@ DEFAULTS = {"train": {"mu": 0.01, "weighting": "uniform"}}
 
 
 def fedepc(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     return compose(setting, "fedepc", PIECES, DEFAULTS)

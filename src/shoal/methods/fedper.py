@@ -1,21 +1,24 @@
-"""FedPer: all layers but the last are trained together, the last one is each client's own.
+"""FedPer: all clients train the layers below the last together, and each client has its own last layer.
 
 Arivazhagan, Aggarwal, Singh, Choudhary, Federated learning with personalization layers, arXiv:1912.00818, 2019.
 
 | paper | here |
 |---|---|
-| base layers W_B, personalization layers W_P | `Model.parts`: the head is the last layer; buffers are the base's |
-| W_P of a client, at first by chance | kept by it; the first follows from a seed, equal for all |
+| base layers W_B, personalization layers W_P | the head is the last layer, buffers belong to the base |
+| W_P of a client, random at first | private state; the first head follows from a seed and is equal for all |
 | SGD on (W_B, W_P) jointly: e epochs, η, b | `train.*`: `client.personal_models.KeepHead` |
-| W_B ← Σ n_j/N W_B,j | `stages.train.FederatePart` |
+| W_B ← Σ n_j/N W_B,j | `stages.train.AggregateBase` |
 
-Only bases travel, down and up. A client is served the newest base with its own head, which may have been trained on an
-older one. A client that never trained, and one without data, get the first head, which nobody has trained: heads never
-leave their clients. At first that is chance; later it is what bases trained under other heads happen to do with it,
-better than chance only because all heads started from it.
+Only bases are sent and received. A client is served the newest base with its own head, which may have been trained with
+an older base. A client that has never trained, or has no samples, uses the first head. No client trained that head,
+since heads never leave their clients. Its predictions are random at first. Later they are better than random only
+because all heads started from it.
 
-Deviation: the paper also tries more than one personal layer, and all clients in every round; here it is one, and
-`--cohort` says who takes part. Its text was not at hand: the table is from what is known of it.
+Deviations from the paper
+-------------------------
+- Source: the text of the paper was not available. The table follows what is generally known of it.
+- Personal layers: the paper also tries more than one. Here the last layer is personal.
+- Cohort: the paper also trains all clients in every round. Here `--cohort` sets how many train.
 """
 
 from __future__ import annotations
@@ -37,17 +40,18 @@ from shoal.types import ClientId, Method, Params, Predict, ServerState, Tree
 
 
 def fedper(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     return personal_heads_method(setting, "fedper", KeepHead(setting.make_training("train", LocalTraining)))
 
 
 def personal_heads_method(setting: Setting, name: str, program: KeepHead) -> Method:
-    """One base for all, trained by clients who keep their heads."""
+    """Builds a method in which clients train a common base and keep their heads."""
     rate = setting.make("train", LearningRate, lr=program.training.lr, rounds=setting.rounds)
 
     def init(seed: int) -> ServerState:
-        first = derive_seed(seed, "init")
-        base, head = setting.model.split_base_and_head(setting.model.init(first))
-        return ServerState(0, {"base": base}, memory={"train": {"first": torch.tensor(first), "head": head}})
+        first_seed = derive_seed(seed, "init")
+        base, head = setting.model.split_base_and_head(setting.model.init(first_seed))
+        return ServerState(0, {"base": base}, memory={"train": {"first": torch.tensor(first_seed), "head": head}})
 
     return Method(
         name=name,
@@ -63,19 +67,19 @@ def personal_heads_method(setting: Setting, name: str, program: KeepHead) -> Met
 
 
 def base_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """Returns the base, for every client."""
     return {"base": state.models["base"]}
 
 
 def base_and_first_head_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """Returns the base and the first head, which a client without a head of its own uses."""
     base, head = state.models["base"], state.memory["train"]["head"]
-    return {
-        "base": base,
-        "head": tree.to_device(head, next(iter(base.values())).device),
-    }  # a resumed run has it on the CPU
+    # After a resume the head is on the CPU.
+    return {"base": base, "head": tree.to_device(head, next(iter(base.values())).device)}
 
 
 def personal_head_predict(model: Model) -> Predict:
-    """The base with the client's own head where it has one, else with the first."""
+    """Returns a function that predicts with the base and the client's head, or the first head if it has none."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return model.predict(models["base"] | private.get("head", models["head"]), x)

@@ -1,26 +1,30 @@
-"""FedPHP: each client keeps a moving average of the models that it trained, and imitates it when it trains the next.
+"""FedPHP: each client keeps a moving average of its trained models and imitates it in the next training.
 
 Li, Zhan, Shao, Li, Song, FedPHP: federated personalization with inherited private models, ECML PKDD 2021.
 
 | paper | here |
 |---|---|
-| inherited private model (HPM) of client k | kept by it: `client.inherit.InheritedTraining` |
+| inherited personal model (HPM) of client k | private state of the client: `client.inherit.InheritedTraining` |
 | L = (1 - λ) L_CE + λ L_KT | λ is `train.transfer` |
 | L_KT by distillation: -Σ softmax(z_HPM / T) log softmax(z) | T is `train.temperature`; z are logits |
-| HPM ← μ HPM + (1 - μ) w_k, w_k as just trained | `client.inherit.mixed` |
+| HPM ← μ HPM + (1 - μ) w_k, w_k as just trained | `client.inherit.mix_models` |
 | μ = 0.9 min(1, z_k / (Q R)), z_k earlier participations | 0.9 is `train.inherit` |
-| Q R, the cohort's share of the fleet times all rounds | sent to clients: `stages.train.FederatePlanned` |
-| w ← Σ n_k/n w_k | averaged by rows |
+| Q R, fraction of clients in a cohort times rounds | sent to clients: `stages.train.AggregateWithParticipation` |
+| w ← Σ n_k/n w_k | weighted by samples |
 
-The private model of a client that takes part for the first time is what it trained then, for μ is 0. It is what the
-client is served, and never sent; who never took part is served the global model. The global model is not `fedavg`'s:
-what clients send has imitated their private models.
+In the first participation of a client μ is 0, so its inherited model is the one that it has just trained. A client is
+served its inherited model, which it never sends. A client that has never trained is served the global model. The global
+model differs from that of `fedavg`, because the models that clients send have imitated inherited models.
 
-Deviation: the authors' program has two ways of transfer, distillation and the maximum mean discrepancy of features;
-here only the first, for a network of one's own need not say what its features are. As there, the private model's logits
-are softened and the trained one's are not. A client that takes part for the first time imitates the model that it is
-sent, in that program the very first one. Q R is that of the round at hand, rounded down and at least 1, since the fleet
-may change. Values of λ, T and μ are those of their program; the paper's text was not at hand.
+Deviations from the paper
+-------------------------
+- Source: the text of the paper was not available. The values of λ, T and μ are those of the authors' program.
+- Transfer: the authors' program offers distillation and the maximum mean discrepancy of features. Here there is only
+  distillation, because a user's own network need not define its features. As in that program, the logits of the
+  inherited model are divided by the temperature and those of the trained model are not.
+- First participation: the client imitates the model that it is sent. In the authors' program it imitates the initial
+  model of the run.
+- Q R: it is computed for the current round, because the fleet may change, rounded down, and at least 1.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from shoal.types import Method
 
 
 def fedphp(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     program = setting.make_training("train", InheritedTraining)
     rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
     return Method(

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a pull towards the received model in the local objective.
+"""FedProx: FedAvg with a term in the local loss that pulls towards the received model.
 
 Li et al., Federated optimization in heterogeneous networks, MLSys 2020.
 
@@ -6,7 +6,10 @@ Li et al., Federated optimization in heterogeneous networks, MLSys 2020.
 |---|---|
 | h_k(w) = F_k(w) + μ/2 |w - w^t|² (Eq. 2) | `train.mu` of `client.train.LocalTraining` |
 
-Deviation: slow clients are not given fewer epochs (the paper's inexact solutions); all do `train.epochs`.
+Deviations from the paper
+-------------------------
+- Inexact solutions: the paper lets slow clients train for fewer epochs. Here all clients train for `train.epochs`
+  epochs.
 """
 
 from __future__ import annotations
@@ -17,4 +20,5 @@ from shoal.types import Method
 
 
 def fedprox(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     return one_model_method(setting, "fedprox", *select_at_random(setting), mu=0.1)

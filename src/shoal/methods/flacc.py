@@ -1,28 +1,32 @@
-"""FLACC: while one model is learned, clients whose updates point alike are merged into groups, which then part.
+"""FLACC: clients with similar updates are merged into clusters while they train one model, which then separate.
 
 Mehta, Shao, A greedy agglomerative framework for clustered federated learning, IEEE Transactions on Industrial
-Informatics 19(12), 2023, a baseline of paper 000.
+Informatics 19(12), 2023, a baseline of FedEPC (Tang et al. 2025).
 
 | paper | here |
 |---|---|
-| clients or groups of clients are agglomerated greedily, by their gradient updates | `clusterers.GreedyClusters` |
-| while the global model is learned, with a fraction of the clients in each round | `stages.agglomerative.Agglomerate` |
-| no number of clusters | `cluster.threshold`: groups are merged whose updates have cosines above it |
+| clients or clusters of clients are agglomerated greedily, by their gradient updates | `clusterers.GreedyClusters` |
+| while the global model is learned, with a fraction of the clients in each round | `stages.agglomerative` |
+| no number of clusters | `cluster.threshold`: two clusters are merged if the cosines of their updates are above it |
 | once it is complete, each cluster is a federation of its own | after `cluster.patience` rounds without a change |
 
-Deviation: the paper's text could not be had. The table is its abstract; complete linkage, the threshold 0 and quiet
-rounds as the end are from MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), which compares with it. What differs
-from that code was decided by measurement on digits. For merging see `clusterers.agglomerative`. There a pair's last
-cosine counts for 10 rounds and merges are final; here it is the mean over all rounds, and all is merged anew in every
-round (`cluster.revise=false`: merges are final), because a client that is merged wrongly when little is known never
-comes free. There groups part after 11 quiet rounds; 5 found the same groups earlier, and a round is quiet here only if
-two or more clients trained in it. Groups start from the global model, not from means of what their members last sent.
-
-Deviation: that code averages without weights; here clients weigh by their rows, as everywhere (`train.weighting`).
-
-Deviation: nothing is said of clients that were merged with nobody (`cluster.smallest`) or come later: here they are
-sent the models of groups, and join that whose loss is least. Groups that still have the same model are not offered,
-and nobody is asked while fewer than two are left. Who has no rows joins none, and is served the largest group's model.
+Deviations from the paper
+-------------------------
+- Source: the text of the paper was not available. The table follows its abstract. Complete linkage, the threshold 0 and
+  the end after rounds without a change are from MetaClusterFL (github.com/ICT-CUbiCS/MetaClusterFL), which compares
+  with this method. For the order of merges see `clusterers.agglomerative`.
+- Cosines: MetaClusterFL uses the last cosine of a pair for 10 rounds. Here it is the mean over all rounds.
+- Merges: in MetaClusterFL they are final. Here all clusters are formed again in every round, because a client that is
+  merged wrongly in an early round would never leave its cluster (`cluster.remerge=false` makes merges final).
+- End of clustering: MetaClusterFL separates the clusters after 11 rounds without a change. Here it is 5 rounds, and a
+  round counts only if at least two clients trained in it.
+- First cluster models: they are the global model, not the means of the members' last updates.
+- Weights: MetaClusterFL averages without weights. Here clients are weighted by their number of samples, as in all
+  methods (`train.weighting`).
+- Clients that were not merged (`cluster.min_size`) and late-joining clients: the paper does not mention them. Here they
+  are sent the cluster models and join the cluster whose model has the lowest loss. Clusters that still have the same
+  model are not offered, and no client is queried while fewer than two models remain.
+- Clients without samples: they join no cluster and are served the model of the largest one.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from shoal.types import Method
 
 
 def flacc(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     program = setting.make_training("train", LocalTraining)
     rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
     stage_fields = {"remember": "update", "trainable": setting.model.trainable}

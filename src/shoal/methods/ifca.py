@@ -1,26 +1,31 @@
-"""IFCA: every client takes that of several models which fits its data best, and trains it; choices make the groups.
+"""IFCA: every client trains the model, of several, that fits its data best, and these choices form the clusters.
 
 Ghosh, Chung, Yin, Ramchandran, An efficient framework for clustered federated learning, NeurIPS 2020, Algorithm 1 with
 model averaging.
 
 | paper | here |
 |---|---|
-| k models θ_j | `cluster.groups` first models by chance: `stages.model_choice.Starts` |
-| M_t, the clients of a round | `--cohort`: `stages.select.Random` |
-| ĵ = argmin_j F_i(θ_j), told as s_i | `client.model_choice.ChooseAndTrain`; of several the first |
+| k models θ_j | `cluster.num_clusters` random first models: `stages.model_choice.RandomRestarts` |
+| M_t, the clients of a round | `--cohort`: `stages.select.SelectRandom` |
+| ĵ = argmin_j F_i(θ_j), reported as s_i | `client.model_choice.ChooseAndTrain`; the first model if several are equal |
 | LocalUpdate: τ, γ | `train.epochs`, `train.lr`: `client.train.LocalTraining` |
-| θ_j ← Σ s_ij θ̃_i / Σ s_ij | `stages.model_choice.FederateChoices`, with `train.weighting=uniform` |
+| θ_j ← Σ s_ij θ̃_i / Σ s_ij | `stages.model_choice.AggregateByChoice`, with `train.weighting=uniform` |
 | random restarts | `cluster.restarts` |
 
-A model that nobody chose stays as it is.
+A model that no client chose stays unchanged.
 
-Deviation: at rounds that are evaluated everybody chooses among the models as they are then, charged as preparation, so
-that all are served a model of their choice. A client without data chooses none, counts in no mean, and is served the
-model of the largest group. How the paper restarts could not be had: here starts follow each other in the first half of
-the run, and that with the lowest loss over all clients' rows goes on; they are compared, so all must train at one rate
-(`train.schedule=constant`). The default is one start, as in the authors' program for MNIST. The first rounds of their
-program for FEMNIST, in which clients are dealt to models by chance, are left out: planted groups were found no more
-often with them. So are the averaging of gradients and the sharing of all layers but the last.
+Deviations from the paper
+-------------------------
+- Evaluation: in rounds that are evaluated all clients choose again among the current models, charged as preparation, so
+  that every client is served a model of its choice.
+- Clients without samples: they choose no model, count in no mean, and are served the model of the largest cluster.
+- Restarts: we could not find how the paper restarts. Here the starts follow each other in the first half of the run,
+  and the start with the lowest loss over the samples of all clients continues. The starts are compared, so all must
+  train with the same learning rate (`train.schedule=constant`). The default is one start, as in the authors' program
+  for MNIST.
+- First rounds: in the authors' program for FEMNIST the first rounds assign clients to models at random. These rounds
+  are left out, because they did not find planted groups more often.
+- Variants: averaging of gradients and sharing of all layers but the last are left out.
 """
 
 from __future__ import annotations
@@ -38,18 +43,19 @@ from shoal.types import Method
 
 
 def ifca(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     training = setting.make_training("train", LocalTraining)
     rate = setting.make("train", LearningRate, lr=training.lr, rounds=setting.rounds)
     program, stage_fields = ChooseAndTrain(training), {"models_for": all_models, "weighting": "uniform"}
     train = setting.make("train", AggregateByChoice, program=program, rate=rate, **stage_fields)
-    choose = ChooseModel(setting.model)
-    starts = setting.make("cluster", RandomRestarts, program=choose, model=setting.model, rounds=setting.rounds)
+    choose_model = ChooseModel(setting.model)
+    starts = setting.make("cluster", RandomRestarts, program=choose_model, model=setting.model, rounds=setting.rounds)
     if starts.restarts > 1 and rate.schedule != "constant":
         raise UserError(
             f"cluster.restarts is {starts.restarts} and train.schedule is {rate.schedule!r}; starts are compared, so "
-            "the schedule must be constant, or restarts 1"
+            "train.schedule must be constant, or cluster.restarts 1"
         )
-    rechoose = RechooseModels(choose, rounds=setting.rounds, every_rounds=setting.eval_every)
+    rechoose = RechooseModels(choose_model, rounds=setting.rounds, every_rounds=setting.eval_every)
     return Method(
         name="ifca",
         init=starts.init,

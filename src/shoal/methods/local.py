@@ -1,8 +1,8 @@
-"""Local: every client for itself, no federation: what a client has without the others.
+"""Local: every client trains its own model without federation, which shows what a client achieves without the others.
 
-The cohort of each round trains its own models further, so that a run costs as many client-epochs as
-FedAvg with the same flags; `--cohort 1.0` trains all. Nothing is shared, so an inference-only client
-can be served only the untrained first model: its central accuracy is that of chance.
+The cohort of each round trains its personal models further, so that a run costs as many client-epochs as FedAvg with
+the same flags. `--cohort 1.0` trains all clients. Nothing is shared, so an unseen client can only be served the
+untrained first model: the central accuracy is that of random predictions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from shoal.types import Method, ServerState
 
 
 def local(setting: Setting) -> Method:
-    program = setting.make_training("train", LocalTraining, start="own", send=False, keep=True)
+    """Builds the method with the options of the setting."""
+    program = setting.make_training("train", LocalTraining, start="own", sends_model=False, keeps_model=True)
     rate = setting.make("train", LearningRate, lr=program.lr, rounds=setting.rounds)
 
     def init(seed: int) -> ServerState:
-        first = derive_seed(seed, "init")
-        return ServerState(0, {"global": setting.model.init(first)}, memory={"train": {"first": torch.tensor(first)}})
+        first_seed = derive_seed(seed, "init")
+        first_model = setting.model.init(first_seed)
+        return ServerState(0, {"global": first_model}, memory={"train": {"first": torch.tensor(first_seed)}})
 
     return Method(
         name="local",

@@ -1,4 +1,4 @@
-"""PFL-MoE: each client mixes the global model and one that it has tuned for itself, by a gate that sees the input.
+"""PFL-MoE: each client mixes the global model and its fine-tuned one by a gate that depends on the input.
 
 Guo, Mei, Tang, PFL-MoE: Personalized federated learning based on mixture of experts, APWeb-WAIM 2021 (PFMoE in paper
 001).
@@ -7,16 +7,19 @@ Guo, Mei, Tang, PFL-MoE: Personalized federated learning based on mixture of exp
 |---|---|
 | global model w_g by FedAvg | `methods.fedavg` |
 | personal expert: w_g, its base frozen, its last layers tuned (PFL-FB) | `personal.*`: `LocalTraining`, the head |
-| gate g(x), trained on rows held out from the tuning | `gate.*`: `client.gate`, on the validation rows |
+| gate g(x), trained on held-out samples | `gate.*`: `client.gate`, on the validation samples |
 | y = g · personal + (1 - g) · global, of logits | `client.gate.Gate` with one expert |
 
-Every client tunes and trains its gate whenever the fleet is evaluated, always from the current global model; a client
-without data is served the global model.
+Every client trains its head and its gate whenever the fleet is evaluated, always from the current global model. A
+client without samples is served the global model.
 
-Deviation: in the authors' program the gate is one linear layer on the convolutions' features (PFL-MFE) or on the input
-(PFL-MF), and a quarter of a client's rows are held out for it; here it is the small network that `scmoe` has, on the
-input, and rows are those of `--val-share`, which nothing else trains on. There all dense layers are tuned, here the
-last one.
+Deviations from the paper
+-------------------------
+- Gate: in the authors' program it is one linear layer on the features of the convolutions (PFL-MFE) or on the input
+  (PFL-MF). Here it is the small network of `scmoe`, on the input.
+- Held-out samples: the authors hold out a quarter of a client's samples. Here they are the validation samples
+  (`--val-fraction`), on which nothing else trains.
+- Personal layers: the authors tune all dense layers. Here the last layer is tuned.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ from shoal.types import Method
 
 
 def pfmoe(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     base = fedavg(setting)
-    personal_training = setting.make_training("personal", LocalTraining, epochs=5, part="head", group="personal")
-    gate = setting.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # of one expert there is no choice
+    personal_training = setting.make_training("personal", LocalTraining, epochs=5, part="head", name="personal")
+    gate = setting.make("gate", Gate, ("top", "shortlist"), calibrate=False)  # with one expert there is no choice
     program = TrainGate(
         setting.make("gate", FitGate, model=setting.model, gate=gate, split="val"), personal_training, choice=None
     )

@@ -1,4 +1,4 @@
-"""PM-MoE: clients share the layers below the last, and each mixes everybody's last layers by a gate.
+"""PM-MoE: clients share the layers below the last, and each client mixes the last layers of all clients by a gate.
 
 Feng, Geng, Zhu, Han, Yu, Xue, Luo, Sun, Zhang, Song, PM-MoE: Mixture of experts on private model parameters for
 personalized federated learning, WWW 2025.
@@ -6,17 +6,21 @@ personalized federated learning, WWW 2025.
 | paper | here |
 |---|---|
 | first stage: a method that splits the model in a shared and a private part | `train.*`: as in `fedper` |
-| mixture of personalised modules: everybody's private parts as experts | `stages.heads.GatherHeads`, `client.heads` |
+| mixture of personalised modules: all private parts as experts | `stages.heads.GatherHeads`, `client.heads` |
 | gate over experts, the k largest count | `gate.top`: `client.gate.Gate` |
-| energy-based denoising of experts | `gate.denoise`: who is less sure of a row than the own head does not count |
+| energy-based denoising of experts | `gate.denoise`: experts less confident than the own head are ignored |
 | only the gate is trained | `gate.epochs`, `gate.lr` |
 
-Heads leave their clients: that is the method, and what `fedper` and `fedrep` avoid. They are gathered and gates are
-trained whenever the fleet is evaluated; a client that has trained no head is served as in `fedper`.
+Heads leave their clients: this is the idea of the method, and what `fedper` and `fedrep` avoid. Heads are collected and
+gates are trained whenever the fleet is evaluated. A client that has trained no head is served as in `fedper`.
 
-Deviation: of the text only the abstract was at hand, and of the authors' program the mixture; by what energy an expert
-counts as noise is decided here. The own head always counts, as in `scmoe`; the gate sees the input, not what the shared
-layers make of it; weights of those that count are scaled to sum to 1.
+Deviations from the paper
+-------------------------
+- Source: only the abstract of the paper and the mixture of the authors' program were available. The energy by which an
+  expert counts as noise is our choice.
+- Own head: it always counts, as in `scmoe`.
+- Gate input: the gate sees the input, not the output of the shared layers.
+- Weights: the weights of the experts that count are scaled to sum to 1.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from shoal.types import Method
 
 
 def pm_moe(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     base = fedper(setting)
     fit = setting.make(
         "gate",

@@ -1,16 +1,18 @@
-"""SimClust: clients with similar labels are grouped once; every round takes some of each group.
+"""SimClust: clients with similar labels are clustered once, and every cohort has some clients of each cluster.
 
-Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods (paper 002),
-Sec. III-A.
+Pereira, Famá, Kalalas, Dini, Energy-efficient federated learning for AIoT using clustering methods (2025), Sec.
+III-A.
 
 | paper | here |
 |---|---|
-| p_l, label distribution (Eq. 4: with noise) | `client.histogram.LabelHistogram` (`represent.gamma`) |
-| G groups by k-means with symmetrised KL | `cluster.groups`: `clusterers.SimilarClusters` |
-| K clients: one of each of K groups, or K/G of each | `--cohort`: `selectors.groups.one_of_each` |
-| Eq. 2, over the selected clients | `stages.train.Federate` |
+| p_l, label distribution (Eq. 4: with noise) | `client.histogram.LabelHistogram` (`represent.noise_scale`) |
+| G groups by k-means with symmetrised KL | `cluster.num_clusters`: `clusterers.SimilarClusters` |
+| K clients: one of each of K groups, or K/G of each | `--cohort`: `selectors.clusters.one_of_each` |
+| Eq. 2, over the selected clients | `stages.train.TrainAndAggregate` |
 
-Deviation: the number of groups is that of the cohort unless it is given; the paper tries several and reports the best.
+Deviations from the paper
+-------------------------
+- Number of clusters: it is the size of the cohort unless it is given. The paper tries several and reports the best.
 """
 
 from __future__ import annotations
@@ -23,4 +25,5 @@ PIECES = {"represent": "labels", "cluster": "similar", "select": "one-of-each"}
 
 
 def simclust(setting: Setting) -> Method:
+    """Builds the method with the options of the setting."""
     return compose(setting, "simclust", PIECES)

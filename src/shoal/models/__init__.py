@@ -1,4 +1,4 @@
-"""Networks, and `Model`: a network seen as pure functions of its parameters."""
+"""Networks, and `Model`, which provides a network as pure functions of its parameters."""
 
 from shoal.models.model import Model, load_model, model_names, network_factory
 

@@ -1,4 +1,4 @@
-"""Dense networks: `mlp` (two hidden layers, as in paper 002) and `linear`."""
+"""Dense networks: `mlp` (two hidden layers, as in Pereira et al. 2025) and `linear`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.models.dropout import KeyedDropout
 
 
 class Mlp(nn.Module):
-    """in-64-30-out with dropout after both hidden layers: 52,500 parameters on 28 x 28 and ten classes."""
+    """Two hidden layers (64, 30), with dropout after both: 52,500 parameters on 28 x 28 and ten classes."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class Mlp(nn.Module):
         self.head = nn.Linear(hidden[1], num_classes)
 
     def forward(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Returns the logits."""
         x = self.drop1(F.relu(self.fc1(x.flatten(1))), key)
         x = self.drop2(F.relu(self.fc2(x)), key)
         return self.head(x)
@@ -40,4 +41,5 @@ class Linear(nn.Module):
         self.head = nn.Linear(math.prod(input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits."""
         return self.head(x.flatten(1))

@@ -1,4 +1,7 @@
-"""A network as pure functions: `init(seed)`, `predict(params, x)`, `forward(params, x, key)`."""
+"""A network as pure functions: `init(seed)`, `predict(params, x)` and `forward(params, x, key)`.
+
+`load_model` returns a built-in network or one of the user.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch.func import functional_call
 from shoal.errors import UserError, import_callable, look_up
 from shoal.models.cnn import CnnCifar, CnnFedAvg
 from shoal.models.mlp import Linear, Mlp
-from shoal.models.rectified import RecordReluOutputs, relu_modules
+from shoal.models.relu_outputs import RecordReluOutputs, relu_modules
 from shoal.models.resnet import ResNet18
 from shoal.types import Params
 
@@ -33,12 +36,16 @@ NETWORKS: dict[str, NetworkFactory] = {
 
 
 def model_names() -> tuple[str, ...]:
+    """Returns the names of the built-in networks."""
     return tuple(NETWORKS)
 
 
 class _PerThreadNetworks(threading.local):
-    """A thread's own copies of a network, for each mode that it calls: a call with other weights puts them into the
-    module while it lasts, and the mode is a flag on it."""
+    """Copies of a network for each thread and mode.
+
+    A call with other weights puts them into the module while it runs, and the mode is a flag of the module. Threads
+    that shared a module would therefore see each other's weights.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         self._net = net
@@ -53,7 +60,26 @@ class _PerThreadNetworks(threading.local):
 
 
 class Model:
-    """One network for one kind of input. It holds no weights that matter: all functions take them."""
+    """A network for inputs of one shape. Its functions take the weights as an argument.
+
+    Parameters
+    ----------
+    name
+        The name of the network in error messages.
+    factory
+        Creates the network.
+    input_shape
+        The shape of one input.
+    num_classes
+        The number of classes, which is the number of outputs.
+    device
+        The device of the initial weights, such as "cuda".
+
+    Raises
+    ------
+    UserError
+        If the network cannot be created, does not take the inputs, or cannot be federated.
+    """
 
     def __init__(
         self,
@@ -65,14 +91,14 @@ class Model:
     ) -> None:
         self.device = device
         self.name, self.factory, self.input_shape, self.num_classes = name, factory, input_shape, num_classes
-        self._net = self._check_network(self._build_network(0))  # never called itself
+        self._net = self._check_network(self._build_network(0))  # a template for copies, never called
         self._networks = _PerThreadNetworks(self._net)
         self.trainable = tuple(k for k, p in self._net.named_parameters() if p.requires_grad)
         self.takes_key = "key" in inspect.signature(self._net.forward).parameters
         self._check_output()
 
     def _build_network(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):  # layers draw their first weights from the global generator
+        with torch.random.fork_rng(devices=[]):  # layers draw their initial weights from the global generator
             torch.default_generator.manual_seed(seed)
             try:
                 return self.factory()
@@ -106,27 +132,48 @@ class Model:
             raise UserError(f"model {self.name} cannot take inputs of shape {self.input_shape}: {error}") from error
         if shape != (2, self.num_classes):
             raise UserError(
-                f"model {self.name} gives outputs of shape {shape} for 2 rows; it must be (2, {self.num_classes})"
+                f"model {self.name} gives outputs of shape {shape} for 2 samples; it must be (2, {self.num_classes})"
             )
 
     def init(self, seed: int) -> Params:
-        """First weights, by sorted names: the order that a stored or received model has."""
+        """Returns initial weights, sorted by name as in stored and received models."""
         state = self._build_network(seed).state_dict()
         return {k: state[k].detach().clone().to(self.device) for k in sorted(state)}
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
-        """Logits as served: no dropout, running statistics."""
+        """Returns logits in evaluation mode: without dropout, and with the running statistics of batch norm."""
         return functional_call(self._networks.serving, params, (x,), tie_weights=False, strict=True)
 
     def forward(self, params: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
-        """Logits in training, and the buffers (batch norm's running statistics) after this batch."""
-        buffers = {k: v.clone() for k, v in params.items() if k not in self.trainable}  # updated in place
-        call = params | buffers
-        options = {"key": key} if self.takes_key else {}
-        return functional_call(self._networks.training, call, (x,), options, tie_weights=False, strict=True), buffers
+        """Returns logits in training mode, and the buffers after this batch.
+
+        Parameters
+        ----------
+        params
+            Parameters and buffers.
+        x
+            The inputs of the batch.
+        key
+            The source of randomness, for networks whose `forward` takes a key.
+        """
+        buffers = {k: v.clone() for k, v in params.items() if k not in self.trainable}  # the call updates them in place
+        keywords = {"key": key} if self.takes_key else {}
+        net, weights = self._networks.training, params | buffers
+        return functional_call(net, weights, (x,), keywords, tie_weights=False, strict=True), buffers
 
     def relu_index(self, layer: str) -> int:
-        """The place of a ReLU: "last", a number from 1 in the order of calls, or the name of its module."""
+        """Returns the index of a ReLU in the order of calls.
+
+        Parameters
+        ----------
+        layer
+            "last", a number from 1 in the order of calls, or the name of the ReLU's module.
+
+        Raises
+        ------
+        UserError
+            If the network has no such ReLU.
+        """
         modules = relu_modules(self._networks.serving, torch.zeros(2, *self.input_shape))
         if not modules:
             raise UserError(f"model {self.name} has no ReLU, whose zeros could be counted; mlp and the cnns have")
@@ -144,86 +191,131 @@ class Model:
 
     @cached_property
     def has_relu(self) -> bool:
+        """Whether the network has a ReLU."""
         return bool(relu_modules(self._networks.serving, torch.zeros(2, *self.input_shape)))
 
     def relu_output(self, params: Params, x: Tensor, relu_index: int) -> Tensor:
-        """What that ReLU gives, as served."""
-        with RecordReluOutputs() as watching:
+        """Returns the output of the ReLU with this index, in evaluation mode."""
+        with RecordReluOutputs() as recorder:
             self.predict(params, x)
-        return watching.outputs[relu_index]
+        return recorder.outputs[relu_index]
 
     def features(self, params: Params, x: Tensor, max_features: int) -> Tensor:
-        """What the last ReLUs give, as served, channel by channel (means over positions): [rows, channels], of as many
-        layers as have at most so many channels together; of the last one in any case."""
-        with RecordReluOutputs() as watching:
+        """Returns the outputs of the last ReLUs as features, in evaluation mode.
+
+        Parameters
+        ----------
+        params
+            Parameters and buffers.
+        x
+            The inputs.
+        max_features
+            The largest number of features. The last ReLU is used in any case, and earlier ones while they fit.
+
+        Returns
+        -------
+        torch.Tensor
+            The features, as [samples, channels]. The outputs of convolutions are averaged over positions.
+        """
+        with RecordReluOutputs() as recorder:
             self.predict(params, x)
-        outputs = [h.flatten(2).mean(-1) if h.dim() > 2 else h for h in watching.outputs]
+        outputs = [h.flatten(2).mean(-1) if h.dim() > 2 else h for h in recorder.outputs]
         if not outputs:
-            raise UserError(f"model {self.name} has no ReLU, whose outputs could describe rows; mlp and the cnns have")
-        kept = outputs[-1:]
+            raise UserError(
+                f"model {self.name} has no ReLU, whose outputs could describe samples; mlp and the cnns have"
+            )
+        features = outputs[-1:]
         for h in reversed(outputs[:-1]):
-            if sum(k.shape[1] for k in kept) + h.shape[1] > max_features:
+            if sum(f.shape[1] for f in features) + h.shape[1] > max_features:
                 break
-            kept.insert(0, h)
-        return torch.cat(kept, dim=1)
+            features.insert(0, h)
+        return torch.cat(features, dim=1)
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Names of the last layer's parameters: the personal part where a method splits base and head."""
+        """Names of the parameters of the last layer, which is the head if a method splits base and head."""
         return self.layers[-1]
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of parameters, layer by layer: those of one module together, in the order in which it has them."""
-        found: dict[str, list[str]] = {}
+        """Names of the trainable parameters of each layer, which is a module, in the order of the network."""
+        names_by_module: dict[str, list[str]] = {}
         for name in self.trainable:
-            found.setdefault(name.rpartition(".")[0], []).append(name)
-        return tuple(map(tuple, found.values()))
+            names_by_module.setdefault(name.rpartition(".")[0], []).append(name)
+        return tuple(map(tuple, names_by_module.values()))
 
     def split_base_and_head(self, params: Params) -> tuple[Params, Params]:
-        """Base and head. Buffers (batch norm's running statistics) are the base's."""
+        """Returns base and head. Buffers, such as the running statistics of batch norm, belong to the base."""
         head = set(self.head)
         return {k: v for k, v in params.items() if k not in head}, {k: v for k, v in params.items() if k in head}
 
     @property
     def num_parameters(self) -> int:
+        """The number of parameters."""
         return sum(p.numel() for p in self._net.parameters())
 
     def uses(self, kind: type[nn.Module]) -> bool:
+        """Returns whether the network has a module of this class."""
         return any(isinstance(m, kind) for m in self._net.modules())
 
     @property
     def batchable(self) -> bool:
-        """Whether a row's output is its own affair. Batch norm mixes rows, so padding would change it."""
+        """Whether an output depends on its own sample only. Batch norm mixes samples, so padding changes outputs."""
         return not self.uses(nn.modules.batchnorm._BatchNorm)
 
 
 def network_factory(name: str) -> NetworkFactory:
-    """What makes the network; refused here if there is no such thing."""
+    """Returns the class or function that creates a network.
+
+    Raises
+    ------
+    UserError
+        If there is no such network.
+    """
     if ":" in name:
         return import_callable("model", name)
     return look_up("model", name, NETWORKS, own_format="package.module:Class")
 
 
 def load_model(name: str, input_shape: tuple[int, ...], num_classes: int, device: str = "cpu") -> Model:
-    """A built-in network by name, or the user's own: `package.module:Class`.
+    """Returns a model by name.
 
-    It is called with (input_shape, classes) if it has two parameters without a default, else with nothing.
+    Parameters
+    ----------
+    name
+        A built-in network such as "mlp", or a class or function of the user as `package.module:Class`. It is called
+        with `(input_shape, num_classes)` if it has two parameters without a default, otherwise without arguments.
+    input_shape
+        The shape of one input.
+    num_classes
+        The number of classes.
+    device
+        The device of the initial weights, such as "cuda".
+
+    Returns
+    -------
+    Model
+        The network as pure functions.
+
+    Raises
+    ------
+    UserError
+        If there is no such network, or if it cannot be federated.
     """
     factory = network_factory(name)
-    needed = [
+    required = [
         p
         for p in inspect.signature(factory).parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    if len(needed) not in (0, 2):
+    if len(required) not in (0, 2):
         raise UserError(
-            f"model {name!r} must take (input_shape, classes) or nothing, but it needs {len(needed)} arguments"
+            f"model {name!r} must take (input_shape, num_classes) or nothing, but it needs {len(required)} arguments"
         )
-    make = partial(factory, tuple(input_shape), num_classes) if needed else factory
-    return Model(name, make, tuple(input_shape), num_classes, device)
+    bound_factory = partial(factory, tuple(input_shape), num_classes) if required else factory
+    return Model(name, bound_factory, tuple(input_shape), num_classes, device)
 
 
 def is_stackable(model: Model) -> bool:
-    """Dense layers gain from stacked clients; stacked convolutions become grouped ones, slow on a CPU."""
+    """Returns whether stacking clients is fast: stacked convolutions become grouped ones, which are slow on a CPU."""
     return model.batchable and not model.uses(nn.modules.conv._ConvNd)

@@ -1,4 +1,8 @@
-"""What a run gave: tables in the terminal, figures, and one page that works offline."""
+"""Reports on runs: tables for the terminal, plots, and one HTML page that works without a network.
+
+`summary.py` has the numbers of the result table, `cost_curves.py` the joules and the accuracy round by round, and
+`comparison.py` the answers to `--to-accuracy` and `--at-budget`. `terminal.py` and `html.py` draw them.
+"""
 
 from shoal.report.comparison import Comparison, ComparisonRequest
 from shoal.report.cost_curves import accuracy_at_budget, cost_to_accuracy, parse_accuracy, parse_joules_scope

@@ -1,24 +1,23 @@
-"""What a run's result says besides accuracy and cost: groups, what this machine drew, what noise protects."""
+"""Tables about clusters, measured energy and privacy, for the runs that have such results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.report.cost_curves import JOULE_PART_NAMES
 from shoal.report.summary import duration_text, joules_text
 from shoal.report.table import ReportTable
 from shoal.store.reader import RunRecord, run_labels
 
-CLIENT_PARTS = ("train", "pre", "comm")
-MAX_NAMED_CLIENTS = 12  # members of a group
+CLIENT_PARTS = ("training", "preparation", "communication")
+MAX_NAMED_CLIENTS = 12  # of one cluster; a longer list is cut
 
 
 def appendix_tables(runs: Sequence[RunRecord]) -> list[ReportTable]:
-    """Those for which any run has something to say."""
-    named = [(name, run.result) for name, run in zip(run_labels(runs), runs, strict=True) if run.result]
-    sheets = (make(named) for make in (_cluster_table, _cluster_joules_table, _measured_energy_table, _privacy_table))
-    return [sheet for sheet in sheets if sheet.rows]
+    """Returns the tables that have at least one row."""
+    results = [(name, run.result) for name, run in zip(run_labels(runs), runs, strict=True) if run.result]
+    tables = (make(results) for make in (_cluster_table, _cluster_joules_table, _measured_energy_table, _privacy_table))
+    return [table for table in tables if table.rows]
 
 
 NamedResults = Sequence[tuple[str, Mapping[str, Any]]]
@@ -26,16 +25,16 @@ NamedResults = Sequence[tuple[str, Mapping[str, Any]]]
 
 def _cluster_table(named_results: NamedResults) -> ReportTable:
     rows = [
-        (f"{name}\n{group['expert']}", str(len(group["clients"])), _client_list(group["clients"]))
+        (f"{name}\n{cluster['model']}", str(len(cluster["clients"])), _client_list(cluster["clients"]))
         for name, result in named_results
-        for group in result.get("groups", ())
+        for cluster in result.get("clusters", ())
     ]
     notes = [
-        f"{name}: adjusted Rand index with the planted groups {result['groups_ari']:.2f}."
+        f"{name}: the adjusted Rand index of these clusters and the planted groups is {result['clusters_ari']:.2f}."
         for name, result in named_results
-        if "groups" in result and "groups_ari" in result
+        if "clusters" in result and "clusters_ari" in result
     ]
-    return ReportTable("Groups", ("Run", "clients", "who"), tuple(rows), notes=tuple(notes))
+    return ReportTable("Clusters", ("Run", "clients", "names"), tuple(rows), notes=tuple(notes))
 
 
 def _client_list(clients: Sequence[str]) -> str:
@@ -45,18 +44,22 @@ def _client_list(clients: Sequence[str]) -> str:
 
 def _cluster_joules_table(named_results: NamedResults) -> ReportTable:
     rows = [
-        (f"{name}\ngroup {group}", str(found["clients"]), *(joules_text(found[part]) for part in CLIENT_PARTS))
+        (
+            f"{name}\ncluster {cluster}",
+            str(joules["num_clients"]),
+            *(joules_text(joules[part]) for part in CLIENT_PARTS),
+        )
         for name, result in named_results
-        for group, found in result.get("joules_of_groups", {}).items()
+        for cluster, joules in result.get("cluster_joules", {}).items()
     ]
-    heads = ("Run", "clients", *(JOULE_PART_NAMES[part] for part in CLIENT_PARTS))
+    heads = ("Run", "clients", *CLIENT_PARTS)
     return ReportTable(
-        "Joules of the groups that a method formed", heads, tuple(rows), notes=("Of clients, modelled.",)
+        "Joules of the clients of each cluster", heads, tuple(rows), notes=("These joules are modelled.",)
     )
 
 
 def _measured_energy_table(named_results: NamedResults) -> ReportTable:
-    known = [(name, result["measured"]) for name, result in named_results if "measured" in result]
+    measured = [(name, result["measured"]) for name, result in named_results if "measured" in result]
     rows = [
         (
             name,
@@ -65,22 +68,26 @@ def _measured_energy_table(named_results: NamedResults) -> ReportTable:
             m["country"] or "world",
             duration_text(m["seconds"]),
         )
-        for name, m in known
+        for name, m in measured
     ]
-    sources = dict.fromkeys(m["source"] for _, m in known)
-    heads = ("Run", "together", "processor", "memory", "GPU", "CO2", "electricity of", "time")
-    notes = ("By CodeCarbon; the clients’ devices are another thing.", *(f"Processor: {s}." for s in sources))
-    return ReportTable("What this machine used to simulate", heads, tuple(rows), notes=notes)
+    sources = dict.fromkeys(m["source"] for _, m in measured)
+    heads = ("Run", "total", "processor", "memory", "GPU", "CO2", "electricity of", "time")
+    notes = (
+        "CodeCarbon measured this energy. It is not the energy of the clients’ devices.",
+        *(f"Source of the processor’s energy: {s}." for s in sources),
+    )
+    return ReportTable("Energy that the simulation used on this machine", heads, tuple(rows), notes=notes)
 
 
 def _privacy_table(named_results: NamedResults) -> ReportTable:
-    known = [(name, dict(_flatten(result["privacy"]))) for name, result in named_results if "privacy" in result]
-    keys = list(dict.fromkeys(key for _, found in known for key in found))
-    rows = [(name, *(_value_text(found.get(key)) for key in keys)) for name, found in known]
-    notes = ["ε for one row (record) and for all of a client’s data (local), at this δ."]
-    notes += ["ARI: groups with noise beside those without."] if "ari" in keys else []
+    values_by_run = [(name, dict(_flatten(result["privacy"]))) for name, result in named_results if "privacy" in result]
+    keys = list(dict.fromkeys(key for _, values in values_by_run for key in values))
+    rows = [(name, *(_value_text(values.get(key)) for key in keys)) for name, values in values_by_run]
+    notes = ["Record epsilon is for one sample of a client, local epsilon for all samples of a client."]
+    if "ari" in keys:
+        notes.append("ari is the adjusted Rand index of the clusters with noise and the clusters without noise.")
     heads = ("Run", *(k.replace("_", " ") for k in keys))
-    return ReportTable("What noise protects", heads, tuple(rows), notes=tuple(notes))
+    return ReportTable("Differential privacy of what clients send", heads, tuple(rows), notes=tuple(notes))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Counts of a large fleet, added up over neighbouring clients so that they fit a picture."""
+"""Reduces the class counts of a large fleet to a size that can be drawn."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Bins:
-    rows: list[str]  # one client, or "first … last" of the clients that were added up
-    columns: list[str]
+    """Numbers of samples by client and class, where neighbouring clients and classes may have been added up."""
+
+    rows: list[str]  # the name of one client, or "first … last" for clients that were added up
+    columns: list[str]  # the same for classes
     counts: np.ndarray  # int64, rows × columns
     clients_per_row: int
     classes_per_column: int
 
 
 def bin_counts(partition: Mapping[str, Any], max_rows: int, max_columns: int | None = None) -> Bins:
+    """Returns the counts of a partition in at most this many rows (clients) and columns (classes)."""
     clients = [str(c) for c in partition["clients"]]
     classes = [str(c) for c in partition["classes"]]
     counts = np.asarray(partition["counts"], dtype=np.int64).reshape(len(clients), len(classes))
@@ -38,5 +41,5 @@ def bin_counts(partition: Mapping[str, Any], max_rows: int, max_columns: int | N
 
 
 def _ranges(names: Sequence[str], size: int) -> list[str]:
-    groups = [names[i : i + size] for i in range(0, len(names), size)]
-    return [g[0] if len(g) == 1 else f"{g[0]} … {g[-1]}" for g in groups]
+    ranges = [names[i : i + size] for i in range(0, len(names), size)]
+    return [r[0] if len(r) == 1 else f"{r[0]} … {r[-1]}" for r in ranges]

@@ -1,10 +1,13 @@
-"""What a run had spent by each of its rounds, and the accuracy that this bought.
+"""The joules that a run has spent by the end of each round, and the accuracy that it has reached.
 
-The joules of clients are modelled, from rounds.jsonl. Those of the server, for planning and averaging, are the seconds
-that its processor worked times assumed watts; where there are edges, their link to the cloud counts with it.
+The joules of clients are modelled and come from rounds.jsonl. The joules of the server are the measured seconds that
+its processor worked, times assumed watts. In a run with edge servers, the joules of the edge-cloud link count as the
+server's.
 
-Accuracy counts where it is held for some evaluated rounds in a row, as in R. Pereira, F. Famá, C. Kalalas and P. Dini,
-"Energy-Efficient Federated Learning for AIoT using Clustering Methods", Tables I and II.
+Accuracy counts if it is sustained for some evaluated rounds in a row, as in R. Pereira, F. Famá, C. Kalalas and
+P. Dini, "Energy-Efficient Federated Learning for AIoT using Clustering Methods", Tables I and II.
+
+`comparison.py` and `plots.py` show what this module computes.
 """
 
 from __future__ import annotations
@@ -17,32 +20,35 @@ from statistics import fmean, stdev
 from shoal.errors import UserError
 from shoal.store.reader import RunRecord, runs_by_job
 
-JOULE_PARTS = ("train", "pre", "comm", "server")  # as a bar stacks them
-JOULE_PART_NAMES = {"train": "training", "pre": "preparation", "comm": "communication", "server": "server"}
+JOULE_PARTS = ("training", "preparation", "communication", "server")  # in the order in which a bar stacks them
 JOULES_SCOPES = ("all", "clients")
-SUSTAINED_ROUNDS = 20
+SUSTAINED_ROUNDS = 20  # evaluated rounds
 MIN_SUSTAINED_ROUNDS = 3
-ACCURACY_KEYS = {"central": "central", "local": "mean"}  # what users call them, and what rounds.jsonl does
-ACCURACY_DESCRIPTIONS = {"central": "on the central test set", "mean": "mean over the clients’ own test sets"}
+ACCURACY_KEYS = ("central", "local")
+ACCURACY_DESCRIPTIONS = {
+    "central": "central accuracy (on the central test set)",
+    "local": "local accuracy (mean over the clients’ own test sets)",
+}
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The end of one round."""
+    """The state of a run at the end of one round."""
 
     round: int
-    accuracy: float | None  # None: not evaluated
-    joules_by_part: Mapping[str, float]  # joules from the first round on
-    sim_s: float  # by the simulated clock
+    accuracy: float | None  # None if the round was not evaluated
+    joules_by_part: Mapping[str, float]  # from the first round on
+    sim_s: float  # simulated time from the first round on
 
     @property
     def joules(self) -> float:
+        """The joules of all parts from the first round on."""
         return sum(self.joules_by_part.values())
 
 
 @dataclass(frozen=True)
 class ReachedAccuracy:
-    """The end of the first window of rounds that held an accuracy."""
+    """The end of the first window of rounds in which an accuracy was sustained, and the cost until then."""
 
     round: int
     joules: float
@@ -52,50 +58,55 @@ class ReachedAccuracy:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over the seeds of a job, those that have it."""
+    """Mean and standard deviation of a number over the seeds of a job that have it."""
 
     mean: float
-    std: float | None  # of the sample (n − 1); None: one seed
-    num_values: int
-    num_seeds: int  # seeds of the job
+    std: float | None  # with n − 1; None if only one seed has the number
+    num_values: int  # seeds that have the number
+    num_seeds: int  # all seeds of the job
 
     @property
     def is_complete(self) -> bool:
+        """Whether every seed has the number."""
         return self.num_values == self.num_seeds
 
 
 def spread_over_seeds(values: Sequence[float | None]) -> Spread | None:
-    known = [v for v in values if v is not None]
-    if not known:
+    """Returns mean and deviation of one value per seed, or None if no seed has a value."""
+    present = [v for v in values if v is not None]
+    if not present:
         return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known), len(values))
+    return Spread(fmean(present), stdev(present) if len(present) > 1 else None, len(present), len(values))
 
 
 def has_joules(run: RunRecord) -> bool:
+    """Returns whether any round of the run has joules."""
     return any(line.get("joules") for line in run.rounds)
 
 
 def parse_accuracy(flag: str, text: str | None) -> str | None:
+    """Returns the accuracy key that a user named, or None. Raises `UserError` for another word."""
     if text is not None and text not in ACCURACY_KEYS:
-        raise UserError(f"{flag} is {text!r}; it must be central or local")
-    return ACCURACY_KEYS[text] if text else None
+        raise UserError(f"{flag} is {text!r}. It must be central or local.")
+    return text or None
 
 
 def parse_joules_scope(flag: str, text: str) -> str:
+    """Returns the scope of joules that a user named. Raises `UserError` for another word."""
     if text not in JOULES_SCOPES:
-        raise UserError(f"{flag} is {text!r}; it must be all, or clients to leave the server's joules out")
+        raise UserError(f"{flag} is {text!r}. It must be all, or clients to exclude the server's joules.")
     return text
 
 
 def effective_accuracy_key(run: RunRecord) -> str:
-    """Which accuracy a run is judged by, a key of OF_ACCURACY: unless that is said, central if it has one."""
+    """Returns the accuracy key of a run: the one that was chosen, else central if the run has a central accuracy."""
     if run.accuracy_key:
         return run.accuracy_key
-    return "central" if any(line["accuracy"].get("central") is not None for line in run.evaluated_rounds) else "mean"
+    return "central" if any(line["accuracy"].get("central") is not None for line in run.evaluated_rounds) else "local"
 
 
 def cost_curve(run: RunRecord) -> list[CurvePoint]:
-    """All rounds in order, with the joules of everything up to each of them."""
+    """Returns one point per round, in order. Joules and simulated time are sums from the first round on."""
     accuracy_key, includes_server = effective_accuracy_key(run), run.joules_scope == "all"
     watts, server_s = _server_watts(run), {line["round"]: line.get("server_s", 0.0) for line in run.timing}
     parts, sim_s = dict.fromkeys(JOULE_PARTS, 0.0), 0.0
@@ -103,33 +114,39 @@ def cost_curve(run: RunRecord) -> list[CurvePoint]:
     for line in run.rounds:
         round_joules = dict(line.get("joules") or {})
         round_joules["server"] = (
-            watts * server_s.get(line["round"], 0.0) + round_joules.get("long", 0.0) if includes_server else 0.0
+            watts * server_s.get(line["round"], 0.0) + round_joules.get("cloud_link", 0.0) if includes_server else 0.0
         )
         parts = {part: joules + round_joules.get(part, 0.0) for part, joules in parts.items()}
         sim_s += line.get("sim_time_s", 0.0)
         accuracy = (line.get("accuracy") or {}).get(accuracy_key)
-        known = accuracy is not None and isfinite(accuracy)
-        points.append(CurvePoint(line["round"], accuracy if known else None, parts, sim_s))
+        is_valid = accuracy is not None and isfinite(accuracy)
+        points.append(CurvePoint(line["round"], accuracy if is_valid else None, parts, sim_s))
     return points
 
 
 def server_joules_fraction(run: RunRecord) -> float:
-    """Of all joules of the run."""
+    """Returns the server's fraction of all joules of the run."""
     last = cost_curve(run)[-1] if run.rounds else None
     return last.joules_by_part["server"] / last.joules if last and last.joules else 0.0
 
 
 def default_sustained_rounds(runs: Sequence[RunRecord]) -> int:
-    """For how many evaluated rounds accuracy counts as held unless that is said: a quarter of the shortest run's, so
-    that short runs hold something, within limits."""
-    shortest = min((len(run.evaluated_rounds) for _, group in runs_by_job(runs) for run in group), default=0)
+    """Returns the default number of evaluated rounds in a row for which an accuracy must be sustained.
+
+    It is a quarter of the evaluated rounds of the shortest run, at least 3 and at most 20, so that short runs can
+    sustain an accuracy too.
+    """
+    shortest = min((len(run.evaluated_rounds) for _, job_runs in runs_by_job(runs) for run in job_runs), default=0)
     return min(SUSTAINED_ROUNDS, max(MIN_SUSTAINED_ROUNDS, shortest // 4))
 
 
 def cost_to_accuracy(
     run: RunRecord, target_accuracy: float, sustained_rounds: int = SUSTAINED_ROUNDS
 ) -> ReachedAccuracy | None:
-    """When accuracy had been at `level` or above for `held` evaluated rounds in a row, and what it took till then."""
+    """Returns the end of the first `sustained_rounds` evaluated rounds in a row at `target_accuracy` or above.
+
+    Returns None if the run has no such rounds.
+    """
     end = _first_sustained_point(run, target_accuracy, sustained_rounds)
     return ReachedAccuracy(end.round, end.joules, end.joules_by_part, end.sim_s) if end else None
 
@@ -141,8 +158,10 @@ def _first_sustained_point(run: RunRecord, target_accuracy: float, sustained_rou
 def accuracy_at_budget(
     run: RunRecord, budget_joules: float | None, sustained_rounds: int = SUSTAINED_ROUNDS
 ) -> float | None:
-    """The highest accuracy that was held for `held` evaluated rounds in a row before `joules` were spent. None: these
-    are not known."""
+    """Returns the highest accuracy that was sustained before the run had spent `budget_joules`.
+
+    Returns None if no accuracy was sustained by then, or if the budget is None, which means unknown.
+    """
     if budget_joules is None:
         return None
     return max(
@@ -152,19 +171,19 @@ def accuracy_at_budget(
 
 
 def final_accuracy(run: RunRecord, num_rounds: int = SUSTAINED_ROUNDS) -> float | None:
-    """The mean of the last `held` evaluated rounds, or of all if there are fewer."""
-    known = [p.accuracy for p in cost_curve(run) if p.accuracy is not None]
-    return fmean(known[-num_rounds:]) if known else None
+    """Returns the mean accuracy of the last `num_rounds` evaluated rounds, or of all of them if there are fewer."""
+    accuracies = [p.accuracy for p in cost_curve(run) if p.accuracy is not None]
+    return fmean(accuracies[-num_rounds:]) if accuracies else None
 
 
 def final_metric(run: RunRecord, name: str, num_rounds: int = SUSTAINED_ROUNDS) -> float | None:
-    """The mean of the last `held` rounds that have this figure, such as train.silhouette."""
-    known = [line["metrics"][name] for line in run.rounds if name in line.get("metrics", {})]
-    return fmean(known[-num_rounds:]) if known else None
+    """Returns the mean of a metric, such as train.silhouette, over the last `num_rounds` rounds that have it."""
+    values = [line["metrics"][name] for line in run.rounds if name in line.get("metrics", {})]
+    return fmean(values[-num_rounds:]) if values else None
 
 
 def common_accuracy(runs: Sequence[RunRecord], sustained_rounds: int = SUSTAINED_ROUNDS) -> float | None:
-    """The highest whole percent that every run reached and held."""
+    """Returns the highest whole percent of accuracy that every run sustained, or None if there is none."""
     best = [accuracy_at_budget(run, inf, sustained_rounds) for run in runs]
     lowest = min((b if b is not None else 0.0 for b in best), default=0.0)
     return next((percent / 100 for percent in range(100, 0, -1) if percent / 100 <= lowest), None)
@@ -172,27 +191,31 @@ def common_accuracy(runs: Sequence[RunRecord], sustained_rounds: int = SUSTAINED
 
 @dataclass(frozen=True)
 class EnergyBreakdown:
-    """What a job took, mean over its seeds: to the level that all jobs have in common, or the whole run."""
+    """The joules of a job, as means over its seeds.
+
+    They are counted until the accuracy that all jobs sustained, or for the whole run if there is no such accuracy.
+    """
 
     label: str
     num_seeds: int
     is_finished: bool
     joules_by_part: Mapping[str, float]
     mean_rounds: float
-    whole_joules: float
+    whole_joules: float  # of whole runs
 
     @property
     def joules(self) -> float:
+        """The joules of all parts."""
         return sum(self.joules_by_part.values())
 
 
 def energy_breakdowns(
     runs: Sequence[RunRecord], sustained_rounds: int = SUSTAINED_ROUNDS
 ) -> tuple[float | None, list[EnergyBreakdown]]:
-    """The common level (None: there is none, so these are of whole runs) and a bill for every job."""
-    groups = runs_by_job(runs)
-    level = common_accuracy([run for _, group in groups for run in group], sustained_rounds)
-    return level, [_energy_breakdown(label, group, level, sustained_rounds) for label, group in groups]
+    """Returns the accuracy that all jobs sustained, or None, and the energy breakdown of every job."""
+    jobs = runs_by_job(runs)
+    target = common_accuracy([run for _, job_runs in jobs for run in job_runs], sustained_rounds)
+    return target, [_energy_breakdown(label, job_runs, target, sustained_rounds) for label, job_runs in jobs]
 
 
 def _energy_breakdown(
@@ -215,15 +238,15 @@ def _energy_breakdown(
 
 
 def _sustained_windows(run: RunRecord, sustained_rounds: int) -> Iterator[tuple[CurvePoint, float]]:
-    """The last point and the lowest accuracy of every `held` evaluated rounds in a row."""
-    known = [(p, p.accuracy) for p in cost_curve(run) if p.accuracy is not None]
-    for stop in range(sustained_rounds, len(known) + 1):
-        window = known[stop - sustained_rounds : stop]
+    """Yields the last point and the lowest accuracy of every `sustained_rounds` evaluated rounds in a row."""
+    evaluated = [(p, p.accuracy) for p in cost_curve(run) if p.accuracy is not None]
+    for stop in range(sustained_rounds, len(evaluated) + 1):
+        window = evaluated[stop - sustained_rounds : stop]
         yield window[-1][0], min(accuracy for _, accuracy in window)
 
 
 def _server_watts(run: RunRecord) -> float:
-    server_joules = (run.result or {}).get("joules_of_server")
+    server_joules = (run.result or {}).get("server_joules")
     if server_joules:
         return float(server_joules["watts"])
     from shoal.cost.devices import PROFILES  # imports torch, which takes seconds

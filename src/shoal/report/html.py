@@ -1,4 +1,7 @@
-"""One page about one run or several: a single file that opens offline, in light or dark, on any screen."""
+"""Writes the report on one or several runs: a single HTML file that works without a network.
+
+`page.html` is its template. The tables and plots are those of the other modules of this folder.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ SHARED_SETTINGS = (
     "model", "seed",
 )  # fmt: skip
 OPTIONAL_SETTINGS = (
-    "devices", "link", "radio_w", "count_idle", "battery", "budget_joules", "deadline_s", "measure", "country",
+    "devices", "link", "radio_w", "count_idle", "battery_joules", "budget_joules", "deadline_s", "measure", "country",
 )  # fmt: skip
 PAGE = OutputKind("an HTML page", ".html", begins_with('<meta name="generator" content="shoal '))
 BEST_CELL = ' class="best"'
-MAX_OPEN_ROWS = 12
+MAX_OPEN_ROWS = 12  # a table with more rows is folded
 
 
 def write_page(
@@ -61,16 +64,42 @@ def write_page(
     paper: PaperTable | None = None,
     force: bool = False,
 ) -> Path:
-    """Writes the page of runs. A file that is there must be a page of shoal, unless `force` says otherwise."""
+    """Writes the report on runs and returns its path.
+
+    Parameters
+    ----------
+    runs : Sequence[RunRecord]
+        The runs to report on. A failed run is in the results and in no plot.
+    path : Path
+        The file to write. An existing file is only replaced if it is a page of shoal.
+    title : str or None
+        The heading of the page. The default names methods and data.
+    request : ComparisonRequest
+        The comparison by joules to add.
+    paper : PaperTable or None
+        The table of a paper to add, beside our numbers.
+    force : bool
+        Replace an existing file of any kind.
+
+    Returns
+    -------
+    Path
+        The file that was written.
+
+    Raises
+    ------
+    UserError
+        If there are no runs, if a run has no rounds yet, or if the file cannot be written.
+    """
     if not runs:
         raise UserError("The report needs at least one run directory, but none was given.")
-    completed = [run for run in runs if run.failure is None]  # a failed run is a row of the results, and in no figure
+    completed = [run for run in runs if run.failure is None]  # a failed run has no numbers to plot
     for run in completed:
         require_rounds(run)
     sections = [
         _settings(completed or runs),
         _results(runs),
-        *(_card(_report_table(sheet)) for sheet in Comparison(runs, request).tables()),
+        *(_card(_report_table(table)) for table in Comparison(runs, request).tables()),
         *([_paper_card(paper)] if paper else []),
         *map(_card, _plots(completed, request.sustained_rounds or default_sustained_rounds(completed))),
         *([_card("".join(map(_fold_if_long, more)))] if (more := appendix_tables(completed)) else []),
@@ -81,14 +110,14 @@ def write_page(
 
 
 def write_partition_page(partition: Mapping[str, Any], path: Path, force: bool = False) -> Path:
-    """How one data set is divided among clients."""
-    heading = f"{len(partition['clients'])} clients by {partition.get('spec', '')}"
+    """Writes a page that shows how a data set is divided among clients, and returns its path."""
+    heading = f"{len(partition['clients'])} clients, partition {partition.get('partition', '')}"
     return _write(path, heading, "", [_card(_partition(partition))], force)
 
 
 def write_tables(tables: Sequence[ReportTable], path: Path, heading: str, force: bool = False) -> Path:
-    """Tables alone."""
-    return _write(path, heading, "", [_card(_report_table(sheet)) for sheet in tables], force)
+    """Writes a page of tables and returns its path."""
+    return _write(path, heading, "", [_card(_report_table(table)) for table in tables], force)
 
 
 def _write(path: Path, heading: str, origin: str, sections: Sequence[str], force: bool) -> Path:
@@ -107,15 +136,15 @@ def _write(path: Path, heading: str, origin: str, sections: Sequence[str], force
 def _heading(runs: Sequence[RunRecord]) -> str:
     methods = list(dict.fromkeys(run.label for run in runs))
     data = list(dict.fromkeys(_plain_text(run.config.get("data", "")) for run in runs))
-    what = f"{', '.join(methods)} on {', '.join(data)}"
-    return what if len(runs) == 1 else f"{what}: {len(runs)} runs"
+    heading = f"{', '.join(methods)} on {', '.join(data)}"
+    return heading if len(runs) == 1 else f"{heading}: {len(runs)} runs"
 
 
 def _run_origin(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
         failed = sum(run.failure is not None for run in runs)
         counts = {"failed": failed, "unfinished": sum(not run.is_finished for run in runs) - failed}
-        return " ".join(f'<span class="badge">{n} {what}</span>' for what, n in counts.items() if n)
+        return " ".join(f'<span class="badge">{n} {status}</span>' for status, n in counts.items() if n)
     (run,) = runs
     versions = ", ".join(f"{k} {run.about[k]}" for k in ("shoal", "python", "torch", "numpy") if k in run.about)
     status = "failed" if run.failure else run.status
@@ -124,19 +153,19 @@ def _run_origin(runs: Sequence[RunRecord]) -> str:
 
 
 def _settings(runs: Sequence[RunRecord]) -> str:
-    unlike = differing_settings(runs)
+    differing = differing_settings(runs)
     first = runs[0].settings
     chosen = [k for k in OPTIONAL_SETTINGS if first.get(k) not in (None, False, "none")]
     unused = ["cohort"] if all((run.result or {}).get("cohort", "unknown") is None for run in runs) else []
-    shared = {k: first[k] for k in (*SHARED_SETTINGS, *chosen) if k in first and k not in (*unlike, *unused)}
+    shared = {k: first[k] for k in (*SHARED_SETTINGS, *chosen) if k in first and k not in (*differing, *unused)}
     facts = "".join(
         f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain_text(v))}</dd></div>" for k, v in shared.items()
     )
     body = f'<dl class="facts">{facts}</dl>'
-    if unlike:
-        rows = [[_plain_text(run.settings.get(k)) for k in unlike] for run in runs]
-        differences = _plain_table(runs, unlike, rows)
-        body = f"<h2>In common</h2>{body}{_details('What differs', differences)}"
+    if differing:
+        rows = [[_plain_text(run.settings.get(k)) for k in differing] for run in runs]
+        differences = _plain_table(runs, differing, rows)
+        body = f"<h2>Settings that all runs share</h2>{body}{_details('Settings that differ', differences)}"
     return _card(body)
 
 
@@ -152,15 +181,17 @@ def _plain_table(runs: Sequence[RunRecord], headers: Sequence[str], rows: Sequen
 def _results(runs: Sequence[RunRecord]) -> str:
     parts = ["<h2>Results</h2>", _table(summarise(runs))]
     if len(runs) > 1:
-        parts.append('<p class="quiet">Highlighted: the best finished run of each column.</p>')
+        parts.append('<p class="quiet">The best finished run of each column is highlighted.</p>')
     parts += [f'<p class="quiet">{escape(remark)}</p>' for remark in run_remarks(runs)]
     if warning := comparability_warning(runs):
         parts.append(f'<p class="warn">{escape(warning)}</p>')
     if seeds := summarise_seeds(runs):
-        parts += ["<h2>Over seeds</h2>", _table(seeds)]
-        parts.append('<p class="quiet">Mean ± sample standard deviation over the seeds of finished runs.</p>')
+        parts += ["<h2>Means over seeds</h2>", _table(seeds)]
+        parts.append(
+            '<p class="quiet">The numbers are mean ± sample standard deviation over the seeds of finished runs.</p>'
+        )
     meanings = "".join(f"<li>{escape(c.title)}: {escape(c.meaning)}</li>" for c in shown_columns(summarise(runs)))
-    parts.append(_details("What the columns mean", f"<ul>{meanings}</ul>"))
+    parts.append(_details("Meaning of the columns", f"<ul>{meanings}</ul>"))
     return _card("".join(parts))
 
 
@@ -212,7 +243,7 @@ def _report_table(table: ReportTable) -> str:
 
 
 def _fold_if_long(table: ReportTable) -> str:
-    """A long table is folded."""
+    """Returns the table as HTML, folded if it is long."""
     if len(table.rows) <= MAX_OPEN_ROWS:
         return _report_table(table)
     return _details(escape(table.title), _report_table(replace(table, title="")))
@@ -228,20 +259,20 @@ def _paper_card(table: PaperTable) -> str:
 
 def _plots(runs: Sequence[RunRecord], sustained_rounds: int) -> list[str]:
     if not any(run.evaluated_rounds for run in runs):
-        return ['<p class="quiet">No round has been evaluated yet, so there are no figures.</p>']
-    figures = [_plot(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
+        return ['<p class="quiet">No round has been evaluated yet, so there are no plots.</p>']
+    plots = [_plot(make(runs)) for make in (accuracy_over_rounds, client_boxes, accuracy_over_bytes)]
     if runs_with_joules := [run for run in runs if has_joules(run)]:
         bars = _plot(joule_bars(runs_with_joules, sustained_rounds)) + _report_table(
             energy_breakdown_table(
                 energy_breakdowns(runs_with_joules, sustained_rounds)[1], joules_notes(runs_with_joules)
             )
         )
-        figures += [_plot(accuracy_over_joules(runs_with_joules)), bars]
-    return figures
+        plots += [_plot(accuracy_over_joules(runs_with_joules)), bars]
+    return plots
 
 
 def _partitions(runs: Sequence[RunRecord]) -> str:
-    """The first partition open; those of other seeds or settings, if they differ, folded."""
+    """Returns the partition of the first run, and below it, folded, the partitions that differ from it."""
     distinct: dict[str, list[str]] = {}
     partitions: dict[str, Mapping[str, Any]] = {}
     for run, name in zip(runs, run_labels(runs), strict=True):
@@ -258,7 +289,7 @@ def _partitions(runs: Sequence[RunRecord]) -> str:
 def _partition(partition: Mapping[str, Any]) -> str:
     facts = "".join(
         f"<div><dt>{escape(k.replace('_', ' '))}</dt><dd>{escape(_plain_text(v))}</dd></div>"
-        for k, v in partition.get("figures", {}).items()
+        for k, v in partition.get("heterogeneity", {}).items()
     )
     note = f'<p class="quiet">{escape(str(partition["note"]))}</p>' if partition.get("note") else ""
     return f'{_plot(partition_heatmap(partition))}<dl class="facts">{facts}</dl>{note}'
@@ -274,19 +305,19 @@ def _configs(runs: Sequence[RunRecord]) -> str:
 
 
 def _plot(figure: Figure) -> str:
-    """The title moves into the page, where it wraps on a narrow screen."""
-    title, reading = figure.layout.title.text, figure.layout.title.subtitle.text
+    """Returns the plot as HTML. Its title moves into the page, where it wraps on a narrow screen."""
+    title, caption = figure.layout.title.text, figure.layout.title.subtitle.text
     height = figure.layout.height or figure.layout.template.layout.height
     figure.update_layout(title=None, margin_t=32)
     return (
-        f'<figure><figcaption><h2>{title}</h2><p class="quiet">{reading}</p></figcaption>'
+        f'<figure><figcaption><h2>{title}</h2><p class="quiet">{caption}</p></figcaption>'
         f'<div class="plot" role="img" aria-label="{title}" style="min-height:{height}px"></div>'
         f'<script type="application/json">{_escape_json(figure.to_json())}</script></figure>'
     )
 
 
 def _escape_json(text: str) -> str:
-    """JSON that can neither close its script element nor open a comment."""
+    """Returns JSON that can neither close its script element nor open a comment."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -1,4 +1,4 @@
-"""What a method does, step by step, in the terminal."""
+"""Draws what `shoal explain` prints: the steps of a method and what each of them costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 STEP_LABELS = {
-    "what": "what it is",
+    "summary": "what it does",
     "client_sends": "each client sends",
     "client_keeps": "each client keeps",
     "server_learns": "the server learns",
@@ -21,15 +21,17 @@ STEP_LABELS = {
 
 
 def steps_view(facts: Mapping[str, Any]) -> RenderableType:
-    head = f"{facts['method']}: {facts['clients']} clients, a model of {facts['parameters']:,} parameters"
+    """Returns the facts of `shoal.experiment.explain` as text with one block per step."""
+    head = f"{facts['method']}: {facts['num_clients']} clients, a model of {facts['num_parameters']:,} parameters"
     blocks: list[RenderableType] = [Text(head, style="bold")]
     for step in facts["steps"]:
         title = Text(f"\n{step['step']} = {step['piece']}" if step["step"] else f"\n{step['piece']}", style="bold cyan")
         if step.get("source", "-") != "-":
             title.append(f"   {step['source']}", style="dim")
         blocks += [title, Padding(_step_table(step), (0, 0, 0, 2))]
-    blocks += [Text(f"\nnote: {note}") for note in facts["notes"]]
-    blocks.append(Text("\nBytes are counted, joules modelled: of all clients together, in one round.", style="dim"))
+    blocks += [Text(f"\nnote: {remark}") for remark in facts["notes"]]
+    note = "Costs are totals over all clients in one round. Bytes are counted, joules are modelled."
+    blocks.append(Text(f"\n{note}", style="dim"))
     return Group(*blocks)
 
 
@@ -50,11 +52,11 @@ def _step_table(step: Mapping[str, Any]) -> Table:
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
-    if not cost["clients"]:
+    if not cost["num_clients"]:
         return "no client receives a task"
-    who = "edge servers" if cost["asked"] == "edges" else "clients"
+    recipients = "edge servers" if cost["recipients"] == "edges" else "clients"
     sent = f"{_bytes_text(cost['bytes_down'])} down, {_bytes_text(cost['bytes_up'])} up"
-    return f"{cost['clients']:.3g} {who}, {sent}, {cost['joules']:.3g} J"
+    return f"{cost['num_clients']:.3g} {recipients}, {sent}, {cost['joules']:.3g} J"
 
 
 def _bytes_text(num_bytes: float) -> str:

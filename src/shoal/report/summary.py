@@ -1,4 +1,7 @@
-"""The numbers of a run as one row, the mean of such rows over seeds, and the columns that show both."""
+"""The result table: one row per run, the means of rows over seeds, and the columns that show them.
+
+`terminal.py` and `html.py` draw the table. `shoal compare --json` prints the rows.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,25 @@ from rich.filesize import decimal
 from shoal.report.cost_curves import JOULE_PARTS, cost_curve, has_joules
 from shoal.store.reader import RunRecord, differing_settings, run_labels, runs_by_job
 
-ACCURACY = ("mean", "std", "worst10", "f1", "central")
-LOSS = ("mean", "central")
+ACCURACY = ("local", "std", "worst10", "f1", "central")
+LOSS = ("local", "central")
 JOULES = (*JOULE_PARTS, "total")
 COMPARABILITY_KEYS = ("data", "partition", "clients")
 SI_PREFIXES = {-2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G"}
 
 
 def percent_text(x: float) -> str:
+    """Returns a fraction in percent, without the sign: 75.1."""
     return f"{100 * x:.1f}"
 
 
 def size_text(x: float) -> str:
+    """Returns a number of bytes with its unit: 4.0 kB."""
     return decimal(round(x))
 
 
 def joules_text(x: float) -> str:
-    """Three digits: 3.85 kJ."""
+    """Returns joules with three digits and their unit: 3.85 kJ."""
     digits, power = f"{x:.2e}".split("e")
     thousands = min(max(int(power) // 3, min(SI_PREFIXES)), max(SI_PREFIXES))
     places = int(power) - 3 * thousands
@@ -39,12 +44,13 @@ def joules_text(x: float) -> str:
 
 
 def joules_unit(largest: float) -> tuple[float, str]:
-    """The factor and the name of the unit for an axis that goes so far: (1000.0, "kJ")."""
+    """Returns factor and name of the unit for an axis up to `largest` joules: (1000.0, "kJ")."""
     thousands = max((t for t in SI_PREFIXES if 1000.0**t <= largest), default=0)
     return 1000.0**thousands, f"{SI_PREFIXES[thousands]}J"
 
 
 def duration_text(seconds: float) -> str:
+    """Returns a duration in a suitable unit: 31.2 ms, 4.5 s, 1m 30s or 2h 03m."""
     if 0 < seconds < 0.9995:
         return f"{1000 * seconds:#.3g}".rstrip(".") + " ms"
     if seconds < 59.95:
@@ -57,19 +63,22 @@ def duration_text(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
+    """A column of the result table: where its value is in a row, and how it is shown."""
+
     title: str
     path: tuple[str, ...]
-    choose_best: Callable[[Sequence[float]], float] | None  # None: nothing that a run is better for
+    choose_best: Callable[[Sequence[float]], float] | None  # None if no value is better than another
     show: Callable[[float], str]
     meaning: str
-    is_optional: bool = False  # left out where no run has it
-    requires: str = ""  # left out where no run has this
+    is_optional: bool = False  # hidden if no run has a value
+    requires: str = ""  # a key of the row; hidden if no run has a value there
 
     def value(self, row: Mapping[str, Any]) -> Any:
+        """Returns the value of a row, or None."""
         return _value_at(row, self.path)
 
     def text(self, row: Mapping[str, Any]) -> str:
-        """A number; in a row over seeds the mean, and its spread on a second line."""
+        """Returns the value as text. In a row over seeds it is the mean, with the deviation on a second line."""
         value = self.value(row)
         if value is None:
             return "–"
@@ -80,52 +89,70 @@ class Column:
 
 
 COLUMNS = (
-    Column("Mean %", ("accuracy", "mean"), max, percent_text, "local test accuracy, mean over clients"),
-    Column("Std %", ("accuracy", "std"), min, percent_text, "its standard deviation across clients"),
-    Column("Worst 10 %", ("accuracy", "worst10"), max, percent_text, "its mean over the worst tenth of clients"),
-    Column("F1 %", ("accuracy", "f1"), max, percent_text, "macro F1, mean over clients"),
-    Column("Central %", ("accuracy", "central"), max, percent_text, "accuracy on the central test set"),
-    Column("Loss", ("loss", "mean"), min, "{:.3f}".format, "local test loss, mean over clients"),
-    Column("Groups", ("groups",), None, "{:.3g}".format, "groups of clients that share a model", True),
-    Column("Up", ("bytes_up",), min, size_text, "bytes from the clients to the server, whole run"),
-    Column("Down", ("bytes_down",), min, size_text, "bytes from the server to the clients, whole run"),
+    Column("Local %", ("accuracy", "local"), max, percent_text, "mean accuracy on the clients’ own test sets"),
+    Column("Std %", ("accuracy", "std"), min, percent_text, "standard deviation of local accuracy across clients"),
     Column(
-        "Long link",
-        ("bytes_long",),
+        "Worst 10 %", ("accuracy", "worst10"), max, percent_text, "mean local accuracy of the worst tenth of clients"
+    ),
+    Column("F1 %", ("accuracy", "f1"), max, percent_text, "mean macro F1 on the clients’ own test sets"),
+    Column("Central %", ("accuracy", "central"), max, percent_text, "accuracy on the central test set"),
+    Column("Loss", ("loss", "local"), min, "{:.3f}".format, "mean loss on the clients’ own test sets"),
+    Column(
+        "Clusters",
+        ("num_clusters",),
+        None,
+        "{:.3g}".format,
+        "number of clusters (clients of a cluster share a model)",
+        True,
+    ),
+    Column("Up", ("bytes_up",), min, size_text, "bytes from the clients to the server in the whole run"),
+    Column("Down", ("bytes_down",), min, size_text, "bytes from the server to the clients in the whole run"),
+    Column(
+        "Edge-cloud link",
+        ("bytes_edge_cloud",),
         min,
         size_text,
-        "bytes to and from the cloud, whole run: of the edges, or of all clients where there are none",
-        requires="edges",
+        "bytes to and from the cloud in the whole run, by the edge servers, or by the clients in a run without edges",
+        requires="num_edges",
     ),
     Column(
         "Joules",
         ("joules", "total"),
         min,
         joules_text,
-        "of all clients, and of the server unless it is left out, whole run",
+        "joules of all clients and of the server (unless it is excluded) in the whole run",
         True,
     ),
-    Column("Sim time", ("sim_time_s",), min, duration_text, "time of the run on the clients’ devices and links", True),
-    Column("Predict", ("predict_ms",), None, "{:.2f} ms".format, "time to answer 32 rows, on one thread", True),
-    Column("Time", ("wall_s",), None, duration_text, "wall time of the run, on a machine that may have been busy"),
+    Column(
+        "Sim time",
+        ("sim_time_s",),
+        min,
+        duration_text,
+        "simulated time of the run on the clients’ devices and links",
+        True,
+    ),
+    Column("Predict", ("predict_ms",), None, "{:.2f} ms".format, "time to predict 32 samples on one thread", True),
+    Column("Time", ("wall_s",), None, duration_text, "wall time of the run, which depends on the machine’s load"),
 )
 
 
 def summarise(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """One row per run. An unfinished run gives its last evaluated round and its traffic so far."""
+    """Returns one row per run. An unfinished run has the accuracy of its last evaluated round and its bytes so far."""
     return [_run_row(r, name) for r, name in zip(records, run_labels(records), strict=True)]
 
 
 def summarise_seeds(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """One row per job that finished with two seeds or more; each number becomes {"mean", "std"} over seeds.
+    """Returns one row per job that finished with two seeds or more. Each number becomes {"mean", "std"} over seeds.
 
-    The deviation is the sample's (n − 1). A job that was run twice with one seed counts once.
+    The deviation is that of a sample (n − 1). A job that was run twice with one seed counts once.
     """
-    groups = [(name, runs) for name, runs in runs_by_job(records) if len(runs) > 1 and runs[0].is_finished]
-    return [_seeds_row(runs, name) for name, runs in groups]
+    jobs = [(name, runs) for name, runs in runs_by_job(records) if len(runs) > 1 and runs[0].is_finished]
+    return [_seeds_row(runs, name) for name, runs in jobs]
 
 
 def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Returns the columns that are not hidden for these rows."""
+
     def has(column: Column, row: Mapping[str, Any]) -> bool:
         return (
             bool(row[column.requires]) if column.requires else not column.is_optional or column.value(row) is not None
@@ -135,7 +162,7 @@ def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
-    """Which finished rows hold the column's best number; none where there is nothing to choose from."""
+    """Returns the finished rows with the column's best number, or none if all rows have the same number."""
     values: dict[int, float] = {}
     for i, row in enumerate(rows):
         value = column.value(row)
@@ -148,28 +175,26 @@ def best_rows(rows: Sequence[Mapping[str, Any]], column: Column) -> set[int]:
 
 
 def comparability_warning(records: Sequence[RunRecord]) -> str:
-    """A sentence for runs whose numbers do not measure the same thing, else nothing."""
-    if unlike := [k for k in differing_settings(records) if k in COMPARABILITY_KEYS]:
-        return f"These runs differ in {', '.join(unlike)}: their numbers are not directly comparable."
+    """Returns a caution if the runs differ in settings that make their numbers incomparable, else an empty string."""
+    if differing := [k for k in differing_settings(records) if k in COMPARABILITY_KEYS]:
+        return f"These runs differ in {', '.join(differing)}, so their numbers are not directly comparable."
     return ""
 
 
 def run_remarks(records: Sequence[RunRecord]) -> list[str]:
-    """What a number of the table does not say: a run that ended early, reports and clients that were missing, what the
-    method says of itself. Failed runs have no numbers."""
+    """Returns sentences on what the numbers do not show.
+
+    They name runs that ended early, late reports, depleted clients and the notes of methods. Failed runs have none.
+    """
     run_notes, notes = [], dict[str, list[str]]()
     for name, run in [(n, r) for n, r in zip(run_labels(records), records, strict=True) if r.failure is None]:
-        num_late_reports = sum(line.get("late", 0) for line in run.rounds)
-        num_depleted_clients = sum(len(line.get("left", ())) for line in run.rounds)
-        missing = [f"{_count_text(num_late_reports, 'report')} came after the deadline"] if num_late_reports else []
-        missing += (
-            [f"{_count_text(num_depleted_clients, 'client')} left with an empty battery"]
-            if num_depleted_clients
-            else []
-        )
-        missing_text = [f"{', '.join(missing)} (rounds.jsonl says who and when)"] if missing else []
-        status = [run.status] if run.status != "finished" else []
-        run_notes += [f"{name}: {'; '.join((*status, *missing_text))}."] if status or missing_text else []
+        num_late_reports = sum(line.get("num_late_reports", 0) for line in run.rounds)
+        num_depleted_clients = sum(len(line.get("depleted_clients", ())) for line in run.rounds)
+        facts = [run.status] if run.status != "finished" else []
+        facts += [f"{_count_text(num_late_reports, 'late report')}"] if num_late_reports else []
+        facts += [f"{_count_text(num_depleted_clients, 'depleted client')}"] if num_depleted_clients else []
+        details = " (rounds.jsonl names the clients)" if num_late_reports or num_depleted_clients else ""
+        run_notes += [f"{name}: {', '.join(facts)}{details}."] if facts else []
         for note in (run.result or {}).get("notes", ()):
             notes.setdefault(note, []).append(name)
     return run_notes + [f"{_first_and_others(names)}: {note}." for note, names in notes.items()]
@@ -189,7 +214,7 @@ def _run_row(record: RunRecord, label: str) -> dict[str, Any]:
     accuracy = result.get("accuracy") or last.get("accuracy") or {}
     loss = result.get("loss") or last.get("loss") or {}
     traffic = {k: result.get(k, sum(line[k] for line in record.rounds)) for k in ("bytes_up", "bytes_down")}
-    edge_cloud_bytes = [line["bytes_long"] for line in record.rounds if "bytes_long" in line]
+    edge_cloud_bytes = [line["bytes_edge_cloud"] for line in record.rounds if "bytes_edge_cloud" in line]
     return {
         "run_dir": str(record.path),
         "label": label,
@@ -198,18 +223,23 @@ def _run_row(record: RunRecord, label: str) -> dict[str, Any]:
         "finished": record.is_finished,
         "status": record.status,
         "failure": record.failure,
-        "rounds": record.completed_rounds,
+        "completed_rounds": record.completed_rounds,
         "accuracy": {k: _finite_or_none(accuracy.get(k)) for k in ACCURACY},
         "loss": {k: _finite_or_none(loss.get(k)) for k in LOSS},
-        "groups": sum(1 for group in result["groups"] if group["clients"]) if "groups" in result else None,
+        "num_clusters": _num_clusters(result),
         **traffic,
-        "edges": len(result["edges"]) if "edges" in result else int(bool(edge_cloud_bytes)),
-        "bytes_long": sum(edge_cloud_bytes) if edge_cloud_bytes else sum(traffic.values()),
+        "num_edges": len(result["edges"]) if "edges" in result else int(bool(edge_cloud_bytes)),
+        "bytes_edge_cloud": sum(edge_cloud_bytes) if edge_cloud_bytes else sum(traffic.values()),
         "joules": _joules(record),
         "sim_time_s": _sim_time_s(record),
         "predict_ms": _finite_or_none(result.get("predict_ms")),
         "wall_s": _finite_or_none(result.get("wall_s", sum(line["wall_s"] for line in record.timing))),
     }
+
+
+def _num_clusters(result: Mapping[str, Any]) -> int | None:
+    """Returns the number of clusters that have clients."""
+    return sum(1 for cluster in result["clusters"] if cluster["clients"]) if "clusters" in result else None
 
 
 def _joules(record: RunRecord) -> dict[str, float | None]:
@@ -220,12 +250,12 @@ def _joules(record: RunRecord) -> dict[str, float | None]:
 
 
 def _sim_time_s(record: RunRecord) -> float | None:
-    known = [line["sim_time_s"] for line in record.rounds if "sim_time_s" in line]
-    return _finite_or_none(sum(known)) if known else None
+    times_s = [line["sim_time_s"] for line in record.rounds if "sim_time_s" in line]
+    return _finite_or_none(sum(times_s)) if times_s else None
 
 
-def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
-    rows = summarise(group)
+def _seeds_row(runs: Sequence[RunRecord], label: str) -> dict[str, Any]:
+    rows = summarise(runs)
 
     def over_seeds(*path: str) -> dict[str, float] | None:
         values = [_value_at(row, path) for row in rows]
@@ -238,14 +268,14 @@ def _seeds_row(group: Sequence[RunRecord], label: str) -> dict[str, Any]:
         "method": rows[0]["method"],
         "seeds": [row["seed"] for row in rows],
         "finished": True,
-        "rounds": rows[0]["rounds"],
+        "completed_rounds": rows[0]["completed_rounds"],
         "accuracy": {k: over_seeds("accuracy", k) for k in ACCURACY},
         "loss": {k: over_seeds("loss", k) for k in LOSS},
-        "groups": over_seeds("groups"),
+        "num_clusters": over_seeds("num_clusters"),
         "bytes_up": over_seeds("bytes_up"),
         "bytes_down": over_seeds("bytes_down"),
-        "edges": rows[0]["edges"],
-        "bytes_long": over_seeds("bytes_long"),
+        "num_edges": rows[0]["num_edges"],
+        "bytes_edge_cloud": over_seeds("bytes_edge_cloud"),
         "joules": {k: over_seeds("joules", k) for k in JOULES},
         "sim_time_s": over_seeds("sim_time_s"),
         "predict_ms": over_seeds("predict_ms"),
@@ -261,5 +291,5 @@ def _value_at(row: Mapping[str, Any], path: Sequence[str]) -> Any:
 
 
 def _finite_or_none(x: float | None) -> float | None:
-    """JSON knows no NaN and no infinity: a diverged number is shown as missing."""
+    """Returns None for a diverged number, because JSON has no NaN and no infinity."""
     return x if x is not None and math.isfinite(x) else None

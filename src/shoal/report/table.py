@@ -1,4 +1,4 @@
-"""A table before it is drawn, in the terminal or on the page."""
+"""A table as text cells, before `terminal.py` or `html.py` draws it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shoal.report.cost_curves import Spread
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Cells may have several lines."""
+    """A table of text cells. A cell may have several lines."""
 
     title: str
-    headers: tuple[str, ...]  # the first is of the rows' names
+    headers: tuple[str, ...]  # the first one is above the names of the rows
     rows: tuple[tuple[str, ...], ...]
-    best_cells: frozenset[tuple[int, int]] = frozenset()  # (row, column), with the names as column 0
+    best_cells: frozenset[tuple[int, int]] = frozenset()  # (row, column); the names of the rows are column 0
     notes: tuple[str, ...] = ()
 
 
 def spread_text(value: Spread | None, show: Callable[[float], str]) -> str:
-    """A mean, below it its spread, and how many seeds have the number where not all do."""
+    """Returns the mean, the standard deviation below it, and the number of seeds if some of them lack the number."""
     if value is None:
         return "–"
     lines = [show(value.mean)]
@@ -34,11 +34,14 @@ def spread_text(value: Spread | None, show: Callable[[float], str]) -> str:
 def best_cells(
     columns: Sequence[Sequence[Spread | None]], best: Callable[[Sequence[float]], float], first: int = 1, step: int = 1
 ) -> frozenset[tuple[int, int]]:
-    """The best mean of each column, among rows where every seed has the number; none without a choice."""
-    found = set()
+    """Returns the cells with the best mean of their column.
+
+    Only rows in which every seed has the number count. A column whose rows are all equal has no best cell.
+    """
+    cells = set()
     for i, column in enumerate(columns):
         means = {row: v.mean for row, v in enumerate(column) if v is not None and v.is_complete}
         if len(set(means.values())) > 1:
             top = best(list(means.values()))
-            found |= {(row, first + i * step) for row, mean in means.items() if mean == top}
-    return frozenset(found)
+            cells |= {(row, first + i * step) for row, mean in means.items() if mean == top}
+    return frozenset(cells)

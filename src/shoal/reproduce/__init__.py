@@ -1,1 +1,1 @@
-"""Results beside those that papers print."""
+"""Compares our results with those of papers."""

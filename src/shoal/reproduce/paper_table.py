@@ -1,6 +1,6 @@
-"""Our numbers beside a paper's, and whether they put the methods in the same order.
+"""Compares our numbers with those of a paper, and checks whether both put the methods in the same order.
 
-Absolute numbers hang on hardware, splits and seeds; an ordering that survives them is what a reproduction can show.
+Absolute numbers depend on hardware, splits and seeds. A reproduction can show that the methods have the same order.
 """
 
 from __future__ import annotations
@@ -39,29 +39,32 @@ from shoal.report.cost_curves import (
 from shoal.report.paper_tables import Cell, Ordering, PaperTable, Verdict
 from shoal.store.reader import RunRecord, runs_by_job
 
-END_METRICS = ("final", "figures")
+END_METRICS = ("final", "round_metric")
 
 
 class Paper(BaseModel):
-    """The [paper] table of a recipe. A row is a method, or the values of other keys of a job (`rows`), or a figure of
-    rounds. The key of a column is a budget or a level or `final`, or the values of keys of a job (`by`)."""
+    """The [paper] table of a recipe.
+
+    A row is a method, the values of other keys of a job (`row_keys`), or a round metric. A column is a budget, a target
+    accuracy, `final`, or the values of keys of a job (`column_keys`).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
-    metric: Literal["at_budget", "to_accuracy", "final", "figures"]
-    columns: dict[str, dict[str, float]]  # column -> row -> the paper's number
+    metric: Literal["at_budget", "to_accuracy", "final", "round_metric"]
+    columns: dict[str, dict[str, float]]  # by column and row: the number of the paper
     row_keys: tuple[str, ...] = ("method",)
     column_keys: tuple[str, ...] = ()
     accuracy: Literal["central", "local"] | None = None
     unit: str = "%"
     sustained_rounds: int = Field(default=SUSTAINED_ROUNDS, ge=1)
-    reference: str | None = None  # whose joules are 100 %: fedavg, if it is there
-    joules_scope: Literal["all", "clients"] = "all"  # whose count: clients leaves the server's out
+    reference: str | None = None  # the run whose joules are 100 %; None: fedavg, else the first run
+    joules_scope: Literal["all", "clients"] = "all"  # clients leaves the joules of the server out
 
     @property
     def is_relative(self) -> bool:
-        """Whether anything is measured against a reference."""
+        """Whether any number is relative to the reference."""
         if self.metric == "to_accuracy":
             return self.unit == "%"
         if self.column_keys:
@@ -69,32 +72,35 @@ class Paper(BaseModel):
         return any(parse_budget("", c).is_relative for c in self.columns if not self.is_final(c))
 
     def is_final(self, column: str) -> bool:
+        """Returns whether a column has a mean of the last evaluated rounds."""
         return self.metric in END_METRICS or (self.metric == "at_budget" and column == "final")
 
 
 def read_paper(table: Mapping[str, Any]) -> Paper:
-    """A recipe's [paper] table, checked as far as it can be before anything is run."""
+    """Reads the [paper] table of a recipe, and refuses wrong values before any run."""
     try:
         paper = Paper(**table)
     except ValidationError as error:
         problem = error.errors()[0]
-        found = "missing" if problem["type"] == "missing" else repr(problem["input"])
+        value_text = "missing" if problem["type"] == "missing" else repr(problem["input"])
         where = ".".join(map(str, problem["loc"]))
-        raise UserError(f"[paper] {where} is {found}: {problem['msg'].lower()}") from None
+        raise UserError(f"[paper] {where} is {value_text}: {problem['msg'].lower()}") from None
     if paper.column_keys and paper.metric not in END_METRICS:
         raise UserError(
-            f"[paper] by is {list(paper.column_keys)} with metric {paper.metric!r}; it must be one of {', '.join(END_METRICS)}"
+            f"[paper] column_keys is {list(paper.column_keys)} with metric {paper.metric!r}. The metric must be one "
+            f"of {', '.join(END_METRICS)}."
         )
     units = ("%", "rounds", "s", *JOULES_PER_UNIT) if paper.metric == "to_accuracy" else ("%", "")
     if paper.unit not in units:
-        known = ", ".join(repr(u) for u in units)
-        raise UserError(f"[paper] unit is {paper.unit!r}; with metric {paper.metric!r} it must be one of {known}")
+        allowed = ", ".join(repr(u) for u in units)
+        raise UserError(f"[paper] unit is {paper.unit!r}; with metric {paper.metric!r} it must be one of {allowed}")
     for column in paper.columns:
         if paper.metric == "to_accuracy":
             parse_target_accuracy("[paper] columns", column)
         elif paper.metric in END_METRICS and not paper.column_keys and column != "final":
             raise UserError(
-                f"[paper] columns has {column!r}; with metric {paper.metric!r} it must be final, unless `by` says more"
+                f"[paper] columns has {column!r}; with metric {paper.metric!r} it must be final, unless column_keys "
+                "is set"
             )
         elif not paper.column_keys and not paper.is_final(column):
             parse_budget("[paper] columns", column)
@@ -102,31 +108,40 @@ def read_paper(table: Mapping[str, Any]) -> Paper:
 
 
 def validate_paper(table: Mapping[str, Any], plans: Sequence[RunRecord], methods: Iterable[str]) -> None:
-    """All that can be refused before the jobs are run. A method that the recipe does not run is the reader's to see;
-    one that does not exist is a slip of the pen."""
+    """Refuses a [paper] table that does not fit the planned runs.
+
+    A row may name a method that the recipe does not run, but not a method that does not exist.
+    """
     paper = read_paper(table)
     if paper.is_relative or paper.reference is not None:
-        reference_runs(plans, paper.reference, "[paper] of")
-    known = {*methods, *(plan.label for plan in plans)}
+        reference_runs(plans, paper.reference, "[paper] reference")
+    known_rows = {*methods, *(plan.label for plan in plans)}
     for column, numbers in paper.columns.items():
         for row in numbers:
-            if paper.metric != "figures" and paper.row_keys == ("method",) and row not in known:
+            if paper.metric != "round_metric" and paper.row_keys == ("method",) and row not in known_rows:
                 raise UserError(
-                    f"[paper] columns.{column} has {row!r}, which is not a known method{did_you_mean(row, known)}"
+                    f"[paper] columns.{column} has {row!r}, which is not a known method{did_you_mean(row, known_rows)}"
                 )
 
 
 def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -> PaperTable:
+    """Returns our numbers beside those of the paper, with a verdict on every ordering."""
     paper_spec = read_paper(table)
-    judged = parse_accuracy("", paper_spec.accuracy)
-    records = [replace(run, accuracy_key=judged, joules_scope=paper_spec.joules_scope) for run in records]
+    accuracy_key = parse_accuracy("", paper_spec.accuracy)
+    records = [replace(run, accuracy_key=accuracy_key, joules_scope=paper_spec.joules_scope) for run in records]
     rows = tuple(dict.fromkeys(row for column in paper_spec.columns.values() for row in column))
     jobs, notes = _runs_by_cell(records, paper_spec, rows)
-    finished = {row: ended for (row, _), runs in jobs.items() if (ended := [run for run in runs if not run.failure])}
-    groups = list(finished.items())
+    finished = {
+        row: without_failures
+        for (row, _), runs in jobs.items()
+        if (without_failures := [run for run in runs if not run.failure])
+    }
+    runs_by_row = list(finished.items())
     if paper_spec.metric not in END_METRICS:
-        require_joules([run for _, runs in groups for run in runs])
-    reference_run = find_reference(records, paper_spec.reference, "[paper] of") if paper_spec.is_relative else None
+        require_joules([run for _, runs in runs_by_row for run in runs])
+    reference_run = (
+        find_reference(records, paper_spec.reference, "[paper] reference") if paper_spec.is_relative else None
+    )
     cells = [
         Cell(
             row,
@@ -140,16 +155,16 @@ def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -
         for column, numbers in paper_spec.columns.items()
         for row in rows
     ]
-    if groups:
-        if paper_spec.metric != "figures":
-            notes.append(accuracy_note(groups))
+    if runs_by_row:
+        if paper_spec.metric != "round_metric":
+            notes.append(accuracy_note(runs_by_row))
         if paper_spec.metric not in END_METRICS:
             notes += [
-                *short_run_notes(groups, paper_spec.sustained_rounds),
-                *joules_notes(records, '[paper] joules = "clients"'),
+                *short_run_notes(runs_by_row, paper_spec.sustained_rounds),
+                *joules_notes(records, '[paper] joules_scope = "clients"'),
             ]
     return PaperTable(
-        **paper_spec.model_dump(include={"source", "metric", "unit", "held"}),
+        **paper_spec.model_dump(include={"source", "metric", "unit", "sustained_rounds"}),
         columns=tuple(paper_spec.columns),
         rows=rows,
         cells=tuple(cells),
@@ -159,8 +174,8 @@ def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -
             for o in _orderings([c for c in cells if c.column == column and (c.row, column) in jobs])
         ),
         notes=(*([reference_run.sentence] if reference_run else []), *notes),
-        row_keys="figure" if paper_spec.metric == "figures" else ", ".join(paper_spec.row_keys),
-        accuracy_key=judged,
+        row_keys="round metric" if paper_spec.metric == "round_metric" else ", ".join(paper_spec.row_keys),
+        accuracy_key=accuracy_key,
         joules_scope=paper_spec.joules_scope,
     )
 
@@ -168,27 +183,32 @@ def compare_with_paper(records: Sequence[RunRecord], table: Mapping[str, Any]) -
 def _runs_by_cell(
     records: Sequence[RunRecord], paper: Paper, rows: Sequence[str]
 ) -> tuple[dict[tuple[str, str], list[RunRecord]], list[str]]:
-    """The runs of each cell, one per seed, and those that failed. A cell with several jobs has no one number."""
-    found: dict[tuple[str, str], list[list[RunRecord]]] = {}
+    """Returns the runs of each cell, one per seed and the failed ones, and notes.
+
+    A cell with several jobs is left out, because it has no single number.
+    """
+    jobs_by_cell: dict[tuple[str, str], list[list[RunRecord]]] = {}
     for _, runs in runs_by_job(records):
-        for place in _cells_of_run(runs[0], paper, rows):
-            found.setdefault(place, []).append(runs)
+        for cell in _cells_of_run(runs[0], paper, rows):
+            jobs_by_cell.setdefault(cell, []).append(runs)
     for run in (run for run in records if run.failure):
-        for place in _cells_of_run(run, paper, rows):
-            first, *others = found.get(place, [[]])
-            found[place] = [[*first, run], *others]
-    rows_with_runs = {row for row, column in found if column in paper.columns}
-    several = dict.fromkeys(row for (row, column), jobs in found.items() if len(jobs) > 1 and column in paper.columns)
+        for cell in _cells_of_run(run, paper, rows):
+            first, *others = jobs_by_cell.get(cell, [[]])
+            jobs_by_cell[cell] = [[*first, run], *others]
+    rows_with_runs = {row for row, column in jobs_by_cell if column in paper.columns}
+    ambiguous = dict.fromkeys(
+        row for (row, column), jobs in jobs_by_cell.items() if len(jobs) > 1 and column in paper.columns
+    )
     missing = [row for row in rows if row not in rows_with_runs]
-    notes = [f"Left out, because its runs differ in more than the seed: {row}." for row in several if row in rows]
-    notes += [f"Not run, so not judged: {', '.join(missing)}."] if missing else []
-    return {cell: jobs[0] for cell, jobs in found.items() if len(jobs) == 1 and cell[0] in rows}, notes
+    notes = [f"Left out, because its runs differ in more than the seed: {row}." for row in ambiguous if row in rows]
+    notes += [f"Left out, because there are no runs: {', '.join(missing)}."] if missing else []
+    return {cell: jobs[0] for cell, jobs in jobs_by_cell.items() if len(jobs) == 1 and cell[0] in rows}, notes
 
 
 def _cells_of_run(run: RunRecord, paper: Paper, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The cells, by row and column, that a run counts in."""
+    """Yields row and column of the cells in which a run counts."""
     for column in [_key_values(run, paper.column_keys)] if paper.column_keys else paper.columns:
-        for row in rows if paper.metric == "figures" else [_key_values(run, paper.row_keys)]:
+        for row in rows if paper.metric == "round_metric" else [_key_values(run, paper.row_keys)]:
             yield row, column
 
 
@@ -197,44 +217,48 @@ def _key_values(run: RunRecord, keys: Sequence[str]) -> str:
 
 
 def _our_number(run: RunRecord, paper: Paper, row: str, column: str, reference_run: Reference | None) -> float | None:
-    """In the paper's unit. A run that failed has no number, nor has one beside a reference that failed."""
-    whole_joules = reference_run.joules if reference_run else 1.0
-    if run.failure or whole_joules is None:
+    """Returns the number of a run in the unit of the paper.
+
+    A failed run has no number. Neither has a run whose reference failed.
+    """
+    reference_joules = reference_run.joules if reference_run else 1.0
+    if run.failure or reference_joules is None:
         return None
-    if paper.metric == "figures":
+    if paper.metric == "round_metric":
         return final_metric(run, row, paper.sustained_rounds)
     if paper.metric == "to_accuracy":
-        reached = cost_to_accuracy(run, float(column), paper.sustained_rounds)
-        if reached is None:
+        cost = cost_to_accuracy(run, float(column), paper.sustained_rounds)
+        if cost is None:
             return None
         if paper.unit in ("rounds", "s"):
-            return reached.round if paper.unit == "rounds" else reached.sim_s
-        return reached.joules / (whole_joules / 100 if paper.unit == "%" else JOULES_PER_UNIT[paper.unit])
+            return cost.round if paper.unit == "rounds" else cost.sim_s
+        return cost.joules / (reference_joules / 100 if paper.unit == "%" else JOULES_PER_UNIT[paper.unit])
     if paper.is_final(column):
         accuracy = final_accuracy(run, paper.sustained_rounds)
     else:
-        accuracy = accuracy_at_budget(run, parse_budget("", column).joules(whole_joules), paper.sustained_rounds)
+        accuracy = accuracy_at_budget(run, parse_budget("", column).joules(reference_joules), paper.sustained_rounds)
     return accuracy if accuracy is None or paper.unit != "%" else 100 * accuracy
 
 
 def _orderings(cells: Sequence[Cell]) -> list[Ordering]:
-    """Every pair of one column that the paper orders."""
-    found = []
+    """Returns a verdict for every pair of rows of one column that the paper orders."""
+    orderings = []
     for pair in combinations([c for c in cells if c.paper is not None], 2):
         low, high = sorted(pair, key=lambda c: c.paper or 0.0)
         assert low.paper is not None and high.paper is not None
         if high.paper > low.paper:
             difference, error = _mean_difference(high.ours, low.ours)
             verdict = _verdict(difference, error)
-            apart = high.paper - low.paper
-            found.append(Ordering(high.column, high.row, low.row, apart, difference, error, verdict))
-    return found
+            paper_difference = high.paper - low.paper
+            orderings.append(Ordering(high.column, high.row, low.row, paper_difference, difference, error, verdict))
+    return orderings
 
 
 def _mean_difference(a: Spread | None, b: Spread | None) -> tuple[float | None, float | None]:
-    """Of the means, and its standard error: sqrt(s_a² / n_a + s_b² / n_b). Unknown with one seed.
+    """Returns the difference of the means and its standard error sqrt(s_a² / n_a + s_b² / n_b).
 
-    Where some seeds have no number, those that have one are a choice and not a sample.
+    The error is None with one seed. It is also None if some seeds have no number, because the others are not a random
+    sample.
     """
     if a is None or b is None:
         return None, None

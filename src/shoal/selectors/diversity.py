@@ -1,21 +1,23 @@
-"""DELTA: clients whose gradients differ from the others' or vary much within are drawn more often.
+"""DELTA: clients with unusual or noisy gradients are selected more often.
 
 Wang et al., "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS 2023, arXiv 2205.13925.
 
 | symbol          | here                                                                                     |
 |-----------------|------------------------------------------------------------------------------------------|
-| g_i             | `gradients`, one row per client, the newest known one; NaN where none is known           |
+| g_i             | `gradients`, one row per client, its newest gradient; NaN if none is known               |
 | zeta_i          | distance of g_i from the (weighted) mean of the known gradients                          |
 | sigma_i^2       | `variances`: the variance of a client's stochastic gradient around g_i                   |
 | alpha_1,alpha_2 | `alpha1`, `alpha2`                                                                       |
-| w_i             | `weights`: the client's share in the objective                                           |
+| w_i             | `weights`: the weight of the client in the objective                                     |
 | p_i             | `probabilities`                                                                          |
 
 (a) p_i proportional to sqrt(alpha_1 zeta_i^2 + alpha_2 sigma_i^2)
-(b) weight of a chosen client = w_i / (K p_i)
+(b) weight of a selected client = w_i / (K p_i)
 
-Deviation: the authors' experiments mix the lengths of g_i and of g_i - mean instead of (a); here it is the formula. A
-client without a known gradient gets the mean of the others' (a): neither favoured nor forgotten.
+Deviations from the paper
+-------------------------
+- The formula (a) is used. The authors' experiments combine the norms of g_i and of g_i - mean instead.
+- A client without a known gradient gets the mean of (a) over the other clients, so that its probability is average.
 """
 
 from __future__ import annotations
@@ -38,52 +40,61 @@ from shoal.selectors.sampling import (
 def probabilities(
     gradients: ArrayLike, variances: ArrayLike, alpha1: float, alpha2: float, weights: ArrayLike | None = None
 ) -> Floats:
-    """(a) for every known client; all equal if there is no diversity at all."""
-    g = validated_matrix("gradients", gradients, "clients by parameters")
-    variance = validated_vector("variances", variances, len(g))
+    """Returns the probability (a) of every client, or equal probabilities if all gradients are equal and constant."""
+    gradient = validated_matrix("gradients", gradients, "clients by parameters")
+    variance = validated_vector("variances", variances, len(gradient))
     for name, value in (("alpha1", alpha1), ("alpha2", alpha2)):
         if not 0 <= value < np.inf:
             raise UserError(f"{name} is {value}; it must be finite and 0 or more")
     if (variance < 0).any():
         raise UserError(f"variances has {np.nanmin(variance)}; it must be 0 or more")
-    share = np.ones(len(g)) if weights is None else validated_amounts("weights", weights, len(g))
-    known = np.isfinite(g).all(axis=1) & np.isfinite(variance)
-    score: Floats = np.ones(len(g))
-    if known.any():
-        w = share[known] if share[known].any() else None
-        zeta = np.linalg.norm(g[known] - np.average(g[known], axis=0, weights=w), axis=1)
-        score[known] = np.sqrt(alpha1 * zeta**2 + alpha2 * variance[known])  # (a)
-        score[~known] = score[known].mean()
+    objective_weights = (
+        np.ones(len(gradient)) if weights is None else validated_amounts("weights", weights, len(gradient))
+    )
+    is_known = np.isfinite(gradient).all(axis=1) & np.isfinite(variance)
+    score: Floats = np.ones(len(gradient))
+    if is_known.any():
+        known_weights = objective_weights[is_known] if objective_weights[is_known].any() else None
+        zeta = np.linalg.norm(
+            gradient[is_known] - np.average(gradient[is_known], axis=0, weights=known_weights), axis=1
+        )
+        score[is_known] = np.sqrt(alpha1 * zeta**2 + alpha2 * variance[is_known])  # (a)
+        score[~is_known] = score[is_known].mean()
     if not score.any():
         score += 1.0
-    found: Floats = score / score.sum()
-    return found
+    normalised: Floats = score / score.sum()
+    return normalised
 
 
 def draw(probabilities: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:
-    """Without replacement, in proportion to the probabilities of those available."""
+    """Returns k available clients, drawn without replacement in proportion to their probabilities."""
     return sample_by_size(validated_amounts("probabilities", probabilities), available, k, seed)
 
 
 def importance_weights(
     probabilities: ArrayLike, weights: ArrayLike, selected: ArrayLike, is_normalised: bool = True
 ) -> Floats:
-    """How much each chosen client counts in the aggregate, in the order of its index.
+    """Returns the aggregation weight of each selected client, in the order of the indices.
 
-    Not normalised, (b): the weighted sum has the expectation of the whole fleet's if the K were drawn independently.
-    Normalised, (b) over its sum: it sums to 1, as a mean of models must; a ratio of two unbiased estimates, whose bias
-    vanishes as K grows. A client of probability 0 is chosen only when everybody else was: then `weights` alone count.
+    Without normalisation these are the weights (b). Their weighted sum is unbiased if the K clients are drawn
+    independently. Normalised weights sum to 1, as a mean of models requires. They are a ratio of two unbiased
+    estimates, whose bias vanishes for large K. If a client of probability 0 is selected, only `weights` count, because
+    this happens only when all other clients are selected too.
     """
     p = validated_amounts("probabilities", probabilities)
-    share = validated_amounts("weights", weights, len(p))
+    objective_weights = validated_amounts("weights", weights, len(p))
     selected_clients = available_indices(selected, len(p))
     if not len(selected_clients):
         return np.zeros(0)
-    raw = (
-        share[selected_clients]
+    unnormalised = (
+        objective_weights[selected_clients]
         if (p[selected_clients] == 0).any()
-        else share[selected_clients] / (len(selected_clients) * p[selected_clients])
+        else objective_weights[selected_clients] / (len(selected_clients) * p[selected_clients])
     )  # (b)
     if not is_normalised:
-        return raw
-    return raw / raw.sum() if raw.any() else np.full(len(selected_clients), 1 / len(selected_clients))
+        return unnormalised
+    return (
+        unnormalised / unnormalised.sum()
+        if unnormalised.any()
+        else np.full(len(selected_clients), 1 / len(selected_clients))
+    )

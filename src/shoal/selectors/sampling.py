@@ -1,4 +1,4 @@
-"""Choice by chance, by size or by score; and what every selector checks about its input."""
+"""Selection at random, by size or by score, and the checks that all selectors apply to their input."""
 
 from __future__ import annotations
 
@@ -13,78 +13,81 @@ Floats = NDArray[np.float64]
 
 
 def sample_uniformly(available: ArrayLike, k: int, seed: int) -> Indices:
-    """Every set of k clients is equally likely."""
-    there = available_indices(available)
+    """Returns k random clients. Every set of k available clients is equally likely."""
+    present = available_indices(available)
     rng = np.random.default_rng(derive_seed(seed, "uniform"))
-    return np.sort(rng.choice(there, size=num_selected(k, there), replace=False))
+    return np.sort(rng.choice(present, size=num_selected(k, present), replace=False))
 
 
 def sample_by_size(sizes: ArrayLike, available: ArrayLike, k: int, seed: int) -> Indices:
-    """One after the other, each time with probability proportional to size among those not yet chosen.
+    """Returns k clients drawn one after the other, with probabilities proportional to the sizes of those not yet drawn.
 
-    Drawn as a race of exponential clocks whose rates are the sizes: the first k to ring are exactly such a draw.
-    Clients of size 0 never ring; they are taken, all equally likely, only when nobody else is left.
+    The draw uses independent exponential times with the sizes as rates: the k shortest times are exactly such a draw.
+    Clients of size 0 have infinite times. They are drawn only if no others are left, all with equal probability.
     """
     size = validated_amounts("sizes", sizes)
-    there = available_indices(available, len(size))
-    wait = np.random.default_rng(derive_seed(seed, "by_size")).exponential(size=len(there))
+    present = available_indices(available, len(size))
+    unit_times = np.random.default_rng(derive_seed(seed, "by_size")).exponential(size=len(present))
     with np.errstate(divide="ignore", over="ignore"):
-        order = np.lexsort((wait, wait / size[there]))
-    return np.sort(there[order[: num_selected(k, there)]])
+        order = np.lexsort((unit_times, unit_times / size[present]))
+    return np.sort(present[order[: num_selected(k, present)]])
 
 
 def select_largest(scores: ArrayLike, available: ArrayLike, k: int) -> Indices:
-    """The highest scores; the lower index wins a tie; who has no score (NaN) comes after everybody who has one."""
+    """Returns the k clients with the highest scores.
+
+    The lower index wins a tie, and clients without a score (NaN) come last.
+    """
     score = validated_vector("scores", scores)
-    there = available_indices(available, len(score))
-    order = np.lexsort((there, -score[there]))  # NaN sorts last, whatever its sign
-    return np.sort(there[order[: num_selected(k, there)]])
+    present = available_indices(available, len(score))
+    order = np.lexsort((present, -score[present]))  # NaN sorts last, whatever its sign
+    return np.sort(present[order[: num_selected(k, present)]])
 
 
 def available_indices(available: ArrayLike, total: int | None = None) -> Indices:
-    """The indices of those available in ascending order, from a mask or from indices in any order."""
-    found = np.asarray(available)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "biu"):
+    """Returns the indices of the available clients in ascending order, from a mask or from indices in any order."""
+    given = np.asarray(available)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
         raise UserError(f"available is {available!r}; it must be a mask or a list of client indices")
-    if found.dtype == bool:
-        if total is not None and len(found) != total:
-            raise UserError(f"available is a mask over {len(found)} clients; it must be over {total}")
-        return np.flatnonzero(found).astype(np.int64)
-    found = np.unique(found.astype(np.int64))
-    if found.size and (found[0] < 0 or (total is not None and found[-1] >= total)):
-        wrong = found[0] if found[0] < 0 else found[-1]
+    if given.dtype == bool:
+        if total is not None and len(given) != total:
+            raise UserError(f"available is a mask over {len(given)} clients; it must be over {total}")
+        return np.flatnonzero(given).astype(np.int64)
+    given = np.unique(given.astype(np.int64))
+    if given.size and (given[0] < 0 or (total is not None and given[-1] >= total)):
+        wrong = given[0] if given[0] < 0 else given[-1]
         raise UserError(f"available names client {wrong}; indices go from 0 to the number of clients less 1")
-    return found
+    return given
 
 
 def num_selected(k: int, available: Indices) -> int:
-    """How many of those available are chosen."""
+    """Returns how many available clients are selected."""
     if k < 0:
         raise UserError(f"k is {k}; it must be 0 clients or more")
     return min(k, len(available))
 
 
 def validated_vector(name: str, values: ArrayLike, total: int | None = None) -> Floats:
-    """One number per client."""
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or (total is not None and len(found) != total):
-        wanted = "one number per client" if total is None else f"one number for each of {total} clients"
-        raise UserError(f"{name} has shape {found.shape}; it must hold {wanted}")
-    return found
+    """Returns an array with one number per client."""
+    vector = np.asarray(values, dtype=np.float64)
+    if vector.ndim != 1 or (total is not None and len(vector) != total):
+        expected = "one number per client" if total is None else f"one number for each of {total} clients"
+        raise UserError(f"{name} has shape {vector.shape}; it must hold {expected}")
+    return vector
 
 
 def validated_amounts(name: str, values: ArrayLike, total: int | None = None) -> Floats:
-    """One number per client, finite and not negative."""
-    found = validated_vector(name, values, total)
-    bad = np.flatnonzero(~np.isfinite(found) | (found < 0))
+    """Returns an array with one number per client, all finite and not negative."""
+    amounts = validated_vector(name, values, total)
+    bad = np.flatnonzero(~np.isfinite(amounts) | (amounts < 0))
     if bad.size:
-        raise UserError(f"{name} has {found[bad[0]]} for client {bad[0]}; it must be finite and 0 or more")
-    return found
+        raise UserError(f"{name} has {amounts[bad[0]]} for client {bad[0]}; it must be finite and 0 or more")
+    return amounts
 
 
 def validated_matrix(name: str, values: ArrayLike, axes: str) -> Floats:
-    """A table of numbers, not necessarily finite."""
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 2:
-        raise UserError(f"{name} has shape {found.shape}; it must be {axes}")
-    return found
+    """Returns a matrix, whose values need not be finite."""
+    matrix = np.asarray(values, dtype=np.float64)
+    if matrix.ndim != 2:
+        raise UserError(f"{name} has shape {matrix.shape}; it must be {axes}")
+    return matrix

@@ -1,4 +1,4 @@
-"""What every request passes before anything is done for it: token, rate, size, time."""
+"""Checks every request before the service works on it: its token, rate, size and duration."""
 
 from __future__ import annotations
 
@@ -18,40 +18,44 @@ from shoal.serve.rate_limit import RateLimiter
 
 log = logging.getLogger(__name__)
 
-UNAUTHENTICATED_PATHS = ("/healthz", "/readyz")  # for load balancers: they say nothing of the models
+UNAUTHENTICATED_PATHS = ("/healthz", "/readyz")  # for load balancers; their responses reveal nothing about the models
 
 
 @dataclass(frozen=True)
 class Limits:
+    """Limits of requests and connections."""
+
     max_body_bytes: int = 8 * 2**20
     body_timeout_s: float = 10.0
     header_timeout_s: float = 10.0
-    requests_per_s: float = 200.0  # requests of one caller; 0: as many as it likes
+    requests_per_s: float = 200.0  # of one caller; 0 sets no limit
     max_connections: int = 1024
 
 
 def _authorization_problem(authorization: str) -> str:
-    """What is wrong with a header that lets nobody in."""
+    """Returns what is wrong with an Authorization header that has no known token."""
     if not authorization:
-        return "a token is needed: send the header Authorization: Bearer TOKEN with one that the service knows"
+        return "The request has no token. Send the header Authorization: Bearer TOKEN with a token of this service."
     if authorization.partition(" ")[0].lower() != "bearer":
-        return "the header is of another kind: it must be Authorization: Bearer TOKEN"
-    return "the token is not one that the service knows: it is mistyped, of another service, or was taken back"
+        return "The header Authorization has another scheme. It must be Authorization: Bearer TOKEN."
+    return "The token is not a token of this service. It may be mistyped, revoked, or of another service."
 
 
 @dataclass(frozen=True)
 class AdmissionControl:
+    """An ASGI application that checks requests and passes them on to `app`."""
+
     app: ASGIApp
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
-    tokens: Mapping[str, str] = field(default_factory=dict)  # name -> hash; none: everybody may ask
+    tokens: Mapping[str, str] = field(default_factory=dict)  # name -> hash; without tokens every caller is admitted
     rate_limiter: RateLimiter = field(default_factory=lambda: RateLimiter(0))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        start_s, status = time.perf_counter(), 500
 
         async def send_and_record(message: Message) -> None:
             nonlocal status
@@ -65,20 +69,20 @@ class AdmissionControl:
                 self._admit(scope, headers)
                 receive_body = await self._read_body(headers, receive)
             except Problem as problem:
-                problem.headers["Connection"] = "close"  # what is left of the body is not read
+                problem.headers["Connection"] = "close"  # the rest of the body is not read
                 await problem.response()(scope, receive, send_and_record)
                 return
             await self._run_app(scope, receive_body, send_and_record)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(path, status).inc()
-            self.metrics.request_seconds.labels(path).observe(time.perf_counter() - begun)
+            self.metrics.request_seconds.labels(path).observe(time.perf_counter() - start_s)
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.app(scope, receive, send)
-        except Exception:  # it has been answered with 500 before it came here; the connection may be kept
-            log.exception("a request to %s failed", scope["path"])
+        except Exception:  # the response 500 has been sent already, so the connection can stay open
+            log.exception("A request to %s failed.", scope["path"])
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in UNAUTHENTICATED_PATHS:
@@ -100,15 +104,20 @@ class AdmissionControl:
         wait_s = self.rate_limiter.wait_s(caller)
         if wait_s:
             raise Problem(
-                429, f"more than {self.rate_limiter.requests_per_s:g} requests a second", headers=retry_after(wait_s)
+                429,
+                f"The caller sent more than {self.rate_limiter.requests_per_s:g} requests per second.",
+                headers=retry_after(wait_s),
             )
 
     async def _read_body(self, headers: Headers, receive: Receive) -> Receive:
-        """The body, read to its end if it is small and comes soon, and then given in one piece."""
+        """Returns a receive function that gives the whole body at once.
+
+        Raises `Problem` if the body is too large or does not arrive in time.
+        """
         max_bytes = self.limits.max_body_bytes
         content_length = headers.get("content-length", "0")
         if content_length.isdigit() and int(content_length) > max_bytes:
-            raise Problem(413, f"the body has {content_length} bytes, but may have {max_bytes}", "body")
+            raise Problem(413, f"The body has {content_length} bytes. It may have at most {max_bytes} bytes.", "body")
         if content_length == "0" and "transfer-encoding" not in headers:
             return receive
         body = bytearray()
@@ -121,16 +130,18 @@ class AdmissionControl:
                     body += message.get("body", b"")
                     if len(body) > max_bytes:
                         raise Problem(
-                            413, f"the body has more than {max_bytes} bytes, which is all it may have", "body"
+                            413,
+                            f"The body has more than {max_bytes} bytes. It may have at most {max_bytes} bytes.",
+                            "body",
                         )
                     if not message.get("more_body"):
                         break
         except TimeoutError:
-            raise Problem(408, f"the body was not here within {self.limits.body_timeout_s:g} s", "body") from None
+            raise Problem(408, f"The body did not arrive within {self.limits.body_timeout_s:g} s.", "body") from None
         has_sent = False
 
         async def receive_once() -> Message:
-            nonlocal given
+            nonlocal has_sent
             if has_sent:
                 return await receive()
             has_sent = True

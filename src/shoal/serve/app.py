@@ -1,4 +1,7 @@
-"""The paths of the service."""
+"""The HTTP paths of the service.
+
+`Service` has the models of a run, and `make_app` its paths. `server.py` runs the application on a socket.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ from shoal.types import ServerState
 
 log = logging.getLogger(__name__)
 
-COMMON_STATUSES = (401, 413, 408, 429, 500)  # what the gate, or a fault of ours, may answer on any path
-OptionsModel = TypeVar("Options", bound=BaseModel)
+COMMON_STATUSES = (401, 413, 408, 429, 500)  # of the checks in admission.py, and of internal errors
+OptionsModel = TypeVar("OptionsModel", bound=BaseModel)
 ClientParameter = Annotated[str | None, Query(description=schemas.CLIENT_DESCRIPTION)]
 
 
 @dataclass
 class Service:
-    """A run, the newest of its models, and those who wait for their answers."""
+    """A run with its newest models and its queue of requests."""
 
     run_dir: Path
     batching: BatchOptions = field(default_factory=BatchOptions)
@@ -54,15 +57,13 @@ class Service:
 
     def __post_init__(self) -> None:
         self.blueprint = Blueprint.from_run(self.run_dir)
-        _ = (
-            self.blueprint.method
-        )  # what cannot be rebuilt here, such as a class that is not at hand, is refused at once
+        _ = self.blueprint.method  # a method or network that cannot be imported is refused at once
         self.clients, self.unseen_clients = read_clients(self.run_dir)
         self.watcher = CheckpointWatcher(Checkpoints(self.run_dir / "checkpoints"))
         self.batcher: Batcher | None = None
 
     def load_newer(self) -> bool:
-        """Whether there was a newer checkpoint. Passes that are under way end with the models they began with."""
+        """Loads the newest checkpoint and returns whether it was newer. A running batch keeps its models."""
         return self.watcher.load_newer(self._replace_version)
 
     def _replace_version(self, state: ServerState) -> None:
@@ -71,28 +72,40 @@ class Service:
             self.metrics.model_swaps.inc()
         self.version = version
         self.metrics.model_round.set(version.round)
-        log.info("serving the models of round %d", version.round)
+        log.info("The service predicts with the models of round %d.", version.round)
 
     @property
     def current_version(self) -> ModelVersion:
+        """The newest models. Raises `Problem` if the run has no finished round."""
         if self.version is None:
-            raise Problem(503, "the run has no finished round yet", headers=retry_after(self.poll_s))
+            raise Problem(
+                503,
+                "The run has no finished round yet. Send the request again later.",
+                headers=retry_after(self.poll_s),
+            )
         return self.version
 
     async def predict(self, request: PredictRequest) -> PredictResult:
+        """Returns the result of a request, which waits for its batch."""
         assert self.batcher is not None, "the service is running"
         return await self.batcher.submit(request)
 
     def check_client(self, client: str | None) -> str | None:
+        """Returns the client. Raises `Problem` if it has no serving model of its own."""
         if client in self.unseen_clients:
             raise Problem(
                 422,
-                f"client is {client!r}, which was held out and never trained, so it has no model of its own; leave "
-                "client out to be served as anybody who never trained",
+                f"client is {client!r}, which is an unseen client of this run. Leave client out to use the serving "
+                "model of unseen clients.",
                 "client",
             )
         if client is not None and client not in self.clients:
-            raise Problem(422, f"client is {client!r}, which is no client of this run; leave it out", "client")
+            raise Problem(
+                422,
+                f"client is {client!r}, which is not a client of this run. Leave client out to use the serving model "
+                "of unseen clients.",
+                "client",
+            )
         return client
 
     async def _poll(self) -> None:
@@ -100,13 +113,14 @@ class Service:
             await asyncio.sleep(self.poll_s)
             try:
                 await asyncio.to_thread(self.load_newer)
-            except Exception:  # an odd checkpoint must not end the watch over the next ones
-                log.exception("a newer checkpoint could not be taken up")
+            except Exception:  # a bad checkpoint must not end the polling
+                log.exception("A newer checkpoint could not be loaded.")
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Loads the models and runs the queue while the application runs."""
         await asyncio.to_thread(self.load_newer)
-        self.batcher = Batcher(lambda asked: self.current_version.predict_batch(asked), self.batching, self.metrics)
+        self.batcher = Batcher(lambda batch: self.current_version.predict_batch(batch), self.batching, self.metrics)
         tasks = [asyncio.create_task(self.batcher.run()), asyncio.create_task(self._poll())]
         yield
         for task in tasks:
@@ -118,12 +132,13 @@ class Service:
 
 
 def make_app(service: Service) -> FastAPI:
+    """Returns the application of a service."""
     app = FastAPI(
         title="shoal",
         version=__version__,
-        summary=f"Predictions of a {service.blueprint.job.method} run for clients that never trained.",
+        summary=f"Predictions for unseen clients, by the models of a {service.blueprint.job.method} run.",
         lifespan=service.lifespan,
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # its page loads scripts from another site
         redoc_url=None,
     )
     install_handlers(app)
@@ -140,9 +155,9 @@ def _openapi(app: FastAPI, original: Callable[[], dict[str, Any]]) -> dict[str, 
     if app.openapi_schema is None:
         from shoal.serve.problems import ProblemDetails
 
-        found = original()
-        schemas_of = found.setdefault("components", {}).setdefault("schemas", {})
-        schemas_of["Details"] = ProblemDetails.model_json_schema()
+        description = original()
+        component_schemas = description.setdefault("components", {}).setdefault("schemas", {})
+        component_schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
     return app.openapi_schema or {}
 
 
@@ -159,13 +174,13 @@ def _add_predict_route(app: FastAPI, service: Service) -> None:
     async def predict(request: Request) -> Response:
         options = _parse_options(request, schemas.PredictOptions)
         client, counts = service.check_client(options.client), _parse_label_counts(options.label_counts, service)
-        service.current_version.served_models(client)  # refused before anything is queued
+        service.current_version.served_models(client)  # refuses the request before it is queued
         x = await _read_inputs(request, inputs, options.prepared)
         round_index, predictions = await service.predict(PredictRequest(x, client, counts))
         below = service.abstain_below if options.abstain_below is None else options.abstain_below
         response = response_rows(predictions, inputs.classes, below)
         _count_predictions(response, service.metrics)
-        return _json_response({"round": round_index, "answers": response})
+        return _json_response({"round": round_index, "predictions": response})
 
 
 async def _read_inputs(request: Request, inputs: Inputs, prepared: bool) -> Tensor:
@@ -176,8 +191,8 @@ async def _read_inputs(request: Request, inputs: Inputs, prepared: bool) -> Tens
         return inputs.to_tensor(inputs.read_npy(body), prepared)
     if media in IMAGES:
         return inputs.to_tensor(inputs.read_image(body, media))
-    known = ", ".join(schemas.media_types(inputs))
-    raise Problem(415, f"the content type is {media[:100]!r}; it must be one of {known}", "Content-Type")
+    allowed = ", ".join(schemas.media_types(inputs))
+    raise Problem(415, f"The content type is {media[:100]!r}. It must be one of {allowed}.", "Content-Type")
 
 
 def _parse_label_counts(text: str | None, service: Service) -> tuple[float, ...] | None:
@@ -186,14 +201,16 @@ def _parse_label_counts(text: str | None, service: Service) -> tuple[float, ...]
     _refuse_without_prior(service)
     counts, classes = tuple(map(float, text.split(","))), len(service.blueprint.inputs.classes)
     if len(counts) != classes:
-        raise Problem(422, f"counts: {len(counts)} numbers, but there are {classes} classes: one for each", "counts")
+        raise Problem(
+            422, f"label_counts has {len(counts)} numbers. It must have {classes}, one for each class.", "label_counts"
+        )
     return counts
 
 
 def _refuse_without_prior(service: Service) -> None:
     if service.blueprint.method.adaptation_program is None:
         name = service.blueprint.method.name
-        raise Problem(409, f"method {name} makes nothing of how often classes occur with a client")
+        raise Problem(409, f"method is {name}, which has no prior correction, so the service cannot use label counts.")
 
 
 def _add_prior_route(app: FastAPI, service: Service) -> None:
@@ -206,53 +223,58 @@ def _add_prior_route(app: FastAPI, service: Service) -> None:
         openapi_extra=schemas.request_schema(inputs, schemas.PriorOptions),
     )
     async def prior(request: Request) -> schemas.ClassPrior:
-        """How often each class occurs with somebody who never trained, estimated from inputs without labels."""
+        """Estimates the class prior of an unseen client from inputs without labels."""
         options, version = _parse_options(request, schemas.PriorOptions), service.current_version
         _refuse_without_prior(service)
         x = await _read_inputs(request, inputs, options.prepared)
-        found = await asyncio.to_thread(version.estimate_prior, x)
-        if found is None:
+        estimate = await asyncio.to_thread(version.estimate_prior, x)
+        if estimate is None:
             return schemas.ClassPrior(round=version.round, num_inputs=len(x), label_counts=None, label_counts_text=None)
-        counts = [round(n, 6) for n in found.tolist()]
-        named = dict(zip(inputs.classes, counts, strict=True))
+        counts = [round(n, 6) for n in estimate.tolist()]
+        counts_by_class = dict(zip(inputs.classes, counts, strict=True))
         text = ",".join(f"{n:.6f}" for n in counts)
-        return schemas.ClassPrior(round=version.round, num_inputs=len(x), label_counts=named, label_counts_text=text)
+        return schemas.ClassPrior(
+            round=version.round, num_inputs=len(x), label_counts=counts_by_class, label_counts_text=text
+        )
 
 
 def _parse_options(request: Request, options: type[OptionsModel]) -> OptionsModel:
-    """By pydantic alone: FastAPI takes a quarter of a request's time for three parameters."""
+    """Returns the parsed query parameters.
+
+    Pydantic parses them alone, because FastAPI takes a quarter of a request's time for three parameters.
+    """
     try:
         return options.model_validate(dict(request.query_params))
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
-            known = ", ".join(options.model_fields)
+            allowed = ", ".join(options.model_fields)
             raise Problem(
-                422, f"parameter {field[:100]!r} is not known; it must be one of {known}", field[:100]
+                422, f"The parameter {field[:100]!r} is unknown. It must be one of {allowed}.", field[:100]
             ) from None
-        said = f"{field} is {str(first['input'])[:100]!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        raise Problem(422, said, field) from None
+        detail = f"{field} is {str(first['input'])[:100]!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+        raise Problem(422, detail, field) from None
 
 
 def _parse_json_samples(body: bytes) -> Any:
     try:
-        found = from_json(body)
+        content = from_json(body)
     except ValueError as error:
-        raise InvalidInput("body", f"body: not JSON: {error}", is_malformed=True) from None
-    if not isinstance(found, dict) or set(found) != {"rows"}:
+        raise InvalidInput("body", f"body is not JSON: {error}", is_malformed=True) from None
+    if not isinstance(content, dict) or set(content) != {"samples"}:
         raise InvalidInput(
-            "body", 'body: it must be an object with the one key "rows", such as {"rows": [[0, 1], [2, 3]]}'
+            "body", 'body must be an object with the one key "samples", such as {"samples": [[0, 1], [2, 3]]}.'
         )
-    if b"true" in body or b"false" in body:  # numpy would take them for 1 and 0; there is no other place for them
-        raise InvalidInput("rows", "rows: true and false are no numbers; all values must be numbers, such as 1 and 0")
-    return found["rows"]
+    if b"true" in body or b"false" in body:  # numpy would convert them to 1 and 0
+        raise InvalidInput("samples", "samples has true or false. All values must be numbers, such as 1 and 0.")
+    return content["samples"]
 
 
 def _count_predictions(predictions: list[dict[str, Any]], metrics: Metrics) -> None:
-    for answer in predictions:
-        metrics.predicted_samples.labels(answer["expert"] or "").inc()
-        if answer["abstained"]:
+    for prediction in predictions:
+        metrics.predicted_samples.labels(prediction["expert"] or "").inc()
+        if prediction["abstained"]:
             metrics.abstained_samples.inc()
 
 
@@ -267,25 +289,25 @@ def _add_assign_route(app: FastAPI, service: Service) -> None:
         responses=error_responses(400, 409, 422, 503, *COMMON_STATUSES),
     )
     async def assign(body: schemas.Representation) -> schemas.Memberships:
-        """The clusters that somebody belongs to who tells this of itself."""
+        """Assigns a client to clusters by the representation that it has computed."""
         version = service.current_version
         try:
-            found = cluster_memberships(version.method, version.state, body.representation)
+            memberships = cluster_memberships(version.method, version.state, body.representation)
         except NoClusters as error:
             raise Problem(409, str(error)) from None
-        nearest = max(found, key=lambda name: found[name])
-        return schemas.Memberships(round=version.round, nearest=nearest, memberships=found)
+        nearest = max(memberships, key=lambda name: memberships[name])
+        return schemas.Memberships(round=version.round, nearest=nearest, memberships=memberships)
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
     unchanged: dict[int | str, dict[str, Any]] = {
-        304: {"description": "Not Modified: the caller has it already, by its If-None-Match"},
+        304: {"description": "The content has not changed since the ETag in If-None-Match."},
     }
 
     @app.get("/v1/models", response_model=schemas.Models, responses=unchanged | error_responses(503, *COMMON_STATUSES))
     @app.head("/v1/models", include_in_schema=False)
     async def models(request: Request) -> Response:
-        """What can be fetched: what a client that never trained is served, and every model by itself."""
+        """Lists the downloads: all serving models of unseen clients together, and every model alone."""
         version, blueprint = service.current_version, service.blueprint
         facts = [
             schemas.ModelFacts(
@@ -295,7 +317,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
             )
             for name in version.model_names
         ]
-        listed = schemas.Models(
+        models_list = schemas.Models(
             round=version.round,
             method=blueprint.job.method,
             model=blueprint.job.model,
@@ -304,31 +326,38 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
             classes=list(blueprint.inputs.classes),
             models=facts,
         )
-        data = listed.model_dump_json().encode()
+        data = models_list.model_dump_json().encode()
         return _etag_response(request, data, compute_etag(data), version.round, "application/json")
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    found: dict[int | str, dict[str, Any]] = {
-        200: {"description": "A safetensors file", "content": content},
+    responses: dict[int | str, dict[str, Any]] = {
+        200: {"description": "The model is a safetensors file.", "content": content},
         **unchanged,
     }
 
     @app.get(
         "/v1/models/{id}",
         response_class=Response,
-        responses=found | error_responses(404, 409, 422, 503, *COMMON_STATUSES),
+        responses=responses | error_responses(404, 409, 422, 503, *COMMON_STATUSES),
     )
     @app.head("/v1/models/{id}", include_in_schema=False)
     async def model(id: str, request: Request, client: ClientParameter = None) -> Response:
-        """A model as safetensors, with an ETag; `served` is all that answers, and a client's own with ?client=."""
+        """Downloads a model as a safetensors file with an ETag.
+
+        The name `served` stands for all models that predict for an unseen client, or for the client in `client`.
+        """
         version, client = service.current_version, service.check_client(client)
         if id not in version.model_names:
             raise Problem(
-                404, f"there is no model {id[:100]!r}; it must be one of {', '.join(version.model_names)}", "id"
+                404,
+                f"id is {id[:100]!r}, which is not a model. It must be one of {', '.join(version.model_names)}.",
+                "id",
             )
         if client is not None and id != SERVING_MODEL:
             raise Problem(
-                404, f"model {id} is the same for everybody: leave client out, or ask for {SERVING_MODEL}", "id"
+                404,
+                f"id is {id}, which is the same model for all clients. Leave client out, or download {SERVING_MODEL}.",
+                "id",
             )
         version.served_models(client)
         data, etag = await asyncio.to_thread(version.packed_file, id, client)
@@ -336,7 +365,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 
 
 def _etag_response(request: Request, data: bytes, etag: str, round_index: int, media: str) -> Response:
-    """The data, unless the caller has them already."""
+    """Returns the data, or status 304 if the caller already has them."""
     headers = {"ETag": etag, "Cache-Control": "no-cache", "Shoal-Round": str(round_index)}
     known_etags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if etag in known_etags or "*" in known_etags:
@@ -347,20 +376,20 @@ def _etag_response(request: Request, data: bytes, etag: str, round_index: int, m
 def _add_health_routes(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", response_model=schemas.Health, responses=error_responses(*COMMON_STATUSES))
     async def healthz() -> schemas.Health:
-        """The process is alive."""
+        """Returns that the process runs, even if it has no models yet."""
         return schemas.Health(status="ok", round=service.version.round if service.version else None)
 
     @app.get("/readyz", response_model=schemas.Health, responses=error_responses(503, *COMMON_STATUSES))
     async def readyz() -> schemas.Health:
-        """There are models to answer with."""
+        """Returns whether the service has models to predict with."""
         return schemas.Health(status="ready", round=service.current_version.round)
 
     @app.get(
         "/metrics",
         response_class=Response,
         responses=error_responses(*COMMON_STATUSES)
-        | {200: {"description": "For Prometheus", "content": {"text/plain": {}}}},
+        | {200: {"description": "The metrics in the text format of Prometheus.", "content": {"text/plain": {}}}},
     )
     async def metrics() -> Response:
-        """What is counted, for Prometheus."""
+        """Returns the metrics of the service for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Requests that come at nearly the same time are answered in one pass."""
+"""Collects requests that arrive at nearly the same time, and predicts them as one batch."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from dataclasses import dataclass
 from shoal.serve.model_version import PredictRequest, PredictResult
 from shoal.serve.prometheus import Metrics
 
-SHORT_BATCH_S = 0.02  # of a pass
-QueuedRequest = tuple[PredictRequest, "asyncio.Future[Told]"]
+SHORT_BATCH_S = 0.02  # a batch that takes less time than this is computed without a thread
+QueuedRequest = tuple[PredictRequest, "asyncio.Future[PredictResult]"]
 
 
 class QueueFull(Exception):
-    """More rows are waiting than the queue may hold."""
+    """More samples are waiting than the queue may have."""
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    max_samples: int = 64  # of one pass at most, unless one request alone has more
-    max_wait_s: float = 0.002  # for company, after the first request of a pass
+    """The limits of batches and of the queue."""
+
+    max_samples: int = 64  # of one batch, unless a single request has more
+    max_wait_s: float = 0.002  # for further requests, after the first one of a batch
     max_queued_samples: int = 4096
 
 
 class Batcher:
-    """What comes while a pass is computed is the next pass.
+    """Predicts the requests of a queue in batches.
 
-    A long pass has a thread of its own, so that the loop goes on reading. A short one has not: a busy loop gives a
-    thread its turn at the interpreter only every few milliseconds, again after each tensor operation, which made passes
-    of a small network many times as long as they are.
+    Requests that arrive while a batch is computed become the next batch. A long batch is computed in a thread, so that
+    the event loop continues to read requests. A short batch is computed in the event loop itself: a busy event loop
+    lets a thread run only every few milliseconds, again after each tensor operation, and a batch of a small network
+    would take many times as long.
     """
 
     def __init__(
@@ -46,11 +49,12 @@ class Batcher:
         self._predict, self.options, self.metrics = predict, options, metrics
         self._queue: deque[QueuedRequest] = deque()
         self._num_queued = 0
-        self._s_per_sample = math.inf  # what a row took in the last pass: at first nothing is known
+        self._s_per_sample = math.inf  # of the last batch; infinite before the first one
         self._has_requests, self._has_full_batch = asyncio.Event(), asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
 
     async def submit(self, request: PredictRequest) -> PredictResult:
+        """Returns the result of a request. Raises `QueueFull` if too many samples are waiting."""
         if self._num_queued and self._num_queued + len(request.x) > self.options.max_queued_samples:
             raise QueueFull
         future: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
@@ -66,7 +70,7 @@ class Batcher:
         self.metrics.queued_samples.set(self._num_queued)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Predicts batches until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._has_requests.wait()
@@ -74,7 +78,7 @@ class Batcher:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._has_full_batch.wait(), self.options.max_wait_s)
             batch = self._take_batch()
-            if self._s_per_sample * sum(len(asked.x) for asked, _ in batch) < SHORT_BATCH_S:
+            if self._s_per_sample * sum(len(request.x) for request, _ in batch) < SHORT_BATCH_S:
                 _resolve_futures(batch, self._compute(batch))
                 await asyncio.sleep(0)
             else:
@@ -82,25 +86,25 @@ class Batcher:
 
     def _take_batch(self) -> list[QueuedRequest]:
         batch: list[QueuedRequest] = []
-        rows = 0
-        while self._queue and (not batch or rows + len(self._queue[0][0].x) <= self.options.max_samples):
+        num_samples = 0
+        while self._queue and (not batch or num_samples + len(self._queue[0][0].x) <= self.options.max_samples):
             batch.append(self._queue.popleft())
-            rows += len(batch[-1][0].x)
-        self._add_queued(-rows)
+            num_samples += len(batch[-1][0].x)
+        self._add_queued(-num_samples)
         self._has_full_batch.clear()
         if not self._queue:
             self._has_requests.clear()
-        self.metrics.batch_samples.observe(rows)
+        self.metrics.batch_samples.observe(num_samples)
         return batch
 
     def _compute(self, batch: Sequence[QueuedRequest]) -> Sequence[PredictResult | Exception]:
-        begun = time.thread_time()
+        start_s = time.thread_time()
         try:
-            return self._predict([asked for asked, _ in batch])
-        except Exception:  # one request must not fail its neighbours
-            return [self._predict_alone(asked) for asked, _ in batch]
+            return self._predict([request for request, _ in batch])
+        except Exception:  # one bad request must not make the other requests of its batch fail
+            return [self._predict_alone(request) for request, _ in batch]
         finally:
-            self._s_per_sample = (time.thread_time() - begun) / sum(len(asked.x) for asked, _ in batch)
+            self._s_per_sample = (time.thread_time() - start_s) / sum(len(request.x) for request, _ in batch)
 
     def _predict_alone(self, request: PredictRequest) -> PredictResult | Exception:
         try:
@@ -109,14 +113,15 @@ class Batcher:
             return error
 
     def close(self) -> None:
+        """Waits for the thread to end."""
         self._thread.shutdown(wait=True)
 
 
 def _resolve_futures(batch: Sequence[QueuedRequest], results: Sequence[PredictResult | Exception]) -> None:
-    for (_, future), answer in zip(batch, results, strict=True):
-        if future.done():  # whoever asked has gone
+    for (_, future), result in zip(batch, results, strict=True):
+        if future.done():  # the caller has closed the connection
             continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
+        if isinstance(result, Exception):
+            future.set_exception(result)
         else:
-            future.set_result(answer)
+            future.set_result(result)

@@ -1,4 +1,4 @@
-"""From what a caller sends (numbers, a .npy array, an image) to the rows that a model is given."""
+"""Converts what a caller sends (numbers, a .npy array or an image) to the input tensor of a model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from torch import Tensor
 from shoal.data.prepare import Preparation
 from shoal.errors import UserError
 
-MAX_SAMPLES = 1024  # of one request
-MAX_VALUE = 1e30  # as for training data: squares of larger numbers leave what float32 can hold
+MAX_SAMPLES = 1024  # in one request
+MAX_VALUE = 1e30  # as for training data, because squares of larger numbers overflow float32
 IMAGES = {"image/png": "PNG", "image/jpeg": "JPEG"}
-IMAGE_MODES = {1: {"1": "L", "L": "L"}, 3: {"RGB": "RGB", "P": "RGB"}, 4: {"RGBA": "RGBA"}}  # by channels: from -> to
+IMAGE_MODES = {
+    1: {"1": "L", "L": "L"},
+    3: {"RGB": "RGB", "P": "RGB"},
+    4: {"RGBA": "RGBA"},
+}  # number of channels -> mode of the image -> mode to convert it to
 CHANNEL_NAMES = {1: "grey", 3: "in colour", 4: "in colour with transparency"}
 MODE_NAMES = {
     "1": "black and white",
@@ -35,7 +39,7 @@ MODE_NAMES = {
 
 
 class InvalidInput(UserError):
-    """Input that no model of this run can be given."""
+    """Input that the models of this run cannot take."""
 
     def __init__(self, field: str, sentence: str, is_malformed: bool = False) -> None:
         super().__init__(sentence)
@@ -44,79 +48,91 @@ class InvalidInput(UserError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the models of a run are given, and what they answer."""
+    """The inputs and the classes of the models of a run."""
 
-    shape: tuple[int, ...]  # of one row
+    shape: tuple[int, ...]  # of one sample
     classes: tuple[str, ...]
-    preparation: Preparation | None = None  # None: values are taken as they are
+    preparation: Preparation | None = None  # None if values are used as they are
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Of a table: what each number of a row is called."""
+        """The names of the columns if the data are a table."""
         return None if self.preparation is None else self.preparation.columns
 
     @property
     def takes_images(self) -> bool:
+        """Whether a sample can be sent as a PNG or JPEG image."""
         white = None if self.preparation is None else self.preparation.white
         return len(self.shape) == 3 and self.shape[0] in IMAGE_MODES and white is not None
 
     def to_tensor(self, values: Any, prepared: bool = False) -> Tensor:
-        """[rows, *shape], prepared as the training data were."""
-        rows = self._to_batch(_to_array(values))
-        _check_finite(rows)
+        """Returns a tensor [samples, *shape], prepared like the training data. Raises `InvalidInput`."""
+        batch = self._to_batch(_to_array(values))
+        _check_finite(batch)
         if self.preparation is None or prepared:
-            x = torch.from_numpy(rows.astype(np.float32))
+            x = torch.from_numpy(batch.astype(np.float32))
         else:
-            x = self.preparation(rows)
+            x = self.preparation(batch)
         if not np.isfinite(x.numpy()).all():
-            raise InvalidInput("rows", "rows: a value is too large for single precision once it is prepared")
+            raise InvalidInput(
+                "samples", "samples has a value that is too large for single precision after preparation."
+            )
         return x
 
     def _to_batch(self, values: NDArray[Any]) -> NDArray[Any]:
-        """One row becomes a batch of one; the axis of a single channel may be left out."""
+        """Returns a batch. A single sample becomes a batch of one, and the axis of a single channel may be missing."""
         shape_without_channel = self.shape[1:] if len(self.shape) == 3 and self.shape[0] == 1 else self.shape
         for shape in (self.shape, shape_without_channel):
             if values.shape == shape:
                 return values.reshape(1, *self.shape)
             if values.ndim == len(shape) + 1 and values.shape[1:] == shape:
                 if not 1 <= len(values) <= MAX_SAMPLES:
-                    raise InvalidInput("rows", f"rows: there are {len(values)}, but there must be 1 to {MAX_SAMPLES}")
+                    raise InvalidInput(
+                        "samples", f"samples has {len(values)} samples. It must have 1 to {MAX_SAMPLES}."
+                    )
                 return values.reshape(-1, *self.shape)
         names = f" ({', '.join(self.columns)})" if self.columns else ""
         raise InvalidInput(
-            "rows",
-            f"rows: the shape is {_shape_text(values.shape)}, but must be {_shape_text(self.shape)} for one row{names}, "
-            f"or N x {_shape_text(self.shape)} for N",
+            "samples",
+            f"samples has the shape {_shape_text(values.shape)}. It must have the shape {_shape_text(self.shape)} for "
+            f"one sample{names}, or N x {_shape_text(self.shape)} for N samples.",
         )
 
     def read_npy(self, body: bytes) -> NDArray[Any]:
-        """The header is read and checked by itself: nothing is allocated that was not sent, and nothing unpickled."""
+        """Returns the array of a .npy file. Raises `InvalidInput`.
+
+        The header is checked first, so that nothing is allocated that was not sent, and nothing is unpickled.
+        """
         stream = io.BytesIO(body)
         try:
             version = npy.read_magic(stream)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, by_columns, dtype = read(stream)
         except (ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise InvalidInput("body", f"body: not an .npy array: {_first_line(error)}", is_malformed=True) from None
+            raise InvalidInput("body", f"body is not a .npy array: {_first_line(error)}", is_malformed=True) from None
         if dtype.hasobject or dtype.kind not in "buif":
             raise InvalidInput(
-                "body", f"body: the array is of type {dtype}, but must be of numbers, such as float32 or uint8"
+                "body", f"body has an array of type {dtype}. It must be an array of numbers, such as float32 or uint8."
             )
         num_payload_bytes = len(body) - stream.tell()
         if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != num_payload_bytes:
             raise InvalidInput(
                 "body",
-                f"body: {num_payload_bytes} bytes follow the header, which announces {_shape_text(shape)} of {dtype}",
+                f"body has {num_payload_bytes} bytes after its header, which says {_shape_text(shape)} of {dtype}.",
                 True,
             )
         flat = np.frombuffer(body, dtype, offset=stream.tell())
         return flat.reshape(shape, order="F" if by_columns else "C")
 
     def read_image(self, body: bytes, media: str) -> NDArray[Any]:
-        """[C, H, W]. Size and mode are known from the header, so that nothing large is ever decompressed."""
+        """Returns the pixels [channels, height, width] of an image. Raises `InvalidInput`.
+
+        Size and mode are checked in the header, so that nothing large is ever decompressed.
+        """
         if not self.takes_images or self.preparation is None or self.preparation.white is None:
             raise InvalidInput(
-                "body", f"body: this model takes {_shape_text(self.shape)} numbers, not images: send JSON or .npy"
+                "body",
+                f"body is an image, but this model takes {_shape_text(self.shape)} numbers. Send JSON or a .npy array.",
             )
         (channels, height, width), white = self.shape, self.preparation.white
         try:
@@ -126,42 +142,46 @@ class Inputs:
             if image.size != (width, height) or image.mode not in IMAGE_MODES[channels]:
                 raise InvalidInput(
                     "body",
-                    f"body: the image is {image.size[0]} x {image.size[1]} "
-                    f"{MODE_NAMES.get(image.mode, f'of mode {image.mode}')}, but must be "
-                    f"{width} x {height} {CHANNEL_NAMES[channels]}",
+                    f"body is an image of {image.size[0]} x {image.size[1]} "
+                    f"{MODE_NAMES.get(image.mode, f'of mode {image.mode}')}. It must be "
+                    f"{width} x {height} {CHANNEL_NAMES[channels]}.",
                 )
             pixels = np.asarray(image.convert(IMAGE_MODES[channels][image.mode]))
         except InvalidInput:
             raise
         except UnidentifiedImageError:
             raise InvalidInput(
-                "body", f"body: not a whole {IMAGES[media]} image: it does not begin like one", True
+                "body", f"body is not a complete {IMAGES[media]} image: it has no header of one.", True
             ) from None
-        except Exception as error:  # decoders of images fail in many ways, and none is the server's fault
-            raise InvalidInput("body", f"body: not a whole {IMAGES[media]} image: {_first_line(error)}", True) from None
-        whole = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-        return whole if white == 255 else whole.astype(np.float64) * (white / 255)
+        except Exception as error:  # image decoders fail in many ways, and none of them is an error of the server
+            raise InvalidInput(
+                "body", f"body is not a complete {IMAGES[media]} image: {_first_line(error)}", True
+            ) from None
+        channels_first = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return channels_first if white == 255 else channels_first.astype(np.float64) * (white / 255)
 
 
 def _to_array(values: Any) -> NDArray[Any]:
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, OverflowError):
-        raise InvalidInput("rows", "rows: the lists differ in length; they must make up an array") from None
-    if found.dtype.kind not in "buif":
-        raise InvalidInput("rows", "rows: a value is not a number; all must be numbers")
-    return found
+        raise InvalidInput("samples", "samples has lists that differ in length. They must form an array.") from None
+    if array.dtype.kind not in "buif":
+        raise InvalidInput("samples", "samples has a value that is not a number. All values must be numbers.")
+    return array
 
 
-def _check_finite(rows: NDArray[Any]) -> None:
-    if rows.dtype.kind != "f":
+def _check_finite(batch: NDArray[Any]) -> None:
+    if batch.dtype.kind != "f":
         return
-    bad = ~(np.abs(rows) <= MAX_VALUE)
+    bad = ~(np.abs(batch) <= MAX_VALUE)
     if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        value = float(rows[place])
-        where = "".join(f"[{i}]" for i in place)
-        raise InvalidInput("rows", f"rows{where} is {value}; it must be a finite number, at most {MAX_VALUE:g}")
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        value = float(batch[index])
+        position = "".join(f"[{i}]" for i in index)
+        raise InvalidInput(
+            "samples", f"samples{position} is {value}. It must be a finite number of at most {MAX_VALUE:g}."
+        )
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

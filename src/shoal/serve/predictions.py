@@ -1,4 +1,4 @@
-"""What models say to rows, and how it is put to whoever asked."""
+"""Computes the predictions of the served models, and turns them into the JSON of a response."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from shoal.types import Method, Params, Tree
 
 
 class Predictions(NamedTuple):
-    probabilities: Tensor  # rows x classes
-    experts: Sequence[str | None]  # which model answered each row
-    routing_confidences: Sequence[float | None]  # how sure the rule was that chose it
+    """The predictions of some samples, with the model of each."""
+
+    probabilities: Tensor  # samples x classes
+    experts: Sequence[str | None]  # the model that predicted each sample, by name
+    routing_confidences: Sequence[float | None]  # of the rule that chose the model
 
     def slice_rows(self, rows: slice) -> Predictions:
+        """Returns the predictions of a part of the samples."""
         return Predictions(self.probabilities[rows], self.experts[rows], self.routing_confidences[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class ServedModels:
-    """The models that one caller is served."""
+    """The models that predict for one caller."""
 
     models: Mapping[str, Params]
-    expert: str | None = None  # the group's whose model it is, where there is one
+    expert: str | None = None  # the name of the expert if the caller is served exactly one
 
     @property
     def key(self) -> tuple[int, ...]:
+        """The identity of the models: callers with the same key share a batch."""
         return tuple(id(model) for model in self.models.values())
 
 
 def predict_rows(method: Method, served_models: ServedModels, x: Tensor, private: Tree | None = None) -> Predictions:
-    """By `route` where the method has one, else by `predict`: exactly what a run evaluates."""
+    """Returns the predictions of prepared samples, by the same function of the method that a run evaluates.
+
+    It is `predict_routed` if the method has it, else `predict`.
+    """
     private = {} if private is None else private
     if method.predict_routed is None:
         return to_predictions(served_models, method.predict(served_models.models, private, x))
@@ -49,30 +56,30 @@ def to_predictions(
     model_indices: Tensor | None = None,
     routing_confidence: Tensor | None = None,
 ) -> Predictions:
-    rows, names = len(logits), sorted(served_models.models)
-    if (
-        model_indices is None or served_models.expert is not None
-    ):  # a client's own is named by its group, whatever it is sent as
-        experts: list[str | None] = [served_models.expert] * rows
+    """Returns predictions from logits. `model_indices` says which model predicted each sample."""
+    num_samples, names = len(logits), sorted(served_models.models)
+    if model_indices is None or served_models.expert is not None:  # a client's expert may be sent under another name
+        experts: list[str | None] = [served_models.expert] * num_samples
     else:
         experts = [names[k] for k in model_indices.tolist()]
     return Predictions(
         logits.float().softmax(-1),
         experts,
-        [None] * rows if routing_confidence is None else routing_confidence.tolist(),
+        [None] * num_samples if routing_confidence is None else routing_confidence.tolist(),
     )
 
 
 def compute_etag(data: bytes) -> str:
+    """Returns the ETag of a response body."""
     return f'"{sha256(data).hexdigest()[:32]}"'
 
 
 def response_rows(predictions: Predictions, classes: Sequence[str], abstain_below: float) -> list[dict[str, Any]]:
-    """One object for each row; without a label where the confidence is below the threshold."""
+    """Returns one JSON object per sample. It has no label if the confidence is below the threshold."""
     best, class_indices = predictions.probabilities.max(1)
     if not all(map(math.isfinite, best.tolist())):
         raise InvalidInput(
-            "rows", "rows: values are so far from those that the model was trained on that it has no answer"
+            "samples", "samples has values that are so far from the training data that the model has no finite output."
         )
     columns = (
         best.tolist(),
@@ -83,12 +90,12 @@ def response_rows(predictions: Predictions, classes: Sequence[str], abstain_belo
     )
     return [
         {
-            "label": None if confidence < abstain_below else classes[place],
+            "label": None if confidence < abstain_below else classes[index],
             "abstained": confidence < abstain_below,
             "confidence": confidence,
-            "probabilities": dict(zip(classes, row, strict=True)),
+            "probabilities": dict(zip(classes, probabilities, strict=True)),
             "expert": expert,
-            "score": score if score is None or math.isfinite(score) else None,
+            "routing_confidence": score if score is None or math.isfinite(score) else None,
         }
-        for confidence, place, row, expert, score in zip(*columns, strict=True)
+        for confidence, index, probabilities, expert, score in zip(*columns, strict=True)
     ]

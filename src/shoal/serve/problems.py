@@ -1,4 +1,7 @@
-"""Errors as RFC 9457 problem details: one sentence that says what would be right."""
+"""Error responses of the service, as problem details of RFC 9457.
+
+The detail of a problem says what is wrong and what would be right.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(Exception):
+    """An error response with its HTTP status."""
+
     def __init__(
         self, status: int, detail: str, field: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
@@ -29,6 +34,7 @@ class Problem(Exception):
         self.status, self.detail, self.field, self.headers = status, detail, field, dict(headers or {})
 
     def body(self) -> bytes:
+        """Returns the JSON body."""
         facts = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
         facts["detail"] = self.detail
         if self.field is not None:
@@ -36,11 +42,12 @@ class Problem(Exception):
         return json.dumps(facts).encode()
 
     def response(self) -> Response:
+        """Returns the HTTP response."""
         return Response(self.body(), self.status, self.headers, MEDIA_TYPE)
 
 
 class ProblemDetails(BaseModel):
-    """The body of every answer that is an error."""
+    """The body of every error response."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -49,31 +56,33 @@ class ProblemDetails(BaseModel):
                     "type": "about:blank",
                     "title": "Unprocessable Content",
                     "status": 422,
-                    "detail": "rows[0][3] is nan; it must be a finite number, at most 1e+30",
-                    "field": "rows",
+                    "detail": "samples[0][3] is nan. It must be a finite number of at most 1e+30.",
+                    "field": "samples",
                 }
             ]
         }
     )
 
-    type: str
-    title: str
-    status: int
-    detail: str = Field(description="What is wrong, and what would be right.")
-    field: str | None = Field(None, description="What it is about: a key of the body, or a parameter.")
+    type: str = Field(description="This is always about:blank.")
+    title: str = Field(description="This is the phrase of the HTTP status.")
+    status: int = Field(description="This is the HTTP status.")
+    detail: str = Field(description="This sentence says what is wrong and what would be right.")
+    field: str | None = Field(None, description="This is the key of the body, the parameter or the header at fault.")
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI description of a path."""
-    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Details"}}}
+    """Returns the error responses of a path for its OpenAPI description."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {s: {"description": HTTPStatus(s).phrase, "content": content} for s in statuses}
 
 
 def retry_after(seconds: float) -> dict[str, str]:
+    """Returns the header that tells a caller to wait, for 1 s at least."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def to_problem(error: Exception) -> Problem:
+    """Returns the error response for an exception."""
     match error:
         case Problem():
             return error
@@ -82,39 +91,45 @@ def to_problem(error: Exception) -> Problem:
         case NeedsPrivateState():
             return Problem(409, str(error), "client")
         case QueueFull():
-            return Problem(503, "the queue is full: too many rows wait for an answer", headers=retry_after(1))
+            return Problem(
+                503,
+                "The queue is full because too many samples are waiting. Send the request again later.",
+                headers=retry_after(1),
+            )
         case RequestValidationError():
             return _validation_problem(error)
         case HTTPException():
             return Problem(error.status_code, _detail(error), headers=error.headers)
-    return Problem(500, "something is wrong in the service itself; its log says what")
+    return Problem(500, "The service has an internal error. Its log has the details.")
 
 
 def _detail(error: HTTPException) -> str:
     match error.status_code:
         case 404:
-            return "there is nothing at this path; GET /openapi.json says what there is"
+            return "There is nothing at this path. GET /openapi.json lists the paths."
         case 405:
             allowed = (error.headers or {}).get("Allow") or "other methods"
-            return f"this path does not take this method; it takes {allowed}"
+            return f"This path does not support the method of the request. It supports {allowed}."
     return str(error.detail)
 
 
 def _validation_problem(error: RequestValidationError) -> Problem:
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    field = ".".join(place[1:]) or place[0]
+    location = [str(part) for part in first["loc"]]
+    field = ".".join(location[1:]) or location[0]
     message = str(first["msg"])
     if first["type"] == "json_invalid":
-        return Problem(400, f"body: not JSON: {first.get('ctx', {}).get('error', message)}", "body")
+        return Problem(400, f"body is not JSON: {first.get('ctx', {}).get('error', message)}", "body")
     value = first.get("input")
-    said = f" is {value!r}" if isinstance(value, str | int | float | bool) else ""
-    return Problem(422, f"{field}{said[:100]}: {message[0].lower()}{message[1:]}", field)
+    value_text = f" is {value!r}" if isinstance(value, str | int | float | bool) else ""
+    return Problem(422, f"{field}{value_text[:100]}: {message[0].lower()}{message[1:]}.", field)
 
 
 def install_handlers(app: FastAPI) -> None:
-    async def answer(request: Request, error: Exception) -> Response:
+    """Makes the application respond to every exception with a problem."""
+
+    async def respond(request: Request, error: Exception) -> Response:
         return to_problem(error).response()
 
     for kind in (Problem, InvalidInput, NeedsPrivateState, QueueFull, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, respond)

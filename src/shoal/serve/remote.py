@@ -1,4 +1,7 @@
-"""The caller's side: asks the service, again if need be, and answers by itself while the service is away."""
+"""`Remote` sends requests to a prediction service.
+
+It repeats a request that failed, and predicts with cached models while the service is unavailable.
+"""
 
 from __future__ import annotations
 
@@ -27,35 +30,79 @@ from shoal.types import LABEL_COUNTS, Tree
 
 RETRY_STATUSES = (429, 502, 503)
 MAX_PAUSE_S = 5.0
-OFFLINE_S, MAX_OFFLINE_S = 1.0, 60.0  # how long a service that is away is not asked: at first, and at most
-RECONNECT_TIMEOUT_S = 1.0  # to be connected with a service that was away
+OFFLINE_S, MAX_OFFLINE_S = (
+    1.0,
+    60.0,
+)  # pause before the next request to an unavailable service: the first one, and the longest one
+RECONNECT_TIMEOUT_S = 1.0  # for a connection to a service that was unavailable
 
 
 class RequestRejected(UserError):
-    """The service understood the request and says what is wrong with it."""
+    """The service rejected the request. The message says what is wrong with it."""
 
 
 class ServiceUnavailable(UserError):
-    """The service cannot be reached, and there is no model here to answer with."""
+    """The service cannot be reached, and there is no cached model to predict with."""
 
 
 class UntrustedCertificate(UserError):
-    """Whoever answers shows no certificate that is trusted here: being offline is no way round that."""
+    """The certificate of the server is not trusted. Cached models are not used in this case."""
 
 
 @dataclass(frozen=True)
 class PredictResponse:
-    predictions: list[dict[str, Any]]  # one for each row, as the service gives them
+    """The predictions of some samples.
+
+    Attributes
+    ----------
+    predictions : list of dict
+        One entry per sample, with the keys of the response of the service.
+    round : int
+        The models that predicted were saved after this training round.
+    is_offline : bool
+        Whether cached models predicted because the service was unavailable.
+    """
+
+    predictions: list[dict[str, Any]]
     round: int
-    is_offline: bool = False  # whether the model that is kept here answered
+    is_offline: bool = False
 
     @property
     def labels(self) -> list[str | None]:
-        return [answer["label"] for answer in self.predictions]
+        """The label of each sample, or None if the service abstained."""
+        return [prediction["label"] for prediction in self.predictions]
 
 
 class Remote:
-    """`cache` is a folder: the models that answer are kept in it, and fetched again when newer ones are served."""
+    """A connection to a prediction service.
+
+    Parameters
+    ----------
+    url : str
+        The address of the service, such as http://127.0.0.1:8000.
+    token : str or None
+        The token of the caller, if the service requires one.
+    client : str or None
+        The client of the run whose serving model predicts. None stands for the serving model of unseen clients.
+    cache : Path or str or None
+        A folder for the serving models, which predict while the service is unavailable. None caches no models.
+    retries : int
+        How often a request that failed is repeated.
+    pause_s : float
+        The pause in seconds before the first repetition. It doubles with each one.
+    refresh_s : float
+        After this many seconds a prediction also downloads newer models to the cache.
+    timeout_s : float
+        The limit in seconds of one attempt.
+    verify : bool or ssl.SSLContext
+        How the certificate of the service is verified, as in httpx.
+    trusts_user_code : bool
+        Whether cached models may import a method or network of a user that the service names.
+    sleep : callable
+        Waits for a number of seconds.
+    clock : callable
+        Returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -82,7 +129,7 @@ class Remote:
         name = sha256(f"{url} {client or ''}".encode()).hexdigest()[:16]
         self.cached_file = None if cache is None else Path(cache) / f"{name}.safetensors"
         self._refreshed_at_s: float | None = None
-        self.label_counts: str | None = None  # how often classes occur here, as the service reads it
+        self.label_counts: str | None = None  # of the caller, as the service reads them
 
     def __enter__(self) -> Self:
         return self
@@ -91,21 +138,45 @@ class Remote:
         self._http.close()
 
     def predict(self, samples: Any, *, prepared: bool = False, abstain_below: float | None = None) -> PredictResponse:
-        """Rows as numbers, one or many. While the service is away the kept models answer, and that is said.
+        """Predict one or several samples.
 
-        Where there are such, it is then asked once, not again and again, and only after a pause that doubles.
+        While the service is unavailable, cached models predict, if there are any. The service then receives a single
+        request after each pause, and the pauses double.
+
+        Parameters
+        ----------
+        samples : array_like
+            The numbers of one sample or of several.
+        prepared : bool
+            Whether the values are already prepared like the training data.
+        abstain_below : float or None
+            Below this confidence a sample gets no label. None stands for the threshold of the service.
+
+        Returns
+        -------
+        PredictResponse
+            The predictions, and whether cached models made them.
+
+        Raises
+        ------
+        RequestRejected
+            If the service or the cached models reject the samples.
+        ServiceUnavailable
+            If the service cannot be reached and there are no cached models.
+        UntrustedCertificate
+            If the certificate of the service is not trusted.
         """
         options = {"client": self.client, "abstain_below": abstain_below, "prepared": "true" if prepared else None}
-        options["counts"] = self.label_counts
+        options["label_counts"] = self.label_counts
         parameters = {k: v for k, v in options.items() if v is not None}
-        content, can_answer = _to_npy(samples), self.cached_file is not None and self.cached_file.exists()
-        if can_answer and self._num_absences and self._clock() < self._retry_at_s:
+        content, has_models = _to_npy(samples), self.cached_file is not None and self.cached_file.exists()
+        if has_models and self._num_absences and self._clock() < self._retry_at_s:
             return self._predict_offline(samples, prepared, abstain_below or 0.0)
         retry_options: dict[str, Any] = (
-            {"retries": 0, "timeout": self._reconnect_timeout} if can_answer and self._num_absences else {}
+            {"retries": 0, "timeout": self._reconnect_timeout} if has_models and self._num_absences else {}
         )
         try:
-            found = self._request(
+            response = self._request(
                 "POST",
                 "/v1/predict",
                 params=parameters,
@@ -114,40 +185,51 @@ class Remote:
                 **retry_options,
             ).json()
         except ServiceUnavailable:
-            if not can_answer:
+            if not has_models:
                 raise
             self._retry_at_s = self._clock() + min(OFFLINE_S * 2**self._num_absences, MAX_OFFLINE_S)
             self._num_absences += 1
             return self._predict_offline(samples, prepared, abstain_below or 0.0)
         if self.cached_file is not None and self._is_refresh_due():
-            with suppress(
-                ServiceUnavailable, RequestRejected
-            ):  # the answer is here; newer models can be fetched after a later one
+            with suppress(ServiceUnavailable, RequestRejected):  # a later prediction can download newer models
                 self.refresh()
-        return PredictResponse(found["answers"], found["round"])
+        return PredictResponse(response["predictions"], response["round"])
 
     def estimate_prior(self, samples: Any, *, prepared: bool = False) -> dict[str, float] | None:
-        """Has the service estimate from inputs without labels how often each class occurs here, which counts in all
-        later predictions; None, and nothing counts, where they tell nothing that is sure enough."""
+        """Estimate the class prior of the caller, which then corrects all later predictions.
+
+        Parameters
+        ----------
+        samples : array_like
+            Inputs of the caller, without labels.
+        prepared : bool
+            Whether the values are already prepared like the training data.
+
+        Returns
+        -------
+        dict or None
+            The estimated number of inputs of each class. None if the estimate is not reliable enough; later predictions
+            are then not corrected.
+        """
         parameters = {"prepared": "true"} if prepared else {}
         content, kind = _to_npy(samples), {"Content-Type": _NPY_TYPE}
-        found = self._request("POST", "/v1/prior", params=parameters, content=content, headers=kind).json()
-        self.label_counts = found["parameter"]
-        counts: dict[str, float] | None = found["counts"]
+        response = self._request("POST", "/v1/prior", params=parameters, content=content, headers=kind).json()
+        self.label_counts = response["label_counts_text"]
+        counts: dict[str, float] | None = response["label_counts"]
         return counts
 
     def refresh(self) -> bool:
-        """Fetches the models if newer ones are served than those that are kept; whether it did."""
+        """Download the serving models if they are newer than the cached ones, and return whether they were."""
         if self.cached_file is None:
-            raise UserError("cache is None; give Remote a folder to keep models in")
+            raise UserError("cache is None. Give Remote a folder for cached models.")
         parameters = {} if self.client is None else {"client": self.client}
         headers = {"If-None-Match": compute_etag(self.cached_file.read_bytes())} if self.cached_file.exists() else {}
         self._refreshed_at_s = self._clock()
-        answer = self._request("GET", "/v1/models/served", params=parameters, headers=headers)
-        if answer.status_code == 304:
+        response = self._request("GET", "/v1/models/served", params=parameters, headers=headers)
+        if response.status_code == 304:
             return False
         self.cached_file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.cached_file, answer.content)
+        write_bytes(self.cached_file, response.content)
         return True
 
     @property
@@ -161,46 +243,48 @@ class Remote:
     def _is_refresh_due(self) -> bool:
         return self._refreshed_at_s is None or self._clock() - self._refreshed_at_s >= self.refresh_s
 
-    def _request(self, method: str, path: str, retries: int | None = None, **what: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, retries: int | None = None, **options: Any) -> httpx.Response:
         retries = self.retries if retries is None else retries
         for attempt in range(retries + 1):
-            pause_s = self.pause_s * 2**attempt * random.uniform(0.5, 1.5)  # so that many callers do not return at once
+            pause_s = (
+                self.pause_s * 2**attempt * random.uniform(0.5, 1.5)
+            )  # random, so that callers do not all return at the same time
             try:
-                answer = self._http.request(method, path, **options)
+                response = self._http.request(method, path, **options)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
-                if (
-                    "CERTIFICATE_VERIFY_FAILED" in reason
-                ):  # somebody else's, perhaps: no reason to try again or go on alone
+                if "CERTIFICATE_VERIFY_FAILED" in reason:  # it may be another server, so neither retry nor go offline
                     raise UntrustedCertificate(
-                        f"the certificate of {self._http.base_url} cannot be trusted: {reason}"
+                        f"The certificate of {self._http.base_url} is not trusted: {reason}"
                     ) from None
             else:
-                if answer.status_code not in RETRY_STATUSES:
+                if response.status_code not in RETRY_STATUSES:
                     self._num_absences = 0
-                    return _raise_for_problem(answer)
-                reason = f"it answers {answer.status_code}"
-                pause_s = max(pause_s, _parse_seconds(answer.headers.get("Retry-After", "0")))
+                    return _raise_for_problem(response)
+                reason = f"status {response.status_code}"
+                pause_s = max(pause_s, _parse_seconds(response.headers.get("Retry-After", "0")))
             if attempt < retries:
                 self._sleep(min(pause_s, MAX_PAUSE_S))
-        raise ServiceUnavailable(f"{self._http.base_url} cannot be asked ({reason}), after {retries + 1} attempts")
+        raise ServiceUnavailable(f"{self._http.base_url} is unavailable after {retries + 1} attempts ({reason}).")
 
     def _predict_offline(self, samples: Any, prepared: bool, abstain_below: float) -> PredictResponse:
         assert self.cached_file is not None
         try:
             models, facts = unpack(self.cached_file.read_bytes())
         except (SafetensorError, ValueError, KeyError):
-            raise ServiceUnavailable(f"the service is away, and {self.cached_file} is damaged; remove it") from None
+            raise ServiceUnavailable(
+                f"The service is unavailable, and {self.cached_file} is damaged. Remove it."
+            ) from None
         blueprint = Blueprint.from_facts(facts, str(self.cached_file))
         if blueprint.user_code is not None and not self.trusts_user_code:
             raise UserError(
-                f"{self.cached_file} is made for {blueprint.user_code!r}, code that the service names; give own_code=True if "
-                "you trust it and have that code here"
+                f"{self.cached_file} needs {blueprint.user_code!r}, which is code that the service names. Give "
+                "trusts_user_code=True if you trust it and have that code on this machine."
             )
         try:
             x = blueprint.inputs.to_tensor(samples, prepared)
         except InvalidInput as error:
-            raise RequestRejected(f"422: {error}") from None  # as the service would
+            raise RequestRejected(f"422: {error}") from None  # as the service would respond
         with torch.no_grad():
             predictions = predict_rows(blueprint.method, ServedModels(models, facts["expert"]), x, self._private_state)
         return PredictResponse(
@@ -212,11 +296,11 @@ _NPY_TYPE = "application/x-npy"
 
 
 def _to_npy(samples: Any) -> bytes:
-    found = np.asarray(samples)
-    if found.dtype.kind not in "buif":
-        raise UserError("rows: they must make up one array of numbers")
+    array = np.asarray(samples)
+    if array.dtype.kind not in "buif":
+        raise UserError("samples must be one array of numbers.")
     stream = io.BytesIO()
-    np.save(stream, found, allow_pickle=False)
+    np.save(stream, array, allow_pickle=False)
     return stream.getvalue()
 
 
@@ -224,11 +308,11 @@ def _parse_seconds(text: str) -> float:
     return float(text) if text.isdigit() else 0.0
 
 
-def _raise_for_problem(answer: httpx.Response) -> httpx.Response:
-    if answer.status_code < 400:
-        return answer
+def _raise_for_problem(response: httpx.Response) -> httpx.Response:
+    if response.status_code < 400:
+        return response
     try:
-        problem: Mapping[str, Any] = answer.json()
+        problem: Mapping[str, Any] = response.json()
     except ValueError:
         problem = {}
-    raise RequestRejected(f"{answer.status_code}: {problem.get('detail') or answer.reason_phrase}")
+    raise RequestRejected(f"{response.status_code}: {problem.get('detail') or response.reason_phrase}")

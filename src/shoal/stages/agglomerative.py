@@ -1,4 +1,4 @@
-"""Groups that grow while all train one model, and part when they grow no more (FLACC)."""
+"""Clusters that are merged while all clients train one model, and get experts when they are stable (FLACC)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ TRAIN_STAGE = "train"
 
 @dataclass(frozen=True)
 class FormAgglomerativeClusters(ServerOnly, HasOptions):
-    """After training: clients of one round started from one model, so their updates can be compared. Every client is a
-    group; those that pull in one direction, on average over the rounds they met in, are merged. When nothing has
-    changed for `patience` rounds, not counting those in which fewer than two trained, each group is given a copy of the
-    model and goes its own way; clients of groups with fewer than `smallest` are then in none."""
+    """Merges clusters of clients by the cosines of their updates, and ends with an expert for each cluster.
+
+    Every client starts as a cluster of its own. The clients of a round train the same model, so their updates can be
+    compared. Clusters are merged if the cosines, averaged over the rounds that two clients share, are large. When no
+    cluster has changed for `patience` rounds, each cluster gets a copy of the model as its expert. Rounds in which
+    fewer than two clients trained do not count. Clients of clusters with fewer than `min_size` clients then have none.
+    """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
@@ -57,69 +60,81 @@ class FormAgglomerativeClusters(ServerOnly, HasOptions):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         sent = ClientTable.load(state, TRAIN_STAGE)
-        state = replace(
-            state, memory={k: v for k, v in state.memory.items() if k != TRAIN_STAGE}
-        )  # large, and used now
+        # The updates are large and not needed any more.
+        state = replace(state, memory={k: v for k, v in state.memory.items() if k != TRAIN_STAGE})
         if state.membership or len(sent) < 2:
-            return state  # nothing to compare: that nothing changes then means nothing
+            return state  # nothing can be compared, so this round does not count as one without changes
         from shoal.clusterers import GreedyClusters
 
         before = state.memory.get(self.name, {"met": {}, "quiet": torch.tensor(0)})
-        known = _with_new_cosines(ClientTable.from_tree(before["met"]), sent)
-        groups = known["group"].numpy()
-        means = (known["cosines"] / known["meetings"]).numpy()  # 0 / 0 where two never met: not a number
-        found = GreedyClusters(self.threshold).fit(means, start=None if self.remerge else groups).labels_
-        quiet = int(before["quiet"]) + 1 if np.array_equal(found, number_by_first_appearance(groups)[0]) else 0
-        if quiet >= self.patience and np.bincount(found).max() >= self.min_size:
-            return self._split_into_experts(state, known.clients, found)
-        met = ClientTable(known.clients, {**known.columns, "group": torch.from_numpy(found)}).to_tree()
-        return replace(state, memory={**state.memory, self.name: {"met": met, "quiet": torch.tensor(quiet)}})
+        pairs = _with_new_cosines(ClientTable.from_tree(before["met"]), sent)
+        old_labels = pairs["group"].numpy()
+        # NaN for two clients that never trained in the same round
+        mean_cosines = (pairs["cosines"] / pairs["meetings"]).numpy()
+        labels = GreedyClusters(self.threshold).fit(mean_cosines, start=None if self.remerge else old_labels).labels_
+        num_unchanged_rounds = (
+            int(before["quiet"]) + 1 if np.array_equal(labels, number_by_first_appearance(old_labels)[0]) else 0
+        )
+        if num_unchanged_rounds >= self.patience and np.bincount(labels).max() >= self.min_size:
+            return self._split_into_experts(state, pairs.clients, labels)
+        remembered = ClientTable(pairs.clients, {**pairs.columns, "group": torch.from_numpy(labels)}).to_tree()
+        return replace(
+            state, memory={**state.memory, self.name: {"met": remembered, "quiet": torch.tensor(num_unchanged_rounds)}}
+        )
 
     def _split_into_experts(self, state: ServerState, clients: tuple[ClientId, ...], labels: Labels) -> ServerState:
-        kept = np.bincount(labels)[labels] >= self.min_size
-        groups, numbers = number_by_first_appearance(labels[kept])
+        is_kept = np.bincount(labels)[labels] >= self.min_size
+        clusters, numbers = number_by_first_appearance(labels[is_kept])
         (model,) = state.models.values()
         memory = {**state.memory, self.name: {"formed": torch.tensor(state.round)}}
-        members = [c for c, k in zip(clients, kept.tolist(), strict=True) if k]
-        return set_clusters(replace(state, memory=memory), [model] * len(numbers), members, groups)
+        members = [c for c, k in zip(clients, is_kept.tolist(), strict=True) if k]
+        return set_clusters(replace(state, memory=memory), [model] * len(numbers), members, clusters)
 
 
-def _with_new_cosines(known: ClientTable, sent: ClientTable) -> ClientTable:
-    """Of all pairs of clients that have trained: how often in the same round, and the sum of their cosines then. Who
-    trained for the first time is a group of its own."""
-    clients = tuple(sorted({*known.clients, *sent.clients}))
-    place = {c: i for i, c in enumerate(clients)}
+def _with_new_cosines(pairs: ClientTable, sent: ClientTable) -> ClientTable:
+    """Returns, for all pairs of clients, in how many rounds both trained and the sum of their cosines in these rounds.
+
+    A client that trained for the first time is a cluster of its own.
+    """
+    clients = tuple(sorted({*pairs.clients, *sent.clients}))
+    index_of_client = {c: i for i, c in enumerate(clients)}
     cosines = torch.zeros(len(clients), len(clients), dtype=torch.float64)
     meetings = torch.zeros_like(cosines)
-    group = len(clients) + torch.arange(len(clients))
-    if len(known):
-        old = torch.tensor([place[c] for c in known.clients])
-        cosines[old[:, None], old], meetings[old[:, None], old] = known["cosines"], known["meetings"]
-        group[old] = known["group"]
+    cluster = len(clients) + torch.arange(len(clients))
+    if len(pairs):
+        old_indices = torch.tensor([index_of_client[c] for c in pairs.clients])
+        cosines[old_indices[:, None], old_indices], meetings[old_indices[:, None], old_indices] = (
+            pairs["cosines"],
+            pairs["meetings"],
+        )
+        cluster[old_indices] = pairs["group"]
     unit = F.normalize(sent["update"].double(), dim=1)
-    now = torch.tensor([place[c] for c in sent.clients])
-    cosines[now[:, None], now] += unit @ unit.T
-    meetings[now[:, None], now] += 1
-    return ClientTable(clients, {"cosines": cosines, "meetings": meetings, "group": group})
+    new_indices = torch.tensor([index_of_client[c] for c in sent.clients])
+    cosines[new_indices[:, None], new_indices] += unit @ unit.T
+    meetings[new_indices[:, None], new_indices] += 1
+    return ClientTable(clients, {"cosines": cosines, "meetings": meetings, "group": cluster})
 
 
 @dataclass(frozen=True)
 class JoinBestCluster(OneProgram):
-    """Whoever is in no group chooses among the models of groups, and joins that group. Groups part with one model:
-    those that still have the same as another are not offered, and nobody is asked while that leaves no choice."""
+    """Lets a client without a cluster choose the best expert and join its cluster.
+
+    All clusters start with the same model. Models that still equal another one are not offered, and no client is
+    queried while fewer than two different models remain.
+    """
 
     program: ClientProgram
     name: str = "join"
     schedule: ClassVar[Schedule] = Schedule("unassigned")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        asked = unassigned_clients(state, self.name)
-        if not state.membership or not asked:
+        unassigned = unassigned_clients(state, self.name)
+        if not state.membership or not unassigned:
             return Plan()
         offered = _distinct_models(state.models)
         if len(offered) < min(2, len(state.models)):
             return Plan()
-        return Plan(self.program, {c: Task(offered, {}, derive_seed(seed, c)) for c in asked})
+        return Plan(self.program, {c: Task(offered, {}, derive_seed(seed, c)) for c in unassigned})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         return (
@@ -132,7 +147,7 @@ class JoinBestCluster(OneProgram):
 
 
 def _distinct_models(models: Mapping[str, Params]) -> dict[str, Params]:
-    """Those that no other is the same as."""
+    """Returns the models that differ from all others."""
     twins = {name for a, b in combinations(models, 2) if _are_equal(models[a], models[b]) for name in (a, b)}
     return {name: model for name, model in models.items() if name not in twins}
 

@@ -1,4 +1,4 @@
-"""Clients chosen so that a round's rows hold all classes alike."""
+"""Selection of a cohort whose samples together have a flat label distribution."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ REPRESENT_STAGE = "represent"
 NO_CLUSTER = -1
 
 
-def label_counts(known: ClientTable) -> NDArray[np.float64]:
-    """Of each client, as far as it told: its label distribution times its rows."""
-    counts: NDArray[np.float64] = (known["labels"].double() * known["size"].double()[:, None]).numpy()
+def label_counts(reported: ClientTable) -> NDArray[np.float64]:
+    """Returns the label counts of each client: its reported label distribution times its number of samples."""
+    counts: NDArray[np.float64] = (reported["labels"].double() * reported["size"].double()[:, None]).numpy()
     return counts
 
 
 @dataclass(frozen=True)
 class SelectBalanced(ServerOnly, HasOptions):
-    """The cohort with the flattest label counts of all. `waiting` is the share of it that has waited longest, in
-    whatever group, and is taken whatever it holds. Where there are groups, the others are taken so that each has its
-    share of the cohort as nearly as can be, and is balanced by itself. Of every round it tells how flat the cohort is:
-    1/classes where all classes are alike."""
+    """Selects the cohort whose summed label counts are flattest.
+
+    The fraction `waiting_fraction` of the cohort goes to the clients that have waited longest, whatever their clusters
+    and labels. If there are clusters, the rest of the cohort is divided among them in proportion to their sizes and is
+    balanced within each. The metric `concentration` of a round is 1 / num_classes if all classes are equally frequent.
+    """
 
     waiting_fraction: float = option(
         0.5,
@@ -43,47 +45,56 @@ class SelectBalanced(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known = ClientTable.load(state, self.source)
-        if not len(known):
-            return state  # nobody has told anything yet
-        counts, is_present = label_counts(known), known.is_present(state.roster)
-        last = ClientTable.load(state, self.name).column("last", known.clients)
-        last = np.where(np.isnan(last), -1, last)
-        groups, chance = _clusters(state, known), derive_seed(seed, NO_CLUSTER)
-        first = longest_waiting_clients(counts, last, is_present, state.cohort_size, self.waiting_fraction, chance)
-        shares = _cohort_size_by_cluster(groups[is_present], groups[first], state.cohort_size)
-        parts = [
-            fill_cohort(counts, first[groups[first] == g], (groups == g) & is_present, k, chance)
-            for g, k in shares.items()
+        reported = ClientTable.load(state, self.source)
+        if not len(reported):
+            return state  # no client has reported its labels yet
+        counts, is_present = label_counts(reported), reported.is_present(state.roster)
+        last_rounds = ClientTable.load(state, self.name).column("last", reported.clients)
+        last_rounds = np.where(np.isnan(last_rounds), -1, last_rounds)
+        clusters, tie_seed = _clusters(state, reported), derive_seed(seed, NO_CLUSTER)
+        longest_waiting = longest_waiting_clients(
+            counts, last_rounds, is_present, state.cohort_size, self.waiting_fraction, tie_seed
+        )
+        size_by_cluster = _cohort_size_by_cluster(clusters[is_present], clusters[longest_waiting], state.cohort_size)
+        selected_parts = [
+            fill_cohort(
+                counts, longest_waiting[clusters[longest_waiting] == g], (clusters == g) & is_present, k, tie_seed
+            )
+            for g, k in size_by_cluster.items()
         ]
-        rows = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
-        last[rows] = state.round
-        kept = ClientTable(known.clients, {"last": torch.from_numpy(last).long()})
+        selected = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *selected_parts]))
+        last_rounds[selected] = state.round
+        remembered = ClientTable(reported.clients, {"last": torch.from_numpy(last_rounds).long()})
         return replace(
             state,
-            cohort=known.client_ids(rows),
-            memory={**state.memory, self.name: kept.to_tree()},
+            cohort=reported.client_ids(selected),
+            memory={**state.memory, self.name: remembered.to_tree()},
             round_metrics={
                 **state.round_metrics,
-                f"{self.name}.concentration": float(concentration(counts[rows].sum(0))),
+                f"{self.name}.concentration": float(concentration(counts[selected].sum(0))),
             },
         )
 
 
-def _clusters(state: ServerState, known: ClientTable) -> NDArray[np.int64]:
-    """The group of each client, those who are in none together."""
-    return np.array([int(state.membership[c].argmax()) if c in state.membership else NO_CLUSTER for c in known.clients])
+def _clusters(state: ServerState, reported: ClientTable) -> NDArray[np.int64]:
+    """Returns the cluster of each client, and `NO_CLUSTER` for all clients without one."""
+    return np.array(
+        [int(state.membership[c].argmax()) if c in state.membership else NO_CLUSTER for c in reported.clients]
+    )
 
 
 def _cohort_size_by_cluster(
     available: NDArray[np.int64], selected: NDArray[np.int64], cohort_size: int
 ) -> dict[int, int]:
-    """How many of each group take part, by the groups of all who are there and of those who are taken already: one by
-    one to the group that is furthest below its part, the lower one first."""
+    """Returns how many clients of each cluster are selected.
+
+    `available` and `selected` are the clusters of all present clients and of the clients that are selected already.
+    The remaining places go one by one to the cluster that is furthest below its share. The lower number wins a tie.
+    """
     members = dict(zip(*(x.tolist() for x in np.unique(available, return_counts=True)), strict=True))
     cohort_size = min(cohort_size, len(available))
-    shares = {g: int((selected == g).sum()) for g in members}
+    sizes = {g: int((selected == g).sum()) for g in members}
     for _ in range(cohort_size - len(selected)):
-        open_ = [g for g in members if shares[g] < members[g]]
-        shares[max(open_, key=lambda g: (cohort_size * members[g] / len(available) - shares[g], -g))] += 1
-    return shares
+        not_full = [g for g in members if sizes[g] < members[g]]
+        sizes[max(not_full, key=lambda g: (cohort_size * members[g] / len(available) - sizes[g], -g))] += 1
+    return sizes

@@ -1,4 +1,7 @@
-"""In every group of clients those who train within a time budget, by a bandit over sets (FedEPC's CICS)."""
+"""Selection of a set of clients in every cluster, within a time budget, by a bandit over sets (CICS of FedEPC).
+
+The bandit itself is `shoal.selectors.bandit`.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ from shoal.types import ClientId, HasOptions, OnlyIf, Report, ServerState, Tree,
 
 Floats = NDArray[np.float64]
 IF_BANDIT_IS_IMPROVED = OnlyIf(
-    "select.choice is bandit and select.literal is false",
-    lambda select: select.choice == "bandit" and not select.as_published,
+    "select.rule is bandit and select.as_published is false",
+    lambda select: select.rule == "bandit" and not select.as_published,
 )
-Predecessor = tuple[
-    int, bool
-]  # the group of the round before that a group goes on from, and whether nobody came or went
+# the cluster of the round before that a cluster continues (-1: none), and whether its members are the same
+Predecessor = tuple[int, bool]
 
 
 @dataclass(frozen=True)
 class SelectByBandit(ServerOnly, HasOptions):
-    """Context vectors (Eq. 9) from devices and history, sets of clients whose summed time fits the group's budget, the
-    set with the best upper confidence bound (Eq. 10-11). A group in which nobody fits sits out and may return.
+    """Selects the set of clients with the best upper confidence bound (Eq. 10-11) in every cluster.
 
-    A set's reward is how much of the loss of its whole group it took away, by the seconds of its slowest client: all
-    members tell their loss in every round, since what a set itself tells says more about its data than about what the
-    group gained. `choice=waiting` takes the set that has waited longest, `choice=random` any that fits: what the
-    bandit must beat, without those questions.
+    Only sets within the time budget of the cluster are candidates. A cluster in which no client fits the budget does
+    not train in the round and may train again later. The context vector of a client (Eq. 9) comes from its device and
+    its history. The reward of a set is the relative decrease of the loss of its whole cluster, divided by the training
+    time of its slowest client. All members report their loss in every round, because the losses of the set alone
+    depend more on its data than on the progress of the cluster. The rules `waiting` and `random` are baselines that
+    need no such reports.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = ("scipy.linalg", "scipy.spatial.distance")
@@ -63,7 +66,7 @@ class SelectByBandit(ServerOnly, HasOptions):
         5,
         "Judge each client by its losses and the lengths of its updates in this many past rounds.",
         ge=1,
-        only_if=OnlyIf("select.choice is bandit or select.tolerance is above 0", lambda select: select.asks),
+        only_if=OnlyIf("select.rule is bandit or select.tolerance is above 0", lambda select: select.uses_losses),
     )
     beta_scale: float = option(
         0.2,
@@ -82,7 +85,7 @@ class SelectByBandit(ServerOnly, HasOptions):
         48,
         "Draw this many random sets of clients within the time budget and select one of them.",
         ge=1,
-        only_if=OnlyIf("select.choice is not random", lambda select: select.choice != "random"),
+        only_if=OnlyIf("select.rule is not random", lambda select: select.rule != "random"),
     )
     tolerance: float = option(
         0.0,
@@ -93,7 +96,7 @@ class SelectByBandit(ServerOnly, HasOptions):
     as_published: bool = option(
         False,
         "Compute the bandit score with the equations exactly as the paper prints them, without improvements.",
-        only_if=OnlyIf("select.choice is bandit", lambda select: select.choice == "bandit"),
+        only_if=OnlyIf("select.rule is bandit", lambda select: select.rule == "bandit"),
     )
     cluster_slot: str = "cluster"
     size_slot: str = "represent"
@@ -103,63 +106,68 @@ class SelectByBandit(ServerOnly, HasOptions):
 
     @property
     def uses_losses(self) -> bool:
-        """Whether it needs to know the loss of every client in every round."""
+        """Whether every client must report its loss in every round."""
         return self.rule == "bandit" or self.tolerance > 0
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        grouped = ClientTable.load(state, self.cluster_slot)
-        if not len(grouped):
+        clusters = ClientTable.load(state, self.cluster_slot)
+        if not len(clusters):
             return state
         memory = state.memory.get(self.name, {})
-        before, groups = ClientTable.from_tree(memory.get("history", {})), memory.get("groups", {})
-        heirs = _predecessors(grouped, before)
-        history = self._updated_history(state, grouped, before, heirs)
-        facts = self._client_features(state, grouped, history)
-        here, chosen, entries = grouped.is_present(state.roster), np.zeros(len(grouped), dtype=bool), {}
-        for expert, (old_cluster, has_same_members) in heirs.items():
-            inside = np.flatnonzero(grouped["expert"].numpy() == expert)
-            entry = self._with_reward(groups.get(str(old_cluster), {}), history, inside, state.round)
+        before, old_entries = ClientTable.from_tree(memory.get("history", {})), memory.get("groups", {})
+        predecessors = _predecessors(clusters, before)
+        history = self._updated_history(state, clusters, before, predecessors)
+        features = self._client_features(state, clusters, history)
+        is_present, is_selected, entries = clusters.is_present(state.roster), np.zeros(len(clusters), dtype=bool), {}
+        for expert, (old_cluster, has_same_members) in predecessors.items():
+            in_cluster = np.flatnonzero(clusters["expert"].numpy() == expert)
+            entry = self._with_reward(old_entries.get(str(old_cluster), {}), history, in_cluster, state.round)
             entry = entry if has_same_members else {k: v for k, v in entry.items() if k != "settled"}
-            picked = inside[self._selected(entry, facts, inside, here[inside], derive_seed(seed, expert))]
-            entries[str(expert)] = self._with_pending_set(entry, facts, picked, state.round)
-            chosen[picked] = True
-        asked = torch.where(torch.from_numpy(chosen), state.round, history["asked"])
-        history = ClientTable(history.clients, {**history.columns, "asked": asked})
-        cohort = grouped.client_ids(np.flatnonzero(chosen))
+            selected = in_cluster[
+                self._selected(entry, features, in_cluster, is_present[in_cluster], derive_seed(seed, expert))
+            ]
+            entries[str(expert)] = self._with_pending_set(entry, features, selected, state.round)
+            is_selected[selected] = True
+        last_selected = torch.where(torch.from_numpy(is_selected), state.round, history["asked"])
+        history = ClientTable(history.clients, {**history.columns, "asked": last_selected})
+        cohort = clusters.client_ids(np.flatnonzero(is_selected))
         memory = {"history": history.to_tree(), "groups": entries}
         return replace(state, cohort=cohort, memory={**state.memory, self.name: memory})
 
     def _updated_history(
         self, state: ServerState, clusters: ClientTable, before: ClientTable, predecessors: Mapping[int, Predecessor]
     ) -> ClientTable:
-        """What each client told of its loss in the last rounds and how long its last updates were, the newest last;
-        when it was last asked to train. Losses under another group's model are not compared: they are forgotten."""
-        old = {c: {k: before[k][i] for k in before.columns} for i, c in enumerate(before.clients)}
-        nothing = torch.tensor([torch.nan])
-        blank = {"loss": nothing.repeat(self.history + 1), "norm": nothing.repeat(self.history)}
-        newcomer = blank | {"asked": torch.tensor(state.round - 1), "expert": torch.tensor(-1)}
-        reported_losses, sent = ClientTable.load(state, self.probe_slot), ClientTable.load(state, self.train_slot)
-        asked = (
+        """Returns the history of each client: its last losses, the norms of its last updates, and its last selection.
+
+        The newest values come last. Losses of a client that has changed its cluster are removed, because losses under
+        different models cannot be compared.
+        """
+        old_rows = {c: {k: before[k][i] for k in before.columns} for i, c in enumerate(before.clients)}
+        unknown = torch.tensor([torch.nan])
+        blank = {"loss": unknown.repeat(self.history + 1), "norm": unknown.repeat(self.history)}
+        new_client = blank | {"asked": torch.tensor(state.round - 1), "expert": torch.tensor(-1)}
+        reported_losses, trained = ClientTable.load(state, self.probe_slot), ClientTable.load(state, self.train_slot)
+        reported_by_client = (
             zip(reported_losses.clients, reported_losses["told"].tolist(), reported_losses["loss"], strict=True)
             if len(reported_losses)
             else ()
         )
-        losses = {c: loss for c, round, loss in asked if round == state.round}
-        norms = dict(zip(sent.clients, sent["norm"], strict=True)) if len(sent) else {}
+        losses = {c: loss for c, round, loss in reported_by_client if round == state.round}
+        norms = dict(zip(trained.clients, trained["norm"], strict=True)) if len(trained) else {}
         rows = {}
         for c, expert in zip(clusters.clients, clusters["expert"], strict=True):
-            row = old.get(c, newcomer)
+            row = old_rows.get(c, new_client)
             row = row if int(row["expert"]) == predecessors[int(expert)][0] else row | {"loss": blank["loss"]}
-            loss = torch.cat([row["loss"][1:], losses.get(c, nothing).reshape(1)])
+            loss = torch.cat([row["loss"][1:], losses.get(c, unknown).reshape(1)])
             norm = torch.cat([row["norm"][1:], norms[c].reshape(1)]) if c in norms else row["norm"]
             rows[c] = {"loss": loss, "norm": norm, "asked": row["asked"], "expert": expert}
         return ClientTable.from_rows(rows)
 
     def _client_features(self, state: ServerState, clusters: ClientTable, history: ClientTable) -> dict[str, Floats]:
         size = ClientTable.load(state, self.size_slot).column("size", clusters.clients)
-        known = [state.devices.get(c) for c in clusters.clients]
+        devices = [state.devices.get(c) for c in clusters.clients]
         speed = speeds(state, clusters.clients)
-        ram = np.array([float(d.memory_bytes) if d else np.nan for d in known])
+        ram = np.array([float(d.memory_bytes) if d else np.nan for d in devices])
         loss, norm = history["loss"].double().numpy(), history["norm"].double().numpy()
         raw = np.stack(
             [speed, ram, size, _mean_of_known(norm), _mean_of_known(-np.diff(loss, axis=1))], axis=1
@@ -169,18 +177,21 @@ class SelectByBandit(ServerOnly, HasOptions):
         return {"x": standardised_contexts(raw), "cost": cost / max(1e-300, float(cost.mean())), "waited": waited}
 
     def _with_reward(self, entry: Tree, history: ClientTable, inside: NDArray[np.int64], round_index: int) -> Tree:
-        """The bandit after the reward of the set that it chose last: 0 where nobody of it came back in time."""
+        """Returns the entry after its bandit has learned the reward of the last set.
+
+        The relative decrease of the loss is 0 if no client of the set reported in time.
+        """
         before, after = history["loss"].double().numpy()[inside, -2:].T
-        both = np.isfinite(before) & np.isfinite(after)  # the same clients' losses, or it is the data that is compared
-        if not both.any() or before[both].mean() <= 0:
+        is_comparable = np.isfinite(before) & np.isfinite(after)  # other clients would have other data
+        if not is_comparable.any() or before[is_comparable].mean() <= 0:
             return entry
-        drop = 1 - float(after[both].mean() / before[both].mean())
-        settled = int(entry.get("settled", 0)) + 1 if abs(drop) < self.tolerance else 0
-        entry = {**entry, "settled": torch.tensor(settled)}
+        relative_decrease = 1 - float(after[is_comparable].mean() / before[is_comparable].mean())
+        num_settled_rounds = int(entry.get("settled", 0)) + 1 if abs(relative_decrease) < self.tolerance else 0
+        entry = {**entry, "settled": torch.tensor(num_settled_rounds)}
         if "members" not in entry or int(entry["round"]) != round_index - 1:
             return entry
         bandit = self._loaded_bandit(entry)
-        bandit.learn(entry["members"].numpy(), drop / max(1e-12, float(entry["slowest"])))
+        bandit.learn(entry["members"].numpy(), relative_decrease / max(1e-12, float(entry["slowest"])))
         return {**entry, "bandit": {k: torch.from_numpy(np.asarray(v)) for k, v in bandit.state().items()}}
 
     def _selected(
@@ -193,30 +204,30 @@ class SelectByBandit(ServerOnly, HasOptions):
     ) -> NDArray[np.int64]:
         if int(entry.get("settled", 0)) >= self.history:
             return np.empty(0, dtype=np.int64)
-        cost = features["cost"][inside]
-        limit, waited = (
-            time_budget(cost[is_present], self.time_budget_fraction, self.quantile),
+        costs = features["cost"][inside]
+        budget, waited = (
+            time_budget(costs[is_present], self.time_budget_fraction, self.quantile),
             features["waited"][inside],
         )
         if self.rule == "bandit":
-            return self._loaded_bandit(entry).choose(features["x"][inside], cost, is_present, limit, seed, waited)
+            return self._loaded_bandit(entry).choose(features["x"][inside], costs, is_present, budget, seed, waited)
         sets = candidate_sets(
-            cost, is_present, limit, seed, num_sets=1 if self.rule == "random" else self.num_candidate_sets
+            costs, is_present, budget, seed, num_sets=1 if self.rule == "random" else self.num_candidate_sets
         )
         return np.flatnonzero(sets[np.argmax(sets @ waited)]) if len(sets) else np.empty(0, dtype=np.int64)
 
     def _with_pending_set(
         self, entry: Tree, features: Mapping[str, Floats], selected: NDArray[np.int64], round_index: int
     ) -> Tree:
-        """What there is to remember of a group until its reward is known."""
+        """Returns the entry of a cluster with the set that waits for its reward."""
         if not len(selected):
             return {k: v for k, v in entry.items() if k != "members"}
-        chosen = {
+        pending = {
             "members": torch.from_numpy(features["x"][selected]),
             "slowest": torch.tensor(features["cost"][selected].max()),
             "round": torch.tensor(round_index),
         }
-        return entry | chosen
+        return entry | pending
 
     def _loaded_bandit(self, entry: Tree) -> SetBandit:
         if self.as_published:
@@ -235,24 +246,32 @@ class SelectByBandit(ServerOnly, HasOptions):
 
 
 def _predecessors(clusters: ClientTable, before: ClientTable) -> dict[int, Predecessor]:
-    """For every group that of which it has more than half, and which has more than half of it; -1 if there is none.
-    Whatever number it has now, it goes on with what was learned about that. And whether it is just the same."""
+    """Returns, for every cluster, its predecessor in the round before and whether both have the same members.
+
+    The predecessor shares more than half of its members with the cluster and more than half of the cluster's members
+    with it. It is -1 if there is none. A cluster continues the history of its predecessor, whatever their numbers are.
+    """
     old_clusters, new_clusters = before.column("expert", clusters.clients), clusters["expert"].numpy()
-    found = {}
+    predecessors = {}
     for expert in np.unique(new_clusters):
-        inside = old_clusters[new_clusters == expert]
-        olds, counts = np.unique(inside[np.isfinite(inside)], return_counts=True)
+        old_clusters_of_members = old_clusters[new_clusters == expert]
+        candidates, counts = np.unique(
+            old_clusters_of_members[np.isfinite(old_clusters_of_members)], return_counts=True
+        )
         num_shared = int(counts.max(initial=0))
-        old = int(olds[counts.argmax()]) if num_shared else -1
-        size = int((before["expert"] == old).sum()) if num_shared else 0
-        goes_on = 2 * num_shared > len(inside) and 2 * num_shared > size
-        found[int(expert)] = (old if goes_on else -1, goes_on and num_shared == len(inside) == size)
-    return found
+        predecessor = int(candidates[counts.argmax()]) if num_shared else -1
+        size = int((before["expert"] == predecessor).sum()) if num_shared else 0
+        is_continued = 2 * num_shared > len(old_clusters_of_members) and 2 * num_shared > size
+        predecessors[int(expert)] = (
+            predecessor if is_continued else -1,
+            is_continued and num_shared == len(old_clusters_of_members) == size,
+        )
+    return predecessors
 
 
 def _mean_of_known(values: Floats) -> Floats:
-    """Over what is known of each client; NaN where nothing is."""
-    known = np.isfinite(values)
-    count = known.sum(axis=1)
-    total = np.where(known, values, 0.0).sum(axis=1)
+    """Returns the mean of each row over its finite values, and NaN for a row without any."""
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=1)
+    total = np.where(is_known, values, 0.0).sum(axis=1)
     return np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)

@@ -1,4 +1,4 @@
-"""What most stages have in common."""
+"""Base classes of stages: when a stage is due, and which clients run its programs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import ClassVar
 
 from shoal.types import ClientId, ClientProgram, Plan, Report, Schedule, ServerState, StagePurpose, periodic_rounds
 
-CLUSTERING_LIBRARIES = ("sklearn.cluster", "sklearn.metrics", "scipy.optimize")  # what clusterers import
+CLUSTERING_LIBRARIES = ("sklearn.cluster", "sklearn.metrics", "scipy.optimize")  # the slow imports of clusterers
 
 
 def with_samples(reports: Mapping[ClientId, Report]) -> dict[ClientId, Report]:
-    """Of those who could train: a model that comes back as it went, or a choice by no row, says nothing."""
+    """Returns the reports of the clients that have training samples.
+
+    Without samples a model returns unchanged, and the choice of a model is arbitrary.
+    """
     return {c: r for c, r in reports.items() if r.counts["train"] > 0}
 
 
 class Scheduled:
-    """A stage that is due in the rounds of its schedule."""
+    """Is due in the rounds of its schedule."""
 
     imports_later: ClassVar[tuple[str, ...]] = ()  # slow libraries that the stage imports when it first works
 
     @property
     def purpose(self) -> StagePurpose:
-        return "pre"
+        return "preparation"
 
     @property
     def schedule(self) -> Schedule:
-        """In every round, whichever clients `plan` names."""
+        """Returns a schedule of every round. `plan` decides which clients get a task."""
         return Schedule()
 
     def due(self, round_index: int) -> bool:
@@ -34,7 +37,7 @@ class Scheduled:
 
 
 class ServerOnly(Scheduled):
-    """A step without client work."""
+    """Runs on the server alone and sends no tasks."""
 
     programs: tuple[ClientProgram, ...] = ()
 
@@ -47,7 +50,7 @@ class ServerOnly(Scheduled):
 
 
 class OneProgram(Scheduled):
-    """A step whose clients all run the same program."""
+    """Sends all clients the same program."""
 
     program: ClientProgram
 
@@ -57,8 +60,10 @@ class OneProgram(Scheduled):
 
 
 class DueWhenEvaluated(Scheduled):
-    """Due in the rounds that are evaluated by plan. A run that a budget ends in between is measured with what there is
-    then."""
+    """Is due in the rounds with a planned evaluation.
+
+    If a budget ends a run in between, the last evaluation uses what the stage produced earlier.
+    """
 
     rounds: int
     every_rounds: int

@@ -1,4 +1,4 @@
-"""Soft clusters of models by what they can do: how well each does on every class of the server's rows (CLSM-FL)."""
+"""Overlapping clusters of models by their capability on each class of the shared samples (CLSM-FL)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ from shoal.types import ClientId, HasOptions, Params, Report, ServerState, optio
 
 
 def capability(model: Model, params: Params, x: Tensor, y: Tensor) -> Tensor:
-    """Of each class the mean probability that its rows are given for it: accuracy, in finer steps than few rows allow.
-    Scaled to a sum of 1, for what a model is good at, not for how good it has become; 0 for classes without rows."""
+    """Returns the capability of a model: the mean probability of the correct class, for each class.
+
+    Probabilities are finer than the accuracy of a few samples. The values are scaled to a sum of 1, so that they
+    compare the classes of one model and not the progress of several models. A class without samples has 0.
+    """
     with torch.no_grad():
-        right = F.softmax(model.predict(params, x), dim=-1).gather(1, y[:, None])[:, 0]
-    hits = torch.zeros(model.num_classes, device=y.device).index_add(0, y, right)
-    mean = hits / torch.bincount(y, minlength=model.num_classes).clamp(min=1)
+        correct_probabilities = F.softmax(model.predict(params, x), dim=-1).gather(1, y[:, None])[:, 0]
+    totals = torch.zeros(model.num_classes, device=y.device).index_add(0, y, correct_probabilities)
+    mean = totals / torch.bincount(y, minlength=model.num_classes).clamp(min=1)
     return (mean / mean.sum().clamp(min=1e-12)).cpu()
 
 
 @dataclass(frozen=True)
 class FuzzyRule(HasOptions):
-    """Fuzzy c-means. A Gaussian mixture would need variances, which a few clients in many classes cannot tell."""
+    """Clusters models by fuzzy c-means.
+
+    A Gaussian mixture would need variances, which cannot be estimated from a few clients in many dimensions.
+    """
 
     group: ClassVar[str] = "cluster"
     num_clusters: int = option(3, "Form this many overlapping clusters of the received models by fuzzy c-means.", ge=1)
@@ -47,16 +53,16 @@ class FuzzyRule(HasOptions):
     )
 
     def __call__(self, rows: Floats, previous_centres: Floats | None, seed: int) -> tuple[Floats, Floats]:
-        """Memberships and centres; a cluster keeps its number from `before`, the centres of the last time."""
+        """Returns memberships and centres. A cluster keeps the number of its nearest previous centre."""
         from shoal.clusterers import FuzzyClusters
 
-        found = FuzzyClusters(self.num_clusters, random_state=seed, fuzziness=self.fuzziness).fit(rows)
+        clustering = FuzzyClusters(self.num_clusters, random_state=seed, fuzziness=self.fuzziness).fit(rows)
         order = (
             np.arange(self.num_clusters)
             if previous_centres is None
-            else _match_centres(previous_centres, found.cluster_centers_)
+            else _match_centres(previous_centres, clustering.cluster_centers_)
         )
-        return found.membership_[:, order], found.cluster_centers_[order]
+        return clustering.membership_[:, order], clustering.cluster_centers_[order]
 
 
 def _match_centres(previous_centres: Floats, centres: Floats) -> NDArray[np.int64]:
@@ -68,12 +74,12 @@ def _match_centres(previous_centres: Floats, centres: Floats) -> NDArray[np.int6
 
 @dataclass(frozen=True)
 class FormCapabilityClusters(ServerUpdate):
-    """Clusters the received models by what they can do, before they are averaged. Memberships follow from it.
+    """Clusters the received models by their capabilities and sets the memberships, before the models are averaged.
 
-    A client is known by the last model that it sent. While fewer different ones are known than there are clusters,
-    memberships stay as they are: at first nobody has any, and all models are the same mean. A model moves only as far
-    as its cluster took part: outsiders alone would otherwise overwrite it, for their memberships in it are small but
-    never 0. Who has no rows belongs nowhere.
+    Each client is represented by the last model that it sent. Memberships do not change until there are at least as
+    many different capabilities as clusters. Until then no client has a membership, and all models are the same mean.
+    A model moves only in proportion to the participation of its cluster. Otherwise clients with small memberships,
+    which are never 0, would overwrite it. A client without samples is in no cluster.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
@@ -88,8 +94,8 @@ class FormCapabilityClusters(ServerUpdate):
         (x, y), reports = shared_samples(state, self.model), with_samples(reports)
         if not len(x) or not reports:
             return state
-        able = {c: {"able": capability(self.model, r.tensors["model"], x, y)} for c, r in reports.items()}
-        return self._with_clusters(state, ClientTable.from_rows(able), seed)
+        rows = {c: {"able": capability(self.model, r.tensors["model"], x, y)} for c, r in reports.items()}
+        return self._with_clusters(state, ClientTable.from_rows(rows), seed)
 
     def after_aggregation(
         self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
@@ -108,7 +114,7 @@ class FormCapabilityClusters(ServerUpdate):
         return None if centres is None else int(centres.shape[1])
 
     def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
-        """Fuzzy c-means: a share of each cluster, the larger the nearer its centre."""
+        """Returns the memberships of fuzzy c-means, which are larger for nearer centres."""
         centres = state.memory[self.slot]["centres"].double().numpy()
         distances = np.maximum(np.linalg.norm(centres - representation, axis=1), 1e-12)
         shares = (distances.min() / distances) ** (2 / (self.rule.fuzziness - 1))
@@ -116,23 +122,23 @@ class FormCapabilityClusters(ServerUpdate):
 
     def _with_clusters(self, state: ServerState, capabilities: ClientTable, seed: int) -> ServerState:
         memory = state.memory.get(self.slot, {})
-        known = ClientTable.from_tree(memory.get("known", {})).updated_with(capabilities)
-        kept = {**memory, "known": known.to_tree()}
-        rows = known["able"].double().numpy()
+        reported = ClientTable.from_tree(memory.get("known", {})).updated_with(capabilities)
+        remembered = {**memory, "known": reported.to_tree()}
+        rows = reported["able"].double().numpy()
         if len(np.unique(rows, axis=0)) >= self.rule.num_clusters:
-            before = memory["centres"].numpy() if "centres" in memory else None
-            member, centres = self.rule(rows, before, seed)
-            kept["centres"] = torch.from_numpy(centres)
-            found = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
+            previous_centres = memory["centres"].numpy() if "centres" in memory else None
+            weights, centres = self.rule(rows, previous_centres, seed)
+            remembered["centres"] = torch.from_numpy(centres)
+            membership = dict(zip(reported.clients, torch.from_numpy(weights).float(), strict=True))
         else:
-            found = _with_late_joining_clients(state.membership, capabilities.clients)
-        return replace(state, membership=found, memory={**state.memory, self.slot: kept})
+            membership = _with_late_joining_clients(state.membership, capabilities.clients)
+        return replace(state, membership=membership, memory={**state.memory, self.slot: remembered})
 
 
 def _with_late_joining_clients(
     membership: Mapping[ClientId, Tensor], clients: Sequence[ClientId]
 ) -> dict[ClientId, Tensor]:
-    """Until they are clustered, clients without memberships belong like the average of those who have some."""
+    """Returns memberships in which clients without one have the mean of all memberships."""
     return {**dict.fromkeys(clients, _mean_membership(membership)), **membership} if membership else {}
 
 
@@ -143,13 +149,16 @@ def _mean_membership(membership: Mapping[ClientId, Tensor]) -> Tensor:
 def _move_models(
     state: ServerState, models: Mapping[str, Params], cohort: tuple[ClientId, ...]
 ) -> Mapping[str, Params]:
-    """From the models of `state` towards `models`: all the way where the cohort belongs to a cluster no less than
-    clients do on average, else in proportion."""
+    """Returns models between those of `state` and the new `models`.
+
+    A model becomes the new one if the mean membership of the cohort in its cluster is at least that of all clients.
+    Otherwise it moves in proportion.
+    """
     if not state.membership:
         return models
-    usual = _mean_membership(state.membership)
-    present = torch.stack([state.membership[c] for c in cohort]).mean(0)
-    steps = (present / usual.clamp(min=1e-12)).clamp(max=1).tolist()
+    mean_of_all = _mean_membership(state.membership)
+    mean_of_cohort = torch.stack([state.membership[c] for c in cohort]).mean(0)
+    steps = (mean_of_cohort / mean_of_all.clamp(min=1e-12)).clamp(max=1).tolist()
     return {
         k: tree.weighted_mean([state.models[k], models[k]], [1 - step, step])
         for k, step in zip(sorted(models), steps, strict=True)
@@ -157,7 +166,7 @@ def _move_models(
 
 
 def blended_model(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    """The mean of all models, weighted by a client's memberships; for a client without any, by those of all."""
+    """Returns the mean of all models, weighted by the memberships of the client, or of all clients if it has none."""
     names = sorted(state.models)
     if client is not None and client in state.membership:
         weights = state.membership[client]

@@ -1,4 +1,7 @@
-"""Clients in groups, by what they told about themselves."""
+"""Forms clusters of clients from their reports: the rules, and the stage that applies them.
+
+`experts` gives every cluster a model of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
-CLUSTER_STAGE = "cluster"  # the stage in which clients are grouped
+CLUSTER_STAGE = "cluster"  # the stage that forms clusters
 
 
 class Clustering(NamedTuple):
@@ -34,7 +37,7 @@ class Clustering(NamedTuple):
 
 @dataclass(frozen=True)
 class SimilarLabels(HasOptions):
-    """Clients with similar label distributions together."""
+    """Puts clients with similar label distributions into one cluster."""
 
     group: ClassVar[str] = CLUSTER_STAGE
     num_clusters: int = option(
@@ -63,7 +66,7 @@ class SimilarLabels(HasOptions):
 
 @dataclass(frozen=True)
 class DiverseLabels(HasOptions):
-    """Groups of one size, each as mixed as can be and all alike."""
+    """Forms clusters of equal size, each with label distributions that are as different as possible."""
 
     group: ClassVar[str] = CLUSTER_STAGE
     num_clusters: int = option(
@@ -84,14 +87,17 @@ class DiverseLabels(HasOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_searched == 1:
-            raise UserError("cluster.top is 1; it must be 0 (all clusters) or 2 or more")
+            raise UserError(
+                "cluster.num_searched is 1. It must be 0 (search all clusters) or at least 2, because a swap needs two "
+                "clusters."
+            )
 
     def __call__(self, rows: Floats, seed: int, cohort_size: int) -> Labels:
         from shoal.clusterers import RepulsiveClusters
 
-        groups = self.num_clusters or max(1, round(2 * len(rows) / cohort_size))
+        num_clusters = self.num_clusters or max(1, round(2 * len(rows) / cohort_size))
         return (
-            RepulsiveClusters(groups, random_state=seed, swaps=self.swaps, top=self.num_searched or None)
+            RepulsiveClusters(num_clusters, random_state=seed, swaps=self.swaps, top=self.num_searched or None)
             .fit(rows)
             .labels_
         )
@@ -99,10 +105,11 @@ class DiverseLabels(HasOptions):
 
 @dataclass(frozen=True)
 class SparsityClusters(HasOptions):
-    """Clients whose sparsity vectors are alike, in as many groups as there are (AIDC, paper 000).
+    """Puts clients with similar sparsity vectors into one cluster and finds their number (AIDC, Tang et al. 2025).
 
-    A row holds four vectors: that of the client's adapted model, by which it is grouped, and those of the model that
-    all received, over all of its examples and over either half of them, which tell difference from chance.
+    A row has four vectors. The first is measured with the client's adapted model, and clusters are formed from it. The
+    others are measured with the model that all clients received, on all samples of the client and on each half of
+    them. The halves show how much of a difference random sampling explains.
     """
 
     group: ClassVar[str] = CLUSTER_STAGE
@@ -147,8 +154,8 @@ class SparsityClusters(HasOptions):
         super().__post_init__()
         if self.merge > self.split and not self.as_published:
             raise UserError(
-                f"cluster.merge is {self.merge} and cluster.split is {self.split}; merge must not be larger, or what "
-                "is merged is split again for ever (cluster.literal=true tries all the same)"
+                f"cluster.merge is {self.merge} and cluster.split is {self.split}. cluster.merge must not be larger, "
+                "because merged clusters would be split again without end. cluster.as_published=true allows it."
             )
 
     def __call__(self, rows: Floats, seed: int) -> Labels:
@@ -158,26 +165,29 @@ class SparsityClusters(HasOptions):
         return self._estimator(seed).fit(rows[:, : rows.shape[1] // 4]).labels_
 
     def join(self, rows: Floats, labels: Labels, late_rows: Floats) -> Labels:
-        """The group with the least mean distance to its members."""
-        known, new = np.split(rows, 4, axis=1)[0], np.split(late_rows, 4, axis=1)[0]
-        distances = modified_js(new, known)
+        """Returns the cluster with the smallest mean distance to its members for each late-joining client."""
+        old_vectors, late_vectors = np.split(rows, 4, axis=1)[0], np.split(late_rows, 4, axis=1)[0]
+        distances = modified_js(late_vectors, old_vectors)
         means = np.stack([distances[:, labels == k].mean(axis=1) for k in np.unique(labels)], axis=1)
         return np.unique(labels)[means.argmin(axis=1)]
 
     def nearest_cluster(self, rows: Floats, labels: Labels, received: Floats) -> int:
-        """The group of a client of whom only the vector of the received model is known, for that needs no labels."""
+        """Returns the cluster of a client by the vector of the received model alone, which needs no labels."""
         distances = modified_js(received[None], np.split(rows, 4, axis=1)[1])[0]
         return int(np.argmin([distances[labels == k].mean() for k in range(labels.max() + 1)]))
 
     def recluster(self, rows: Floats, labels: Labels, new_rows: Floats, seed: int) -> tuple[Floats, Labels]:
-        """Only who has changed leaves its group; groups are split and merged from where they were."""
-        moved = np.flatnonzero(self.has_drifted(rows, new_rows))
+        """Returns the rows to remember and the new clusters.
+
+        Only clients whose data have changed are reassigned. Clusters are split and merged from their earlier state.
+        """
+        drifted = np.flatnonzero(self.has_drifted(rows, new_rows))
         rows, before = rows.copy(), rows
-        rows[moved] = new_rows[moved]
-        if not len(moved):
+        rows[drifted] = new_rows[drifted]
+        if not len(drifted):
             return rows, labels
         _refuse_sparsity_above_1(rows)
-        if self.as_published or self.num_references:  # neither can be taken up from where it was
+        if self.as_published or self.num_references:  # neither can continue from earlier clusters
             return rows, self(rows, seed)
         if self._is_one_cluster(rows, seed):
             return rows, np.zeros(len(rows), dtype=np.int64)
@@ -185,11 +195,14 @@ class SparsityClusters(HasOptions):
             return rows, self(rows, seed)
         adapted = before.shape[1] // 4
         clusters = self._estimator(seed).resume(before[:, :adapted], labels)
-        return rows, number_by_first_appearance(clusters.update(new_rows[moved, :adapted], moved).labels_)[0]
+        return rows, number_by_first_appearance(clusters.update(new_rows[drifted, :adapted], drifted).labels_)[0]
 
     def has_drifted(self, rows: Floats, new_rows: Floats) -> NDArray[np.bool_]:
-        """Whose data follow another law than before, by what the same model gives on them: two draws of one law differ
-        by half of what the halves of a draw do."""
+        """Returns which clients have data of another distribution than before.
+
+        The comparison uses the vectors of the same received model. Two samples of one distribution are expected to
+        differ by half of the distance between the halves of one sample.
+        """
         _, old, *old_halves = np.split(rows, 4, axis=1)
         _, new, *new_halves = np.split(new_rows, 4, axis=1)
         random_distance = (
@@ -222,8 +235,11 @@ class SparsityClusters(HasOptions):
 
 @dataclass(frozen=True)
 class HellingerOptics(HasOptions):
-    """Clients with alike label distributions, in as many groups as there are (HACCS): OPTICS on Hellinger distances,
-    cut at `reach`. Two are enough for a group; who is within reach of nobody is one alone."""
+    """Puts clients with similar label distributions into one cluster by OPTICS on Hellinger distances (HACCS).
+
+    The reachability is cut at `radius`, which determines the number of clusters. Two clients are enough for a cluster,
+    and a client without a neighbour within `radius` is a cluster of its own.
+    """
 
     group: ClassVar[str] = CLUSTER_STAGE
     radius: float = option(
@@ -243,44 +259,48 @@ class HellingerOptics(HasOptions):
         distances = squareform(pdist(np.sqrt(rows))) / np.sqrt(2)
         optics = OPTICS(min_samples=2, metric="precomputed", cluster_method="dbscan", eps=self.radius)
         labels = optics.fit(distances).labels_.astype(np.int64)
-        alone = labels < 0
-        labels[alone] = labels.max() + 1 + np.arange(alone.sum())
+        is_alone = labels < 0
+        labels[is_alone] = labels.max() + 1 + np.arange(is_alone.sum())
         return number_by_first_appearance(labels)[0]
 
 
 def _refuse_sparsity_above_1(rows: Floats) -> None:
     for row, column in np.argwhere(rows > 1)[:1]:
         channel = column % (rows.shape[1] // 4)
-        raise UserError(f"a sparsity vector has {rows[row, column]} in channel {channel}; sparsities must be 1 or less")
+        raise UserError(
+            f"A sparsity vector has the value {rows[row, column]} in channel {channel}. Sparsities must be 1 or less."
+        )
 
 
 @dataclass(frozen=True)
 class FormClusters(ServerOnly):
-    """Groups once, and again only when a client has become known that was not there before, or clients were asked
-    again; or in every round."""
+    """Forms clusters when the first reports arrive, and again when new clients or newer reports arrive.
+
+    With `runs_once` false clusters are formed in every round.
+    """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
-    rule: Callable[[Floats, int, int], ArrayLike]  # (a row per client, seed, cohort size) -> group of each
+    rule: Callable[[Floats, int, int], ArrayLike]  # (a row per client, seed, cohort size) -> cluster of each client
     column: str
-    source: str = "represent"  # the stage that asked
+    source: str = "represent"  # the stage that collected the rows
     runs_once: bool = True
     name: str = CLUSTER_STAGE
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known, grouped = ClientTable.load(state, self.source), ClientTable.load(state, self.name)
-        if not len(known) or (
-            self.runs_once and known.clients == grouped.clients and not _has_newer_reports(known, grouped)
+        reported, clusters = ClientTable.load(state, self.source), ClientTable.load(state, self.name)
+        if not len(reported) or (
+            self.runs_once and reported.clients == clusters.clients and not _has_newer_reports(reported, clusters)
         ):
             return state
-        groups = self.rule(known[self.column].double().numpy(), seed, state.cohort_size)
+        labels = self.rule(reported[self.column].double().numpy(), seed, state.cohort_size)
         columns = {
-            "group": torch.from_numpy(np.asarray(groups, dtype=np.int64)),
-            "round": torch.full((len(known),), state.round),  # in which they were formed
+            "group": torch.from_numpy(np.asarray(labels, dtype=np.int64)),
+            "round": torch.full((len(reported),), state.round),  # the round in which clusters were formed
         }
-        table = ClientTable(known.clients, columns)
+        table = ClientTable(reported.clients, columns)
         return replace(state, memory={**state.memory, self.name: table.to_tree()})
 
 
-def _has_newer_reports(known: ClientTable, clusters: ClientTable) -> bool:
-    return "told" in known.columns and int(known["told"].max()) > int(clusters["round"].min())
+def _has_newer_reports(reported: ClientTable, clusters: ClientTable) -> bool:
+    return "told" in reported.columns and int(reported["told"].max()) > int(clusters["round"].min())

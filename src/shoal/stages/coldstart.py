@@ -1,4 +1,4 @@
-"""Groups from the first steps of some clients, everybody else by the first steps of their own (FedGroup)."""
+"""Clusters from the first updates of some clients. All others join by their own first update (FedGroup)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ from shoal.types import (
 
 @dataclass(frozen=True)
 class FormColdStartClusters(OneProgram, HasOptions):
-    """Once: some clients, by chance, train the first model a little, and are grouped by where that took them. Each
-    group's model is the mean of its members'. Kept are the first model and the directions of the groups, for those who
-    come later. Who has no rows goes nowhere, and is in no group."""
+    """Forms clusters once, from the updates with which some random clients change the first model.
+
+    The model of a cluster is the mean of its members' trained models. The server remembers the first model and the
+    mean update of each cluster, so that other clients can join later. A client without samples is in no cluster.
+    """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
 
@@ -62,13 +64,16 @@ class FormColdStartClusters(OneProgram, HasOptions):
         from shoal.clusterers import DecomposedClusters
 
         first, clients = _first_model(state), list(trained)
-        changes = _flattened_updates(first, trained, self.trainable)
-        labels = DecomposedClusters(self.num_clusters, random_state=seed).fit(changes.double().numpy()).labels_
-        insides = [np.flatnonzero(labels == k).tolist() for k in range(int(labels.max()) + 1)]
-        directions = torch.stack([changes[inside].mean(0) for inside in insides])
-        kept = {"first": flatten_params(first), "directions": directions}
-        models = [tree.weighted_mean([trained[clients[i]] for i in inside], [1] * len(inside)) for inside in insides]
-        return set_clusters(replace(state, memory={**state.memory, self.name: kept}), models, clients, labels)
+        updates = _flattened_updates(first, trained, self.trainable)
+        labels = DecomposedClusters(self.num_clusters, random_state=seed).fit(updates.double().numpy()).labels_
+        members_by_cluster = [np.flatnonzero(labels == k).tolist() for k in range(int(labels.max()) + 1)]
+        directions = torch.stack([updates[members].mean(0) for members in members_by_cluster])
+        remembered = {"first": flatten_params(first), "directions": directions}
+        models = [
+            tree.weighted_mean([trained[clients[i]] for i in members], [1] * len(members))
+            for members in members_by_cluster
+        ]
+        return set_clusters(replace(state, memory={**state.memory, self.name: remembered}), models, clients, labels)
 
     @property
     def representation_bounds(self) -> tuple[float, float]:
@@ -80,7 +85,7 @@ class FormColdStartClusters(OneProgram, HasOptions):
 
     def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
         directions = self._directions(state)
-        assert directions is not None, "the width of a representation was asked for first"
+        assert directions is not None, "representation_width must be checked before cluster_weights"
         return nearest_direction(directions, representation)
 
     def _directions(self, state: ServerState) -> Tensor | None:
@@ -90,7 +95,7 @@ class FormColdStartClusters(OneProgram, HasOptions):
 
 @dataclass(frozen=True)
 class JoinByFirstUpdate(OneProgram):
-    """Whoever is in no group trains the first model a little and joins the group that went the most similar way."""
+    """Lets a client without a cluster train the first model and join the cluster with the most similar update."""
 
     program: ClientProgram
     trainable: tuple[str, ...]
@@ -107,10 +112,10 @@ class JoinByFirstUpdate(OneProgram):
         trained, state = _trained_models(reports), remember_without_samples(state, self.name, reports)
         if not trained:
             return state
-        changes = _flattened_updates(self._start_model(state), trained, self.trainable)
+        updates = _flattened_updates(self._start_model(state), trained, self.trainable)
         directions = state.memory[self.source]["directions"]
-        cosines = F.normalize(changes, dim=1) @ F.normalize(directions, dim=1).T
-        return assign_clients(state, list(trained), cosines.argmax(1).numpy())  # the least (1 - cosine) / 2
+        cosines = F.normalize(updates, dim=1) @ F.normalize(directions, dim=1).T
+        return assign_clients(state, list(trained), cosines.argmax(1).numpy())  # the smallest distance (1 - cosine) / 2
 
     def _start_model(self, state: ServerState) -> Params:
         return unflatten_params(state.memory[self.source]["first"], _first_model(state))
@@ -118,7 +123,7 @@ class JoinByFirstUpdate(OneProgram):
 
 @dataclass(frozen=True)
 class ExchangeBetweenClusters(ServerOnly, HasOptions):
-    """Every group's model becomes a mean of all: its own with weight 1, another w with weight eta / |w|."""
+    """Averages every expert with all others: its own parameters have weight 1, and others w have weight eta / |w|."""
 
     group: ClassVar[str] = CLUSTER_STAGE
     trainable: tuple[str, ...]
@@ -133,10 +138,10 @@ class ExchangeBetweenClusters(ServerOnly, HasOptions):
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not self.eta:
             return state
-        lengths = {k: float(flatten_params({n: m[n] for n in self.trainable}).norm()) for k, m in state.models.items()}
-        others = {k: self.eta / max(length, 1e-12) for k, length in lengths.items()}
+        norms = {k: float(flatten_params({n: m[n] for n in self.trainable}).norm()) for k, m in state.models.items()}
+        weights = {k: self.eta / max(norm, 1e-12) for k, norm in norms.items()}
         models = list(state.models.values())
-        mixed = {k: tree.weighted_mean(models, list((others | {k: 1.0}).values())) for k in state.models}
+        mixed = {k: tree.weighted_mean(models, list((weights | {k: 1.0}).values())) for k in state.models}
         return replace(state, models=mixed)
 
 
@@ -153,5 +158,5 @@ def _trained_models(reports: Mapping[ClientId, Report]) -> dict[ClientId, Params
 
 
 def _flattened_updates(first: Params, models: Mapping[ClientId, Params], trainable: Sequence[str]) -> Tensor:
-    """What each client's training changed: a row of all trainable numbers."""
+    """Returns the update of each client as a row of all trainable parameters."""
     return torch.stack([flatten_params({k: m[k] - first[k] for k in trainable}) for m in models.values()])

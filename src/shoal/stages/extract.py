@@ -1,4 +1,4 @@
-"""The model with which clients describe their data."""
+"""The model with which clients measure the representation of their data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ EXTRACTOR = "extractor"
 
 @dataclass(frozen=True)
 class KeepExtractor(ServerOnly, HasOptions):
-    """Keeps one model for all, so that answers can be compared whenever they come: that of a file, or the global one
-    after some rounds of training together (0: its first weights)."""
+    """Keeps one model for all clients, so that reports of different rounds can be compared.
+
+    The model comes from a file or is the global model after `warmup` rounds. With 0 it has the initial weights.
+    """
 
     group: ClassVar[str] = "represent"
     model: Model
@@ -42,7 +44,8 @@ class KeepExtractor(ServerOnly, HasOptions):
         super().__post_init__()
         if self.warmup and self.weights:
             raise UserError(
-                f"represent.warmup is {self.warmup} and represent.weights is {self.weights!r}; only one of them can be"
+                f"represent.warmup is {self.warmup} and represent.weights is {self.weights!r}. Only one of them can "
+                "be set."
             )
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
@@ -52,24 +55,25 @@ class KeepExtractor(ServerOnly, HasOptions):
         return replace(state, memory={**state.memory, self.name: {k: v.cpu() for k, v in model.items()}})
 
     def _load_weights(self) -> Params:
-        """Read by the server when it starts: clients, who know the same method, need not have the file."""
+        """Returns the model of the file. Only the server reads it, so clients need not have the file."""
         try:
             given = load_file(Path(self.weights))
         except (OSError, SafetensorError) as error:
             raise UserError(
-                f"represent.weights is {self.weights!r}, which is no safetensors file that can be read: {error}"
+                f"represent.weights is {self.weights!r}, but this is not a readable safetensors file: {error}"
             ) from error
-        wanted = self.model.init(0)
-        for name in sorted({*wanted, *given}):
-            has, must = (tuple(m[name].shape) if name in m else None for m in (given, wanted))
-            if has != must:
+        expected = self.model.init(0)
+        for name in sorted({*expected, *given}):
+            given_shape, expected_shape = (tuple(m[name].shape) if name in m else None for m in (given, expected))
+            if given_shape != expected_shape:
                 raise UserError(
-                    f"represent.weights is {self.weights!r}, in which {name} has shape {has}; for model "
-                    f"{self.model.name} it must be {must}"
+                    f"represent.weights is {self.weights!r}, in which {name} has shape {given_shape}. Model "
+                    f"{self.model.name} needs shape {expected_shape}."
                 )
-        return {k: given[k].to(wanted[k]) for k in wanted}
+        return {k: given[k].to(expected[k]) for k in expected}
 
 
 def extractor_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """Returns the kept model, on the device of the models of the state."""
     like = next(iter(state.models.values()))
     return {EXTRACTOR: {k: v.to(like[k].device) for k, v in state.memory[EXTRACTOR].items()}}

@@ -1,4 +1,4 @@
-"""Choice by how long clients take: the fastest of a group stand in for those with like data (HACCS)."""
+"""Selection by training time: the fastest clients of a cluster represent clients with similar data (HACCS)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Floats = NDArray[np.float64]
 
 
 def speeds(state: ServerState, clients: Sequence[ClientId]) -> Floats:
-    """Operations a second; NaN where a client's hardware is not known."""
-    known = [state.devices.get(c) for c in clients]
-    return np.array([d.flops_per_s if d else np.nan for d in known], dtype=np.float64)
+    """Returns the operations per second of each client, and NaN where its hardware is not known."""
+    devices = [state.devices.get(c) for c in clients]
+    return np.array([d.flops_per_s if d else np.nan for d in devices], dtype=np.float64)
 
 
 def training_durations(sizes: Floats, speed: Floats) -> Floats:
-    """How long clients take with their rows, up to a factor; of unknown hardware the median speed is expected."""
-    usual = np.nanmedian(speed) if np.isfinite(speed).any() else 1.0
-    return np.asarray(sizes / np.where(np.isfinite(speed), speed, usual))
+    """Returns training times that are correct up to a common factor. Unknown hardware gets the median speed."""
+    median_speed = np.nanmedian(speed) if np.isfinite(speed).any() else 1.0
+    return np.asarray(sizes / np.where(np.isfinite(speed), speed, median_speed))
 
 
 @dataclass(frozen=True)
 class SelectFastest(ServerOnly, HasOptions):
-    """`size` clients from groups that are drawn by their loss and their speed, the fastest of each.
+    """Draws clusters by their loss and speed and selects the fastest clients of each.
 
-    A client's loss is the one of its last training: nobody is asked for it.
+    The loss of a client is the one that it reported with its last training, so no extra report is needed.
     """
 
     rho: float = option(
@@ -47,12 +47,18 @@ class SelectFastest(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        grouped, reported = ClientTable.load(state, self.cluster_slot), ClientTable.load(state, self.size_slot)
-        if not len(grouped):
-            return state  # nobody has told anything yet
-        seen = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, self.train_slot))
-        size, loss = reported.column("size", grouped.clients), seen.column("loss", grouped.clients)
-        here = grouped.is_present(state.roster) & (size > 0)  # who has no rows would always be the fastest
-        times = training_durations(size, speeds(state, grouped.clients))
-        rows = fastest_of_clusters(grouped["group"].numpy(), times, loss, here, state.cohort_size, seed, self.rho)
-        return replace(state, cohort=grouped.client_ids(rows), memory={**state.memory, self.name: seen.to_tree()})
+        clusters, sizes = ClientTable.load(state, self.cluster_slot), ClientTable.load(state, self.size_slot)
+        if not len(clusters):
+            return state  # no clusters have been formed yet
+        losses = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, self.train_slot))
+        size, loss = sizes.column("size", clusters.clients), losses.column("loss", clusters.clients)
+        is_available = clusters.is_present(state.roster) & (
+            size > 0
+        )  # a client without samples would always be the fastest
+        times = training_durations(size, speeds(state, clusters.clients))
+        selected = fastest_of_clusters(
+            clusters["group"].numpy(), times, loss, is_available, state.cohort_size, seed, self.rho
+        )
+        return replace(
+            state, cohort=clusters.client_ids(selected), memory={**state.memory, self.name: losses.to_tree()}
+        )

@@ -1,4 +1,4 @@
-"""What members of clusters tell for the sake of those who never train, and what these are sent (paper 004)."""
+"""Feature moments of the clusters, and the models that an unseen client combines (Freitas et al. 2025)."""
 
 from __future__ import annotations
 
@@ -22,48 +22,52 @@ MOMENTS_STAGE, LABEL_STAGE = "describe", "labels"
 
 @dataclass(frozen=True)
 class CollectFeatureMoments(OneProgram):
-    """Members of clusters tell once where their rows lie among the features of the first round's mean; what they tell
-    is added up, cluster by cluster."""
+    """Collects once, from every member of a cluster, the moments of its samples' features, and adds them up by cluster.
+
+    The features come from the mean model of the first round.
+    """
 
     program: ClientProgram
     name: str = MOMENTS_STAGE
     schedule: ClassVar[Schedule] = Schedule("new-members")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        told = set(self._reported_clients(state))
-        asked = [c for c in state.roster if c in state.membership and c not in told]
-        sent = {EXTRACTOR: state.memory[EXTRACTOR]} if asked else {}
-        return Plan(self.program, {c: Task(sent, {}, derive_seed(seed, c)) for c in asked})
+        reported_clients = set(self._reported_clients(state))
+        new_members = [c for c in state.roster if c in state.membership and c not in reported_clients]
+        sent = {EXTRACTOR: state.memory[EXTRACTOR]} if new_members else {}
+        return Plan(self.program, {c: Task(sent, {}, derive_seed(seed, c)) for c in new_members})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not reports:
             return state
-        kept = state.memory.get(self.name, {}).get("moments", {})
+        moments = state.memory.get(self.name, {}).get("moments", {})
         for client, report in sorted(reports.items()):
-            kept = _add_moments(kept, report.tensors["moments"], state.membership[client])
-        told = ClientTable((*self._reported_clients(state), *sorted(reports)), {})
-        return replace(state, memory={**state.memory, self.name: {"moments": kept, "told": told.to_tree()}})
+            moments = _add_moments(moments, report.tensors["moments"], state.membership[client])
+        reported = ClientTable((*self._reported_clients(state), *sorted(reports)), {})
+        return replace(state, memory={**state.memory, self.name: {"moments": moments, "told": reported.to_tree()}})
 
     def _reported_clients(self, state: ServerState) -> tuple[ClientId, ...]:
         return ClientTable.from_tree(state.memory.get(self.name, {}).get("told", {})).clients
 
 
 def _add_moments(moments: Tree, reported: Params, membership: Tensor) -> Tree:
-    """Counts add up; means over rows are those of both. [models, ...]"""
+    """Returns the moments [models, ...] of all samples. Counts are added, and means are combined by their counts."""
     empty = {k: torch.zeros(len(membership), *x.shape) for k, x in reported.items()}
     before = moments or empty
-    cluster, rows = int(membership.argmax()), float(reported["count"].sum())
-    share = rows / max(1.0, float(before["count"][cluster].sum()) + rows)
+    cluster, num_samples = int(membership.argmax()), float(reported["count"].sum())
+    fraction = num_samples / max(1.0, float(before["count"][cluster].sum()) + num_samples)
     after = {k: x.clone() for k, x in before.items()}
     after["count"][cluster] += reported["count"].cpu()
     for k in ("mean", "square"):
-        after[k][cluster] = torch.lerp(before[k][cluster], reported[k].cpu(), share)
+        after[k][cluster] = torch.lerp(before[k][cluster], reported[k].cpu(), fraction)
     return after
 
 
 def confident_models(model: Model, confidence: Confidence, label_stage: str = LABEL_STAGE) -> ModelsFor:
-    """A client's own cluster's model, by its name; to whoever is in no cluster, such as an unseen client, all of them,
-    and what helps to choose among them."""
+    """Returns a function that gives a member of a cluster the model of its cluster.
+
+    A client without a cluster, such as an unseen client, gets all models and the parameters of the confidence rule.
+    """
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         if client is not None and client in state.membership:
@@ -82,16 +86,16 @@ def confident_models(model: Model, confidence: Confidence, label_stage: str = LA
 
 
 def _class_mask(state: ServerState, confidence: Confidence, label_stage: str) -> Params:
-    """Which classes somebody in each cluster holds, [models, classes]; empty where that is not asked for."""
+    """Returns which classes occur in each cluster [models, classes], or nothing if the mask is off or incomplete."""
     if confidence.mask == "none":
         return {}
-    known = ClientTable.load(state, CLUSTER_STAGE if confidence.mask == "read" else label_stage)
-    known = known.filter(known.is_present(tuple(state.membership))) if len(known) else known
-    column = "risen" if confidence.mask == "read" else "labels"
-    has_class = torch.zeros(len(state.models), known[column].shape[1] if len(known) else 0, dtype=torch.bool)
-    for client, row in zip(known.clients, known.columns.get(column, ()), strict=True):
+    reported = ClientTable.load(state, CLUSTER_STAGE if confidence.mask == "inferred" else label_stage)
+    reported = reported.filter(reported.is_present(tuple(state.membership))) if len(reported) else reported
+    column = "risen" if confidence.mask == "inferred" else "labels"
+    has_class = torch.zeros(len(state.models), reported[column].shape[1] if len(reported) else 0, dtype=torch.bool)
+    for client, row in zip(reported.clients, reported.columns.get(column, ()), strict=True):
         has_class[int(state.membership[client].argmax())] |= row > 0
-    return {"mask": has_class} if len(known) and bool(has_class.any(1).all()) else {}
+    return {"mask": has_class} if len(reported) and bool(has_class.any(1).all()) else {}
 
 
 def _to_device(device: str, models: Mapping[str, Params]) -> dict[str, Params]:

@@ -1,4 +1,4 @@
-"""Clusters found once, of the models that return from the first round, and their members in turn (paper 004)."""
+"""Clusters that are formed once, from the models that return from the first round (Freitas et al. 2025)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CLUSTER_STAGE, FIRST_MODEL_SLOT = "cluster", "first"
 
 @dataclass(frozen=True)
 class FormFirstRoundClusters(ServerUpdate):
-    """Clusters what returns from the first round by its last layers (Alg. 2, 4-15).
+    """Forms clusters from the last layers of the models that return from the first round (Alg. 2, 4-15).
 
-    Whoever comes later trains the first model once, at the rate of the first round, and joins the cluster to whose
-    members' last layers its own is nearest; a model that sets out from the first weights is averaged into none. Tells
-    how many models were sent to the server (Eq. 4), how many clusters there are, and of the first round how many
-    clients were in no dense group.
+    A late-joining client trains the first model once, at the learning rate of the first round, and joins the cluster
+    whose members have the nearest last layers. Its model is averaged into no expert, because it started from the first
+    weights. The metrics of a round are the number of models sent to the server (Eq. 4) and the number of clusters, and
+    in the first round the number of clients in no dense cluster.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
@@ -56,24 +56,29 @@ class FormFirstRoundClusters(ServerUpdate):
     def before_aggregation(
         self, train: TrainAndAggregate, state: ServerState, reports: Mapping[ClientId, Report], seed: int
     ) -> ServerState:
-        told, state = with_samples(reports), remember_without_samples(state, WITHOUT_SAMPLES_SLOT, reports)
-        last = {c: self._last_layer(r.tensors["model"]) for c, r in told.items()}
-        sound = self._finite_layers(last)
-        if not state.membership and told and len(sound) == len(told):  # else the loop sees the divergence
-            return self._with_clusters(state, ClientTable.from_rows(last), seed)
+        trained, state = with_samples(reports), remember_without_samples(state, WITHOUT_SAMPLES_SLOT, reports)
+        last_layers = {c: self._last_layer(r.tensors["model"]) for c, r in trained.items()}
+        finite_layers = self._finite_layers(last_layers)
+        if (
+            not state.membership and trained and len(finite_layers) == len(trained)
+        ):  # otherwise the engine detects the divergence
+            return self._with_clusters(state, ClientTable.from_rows(last_layers), seed)
         return state
 
     def after_aggregation(
         self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
-        last = {c: self._last_layer(r.tensors["model"]) for c, r in with_samples(reports).items()}
-        newcomers = ClientTable.from_rows(
-            {c: row for c, row in self._finite_layers(last).items() if c not in before.membership}
+        last_layers = {c: self._last_layer(r.tensors["model"]) for c, r in with_samples(reports).items()}
+        late_layers = ClientTable.from_rows(
+            {c: row for c, row in self._finite_layers(last_layers).items() if c not in before.membership}
         )
-        if before.membership and len(newcomers):
-            after = self._with_late_joining_clients(after, newcomers)
-        figures = {f"{train.name}.updates": float(len(reports)), f"{CLUSTER_STAGE}.groups": float(len(after.models))}
-        return replace(after, round_metrics={**after.round_metrics, **figures})
+        if before.membership and len(late_layers):
+            after = self._with_late_joining_clients(after, late_layers)
+        new_metrics = {
+            f"{train.name}.updates": float(len(reports)),
+            f"{CLUSTER_STAGE}.num_clusters": float(len(after.models)),
+        }
+        return replace(after, round_metrics={**after.round_metrics, **new_metrics})
 
     def _finite_layers(self, last: Mapping[ClientId, dict[str, Tensor]]) -> dict[ClientId, dict[str, Tensor]]:
         return {c: row for c, row in last.items() if bool(row["last"].isfinite().all())}
@@ -82,28 +87,31 @@ class FormFirstRoundClusters(ServerUpdate):
         return {"last": flatten_params({k: model[k] for k in self.model.head})}
 
     def _with_clusters(self, state: ServerState, reported: ClientTable, seed: int) -> ServerState:
-        found, first = self.rule(reported["last"].double().numpy(), seed), next(iter(state.models.values()))
-        kept = {**reported.columns, **self._raised_biases(reported, first)}
-        memory = {**state.memory, CLUSTER_STAGE: ClientTable(reported.clients, kept).to_tree()}
-        figures = {**state.round_metrics, f"{CLUSTER_STAGE}.noise": float(found.num_noise_clients)}
-        models = named_experts([first] * (int(found.labels.max()) + 1))
+        clustering, first = self.rule(reported["last"].double().numpy(), seed), next(iter(state.models.values()))
+        columns = {**reported.columns, **self._raised_biases(reported, first)}
+        memory = {**state.memory, CLUSTER_STAGE: ClientTable(reported.clients, columns).to_tree()}
+        new_metrics = {**state.round_metrics, f"{CLUSTER_STAGE}.noise": float(clustering.num_noise_clients)}
+        models = named_experts([first] * (int(clustering.labels.max()) + 1))
         return assign_clients(
-            replace(state, models=models, memory=memory, round_metrics=figures), reported.clients, found.labels
+            replace(state, models=models, memory=memory, round_metrics=new_metrics), reported.clients, clustering.labels
         )
 
     def _raised_biases(self, reported: ClientTable, first: Params) -> dict[str, Tensor]:
-        """Whose bias rose for which class: cross-entropy raises it only for classes that a client holds, and for those
-        of which it has more than the model expected. Without biases in the last layer nothing can be read."""
+        """Returns for which classes the bias of each client rose, or nothing if the last layer has no bias.
+
+        Cross-entropy raises the bias only of classes that a client has and that are more frequent than the model
+        predicted.
+        """
         change = reported["last"] - self._last_layer(first)["last"]
-        places = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
-        return {"risen": change[:, places] > 0} if bool(places.any()) else {}
+        is_bias = torch.cat([torch.full((first[k].numel(),), first[k].dim() == 1) for k in sorted(self.model.head)])
+        return {"risen": change[:, is_bias] > 0} if bool(is_bias.any()) else {}
 
     def _with_late_joining_clients(self, state: ServerState, late_layers: ClientTable) -> ServerState:
         from shoal.clusterers.neighbours import nearest_clusters
 
-        known = ClientTable.load(state, CLUSTER_STAGE)
-        groups = np.array([state.cluster_of(c) for c in known.clients], dtype=np.int64)
-        labels = nearest_clusters(known["last"].double().numpy(), groups, late_layers["last"].double().numpy())
+        members = ClientTable.load(state, CLUSTER_STAGE)
+        clusters = np.array([state.cluster_of(c) for c in members.clients], dtype=np.int64)
+        labels = nearest_clusters(members["last"].double().numpy(), clusters, late_layers["last"].double().numpy())
         return assign_clients(state, late_layers.clients, labels)
 
 
@@ -123,7 +131,7 @@ class KeepFirstMean(ServerUpdate):
 
 
 def cluster_or_first_model(model: Model) -> ModelsFor:
-    """What a client trains: its cluster's model, or the first one, by which it is told where it belongs."""
+    """Returns a function that gives a client the model of its cluster, or the first model until it has a cluster."""
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         if state.membership and client not in state.membership:

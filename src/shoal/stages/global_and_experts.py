@@ -1,4 +1,4 @@
-"""One model for all, and beside it experts for groups of clients, if there are any."""
+"""One global model for all clients, and an expert for each cluster if there are clusters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GLOBAL, EXPERT = "global", "expert"
 
 
 def global_and_own_expert(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    """The global model; to members of a group its expert too."""
+    """Returns the global model and, for a member of a cluster, the expert of its cluster."""
     models = {GLOBAL: state.models[GLOBAL]}
     if client is not None and client in state.membership:
         models[EXPERT] = state.models[sorted(state.models)[int(state.membership[client].argmax())]]
@@ -27,7 +27,7 @@ def global_and_own_expert(state: ServerState, client: ClientId | None) -> Mappin
 
 
 def global_and_all_experts(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    """The global model; to members of groups all experts too."""
+    """Returns the global model and, for a member of a cluster, all experts."""
     if client is None or client not in state.membership:
         return {GLOBAL: state.models[GLOBAL]}
     return state.models
@@ -35,9 +35,12 @@ def global_and_all_experts(state: ServerState, client: ClientId | None) -> Mappi
 
 @dataclass(frozen=True)
 class AggregateGlobalAndExperts(TrainAndAggregate):
-    """Everybody counts in the global model, members in their expert. With `head` each class's row of the last layer
-    is weighed by how many rows of that class a client has: who does not hold a class has little to say about it. A
-    class that nobody in the round holds is averaged like everything else."""
+    """Averages all reports into the global model and the reports of members into the expert of their cluster.
+
+    With `classwise_head` each class's row of the last layer is weighted by the number of samples of that class that a
+    client has, because a client without samples of a class learns little about it. A class that no client of the round
+    has is averaged like all other parameters.
+    """
 
     classwise_head: tuple[str, ...] = ()
     source: str = REPRESENT_STAGE
@@ -46,16 +49,16 @@ class AggregateGlobalAndExperts(TrainAndAggregate):
         return report.tensors["model" if name == GLOBAL else EXPERT]
 
     def _client_weight(self, state: ServerState, model_index: int, client: ClientId, report: Report) -> float:
-        rows = float(report.counts["train"] if self.weighting == "size" else 1)
+        weight = float(report.counts["train"] if self.weighting == "size" else 1)
         if sorted(state.models)[model_index] == GLOBAL:
-            return rows
-        return rows * float(state.membership[client][model_index]) if client in state.membership else 0.0
+            return weight
+        return weight * float(state.membership[client][model_index]) if client in state.membership else 0.0
 
     def _weighted_mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
-        mean, known = super()._weighted_mean(state, parts), ClientTable.load(state, self.source)
-        if not self.classwise_head or not len(known):
+        mean, reported = super()._weighted_mean(state, parts), ClientTable.load(state, self.source)
+        if not self.classwise_head or not len(reported):
             return mean
-        weights = _weights_by_class(known, parts)  # [clients, classes]
+        weights = _weights_by_class(reported, parts)  # [clients, classes]
         total = weights.sum(0)
         by_class = {k: torch.stack([model[k] for _, model in parts.values()]) for k in self.classwise_head}
         return mean | {
@@ -63,24 +66,24 @@ class AggregateGlobalAndExperts(TrainAndAggregate):
         }
 
 
-def _weights_by_class(known: ClientTable, parts: Mapping[ClientId, tuple[float, Params]]) -> Tensor:
-    """Who has told nothing is taken to hold all classes alike."""
-    labels_by_client = dict(zip(known.clients, known["labels"].double(), strict=True))
-    equal_labels = torch.full_like(known["labels"][0], 1 / known["labels"].shape[1]).double()
+def _weights_by_class(reported: ClientTable, parts: Mapping[ClientId, tuple[float, Params]]) -> Tensor:
+    """Returns the weights [clients, classes]. A client without a label report counts equally for all classes."""
+    labels_by_client = dict(zip(reported.clients, reported["labels"].double(), strict=True))
+    equal_labels = torch.full_like(reported["labels"][0], 1 / reported["labels"].shape[1]).double()
     return torch.stack([weight * labels_by_client.get(c, equal_labels) for c, (weight, _) in parts.items()])
 
 
 def _weighted_rows(heads: Tensor, weights: Tensor, total: Tensor, mean: Tensor) -> Tensor:
-    """Of heads [clients, classes, ...], weighed [clients, classes]; the mean where nobody weighs anything."""
-    share = (weights / total.clamp(min=1e-12)).to(heads)
-    rows = torch.einsum("nc...,nc->c...", heads, share)
+    """Returns the mean of heads [clients, classes, ...] by weights [clients, classes], or `mean` without weights."""
+    fractions = (weights / total.clamp(min=1e-12)).to(heads)
+    rows = torch.einsum("nc...,nc->c...", heads, fractions)
     has_weight = (total > 0).to(heads.device).view(-1, *[1] * (rows.dim() - 1))
     return torch.where(has_weight, rows, mean)
 
 
 @dataclass(frozen=True)
 class PersonaliseMembers(Personalise):
-    """Only members of groups have something to weigh: without groups nobody is asked."""
+    """Personalises only members of clusters, because other clients have a single model and no experts to combine."""
 
     @property
     def schedule(self) -> Schedule:

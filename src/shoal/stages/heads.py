@@ -1,4 +1,4 @@
-"""Clients' heads in one place, and all of them for each client (PM-MoE)."""
+"""The server collects the heads of all clients and sends every client all of them (PM-MoE)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = "heads"
 
 @dataclass(frozen=True)
 class GatherHeads(OneProgram, DueWhenEvaluated):
-    """Everybody who has trained a head tells it; of the silent the last one is kept."""
+    """Collects the heads of the clients. A client that does not respond keeps the head that it sent last."""
 
     program: ClientProgram
     rounds: int
@@ -30,20 +30,26 @@ class GatherHeads(OneProgram, DueWhenEvaluated):
         return Plan(self.program, {c: Task({}, {}, derive_seed(seed, c)) for c in state.roster})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        told = {c: {"head": flatten_params(r.tensors["head"])} for c, r in reports.items() if "head" in r.tensors}
-        known = ClientTable.load(state, self.name).updated_with(ClientTable.from_rows(told))
-        return replace(state, memory={**state.memory, self.name: known.to_tree()})
+        heads = {c: {"head": flatten_params(r.tensors["head"])} for c, r in reports.items() if "head" in r.tensors}
+        collected = ClientTable.load(state, self.name).updated_with(ClientTable.from_rows(heads))
+        return replace(state, memory={**state.memory, self.name: collected.to_tree()})
 
 
 def heads_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    """The base, the first head, and the heads of all others, stacked. A client without a head of its own has no use for
-    them."""
+    """Returns the base, the first head and the stacked heads of all other clients.
+
+    A client without a head of its own gets no heads of others, because it cannot use them.
+    """
     base = state.models["base"]
     first = tree.to_device(state.memory["train"]["head"], next(iter(base.values())).device)
     models = {"base": base, "head": first}
-    known = ClientTable.load(state, HEADS)
-    rows = [row for row, c in zip(known["head"], known.clients, strict=True) if c != client] if len(known) else []
-    if client not in known.clients or not rows:
+    collected = ClientTable.load(state, HEADS)
+    other_heads = (
+        [row for row, c in zip(collected["head"], collected.clients, strict=True) if c != client]
+        if len(collected)
+        else []
+    )
+    if client not in collected.clients or not other_heads:
         return models
-    heads = [unflatten_params(row, first) for row in rows]
+    heads = [unflatten_params(row, first) for row in other_heads]
     return models | {"heads": {k: torch.stack([head[k] for head in heads]) for k in first}}

@@ -1,4 +1,4 @@
-"""Choice by how clients' losses move together (FedCor): surveys of all losses, and picks from what they show."""
+"""Selection by the correlation of the clients' losses (FedCor), which surveys of all losses measure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from shoal.types import (
 )
 
 SURVEY = "survey"
-NEVER = -2  # no round is the next one
+NEVER = -2  # a round that no later round follows directly
 
 
 @dataclass(frozen=True)
 class SurveyLosses(OneProgram, HasOptions):
-    """Everybody tells the loss of the global model, in rounds that follow each other in pairs: the difference is what
-    the first round's training, by random clients, changed. In every round of the warm-up and at its end, then in pairs
-    every so often."""
+    """Surveys the losses of all clients under the global model, in pairs of consecutive rounds.
+
+    The difference between the losses of a pair is the effect of the first round's training. Losses are surveyed in
+    every round of the warm-up and at its end, and then in one pair every `every_rounds` rounds.
+    """
 
     program: ClientProgram
     models_for: ModelsFor
@@ -60,7 +62,7 @@ class SurveyLosses(OneProgram, HasOptions):
         return Schedule("all", (Rounds(0, 1, last=self.warmup), *pairs))
 
     def begins_pair(self, round_index: int) -> bool:
-        """Whether what this round's training changes will be known."""
+        """Whether the next round is also surveyed, so that the effect of this round's training becomes known."""
         return round_index < self.warmup or (round_index - self.warmup) % self.every_rounds == self.every_rounds - 1
 
     def plan(self, state: ServerState, seed: int) -> Plan:
@@ -81,32 +83,34 @@ class SurveyLosses(OneProgram, HasOptions):
             "changes": torch.full((self.history,), torch.nan, dtype=torch.float64),  # the newest comes last
             "when": torch.full((self.history,), NEVER),  # the round that made each change
         }
-        known_before = set(before.clients)
-        known = ClientTable.from_rows({c: blank for c in reported if c not in known_before}).updated_with(before)
-        if not len(known):
+        clients_before = set(before.clients)
+        surveyed = ClientTable.from_rows({c: blank for c in reported if c not in clients_before}).updated_with(before)
+        if not len(surveyed):
             return state
-        columns = {k: v.clone() for k, v in known.columns.items()}
+        columns = {k: v.clone() for k, v in surveyed.columns.items()}
         losses = torch.tensor(
-            [reported[c][0] if c in reported else torch.nan for c in known.clients], dtype=torch.float64
+            [reported[c][0] if c in reported else torch.nan for c in surveyed.clients], dtype=torch.float64
         )
-        has_reported = torch.tensor([c in reported for c in known.clients])
-        paired = has_reported & (columns["round"] == state.round - 1)
-        if paired.any():
-            change = torch.where(paired, losses - columns["loss"], torch.nan)
+        has_reported = torch.tensor([c in reported for c in surveyed.clients])
+        is_paired = has_reported & (columns["round"] == state.round - 1)
+        if is_paired.any():
+            change = torch.where(is_paired, losses - columns["loss"], torch.nan)
             columns["changes"] = torch.cat([columns["changes"][:, 1:], change[:, None]], dim=1)
-            made = torch.full((len(known), 1), state.round - 1)
-            columns["when"] = torch.cat([columns["when"][:, 1:], made], dim=1)
+            change_round = torch.full((len(surveyed), 1), state.round - 1)
+            columns["when"] = torch.cat([columns["when"][:, 1:], change_round], dim=1)
         columns["loss"] = torch.where(has_reported, losses, columns["loss"])
         columns["round"] = torch.where(has_reported, state.round, columns["round"])
-        sizes = torch.tensor([reported[c][1].counts["train"] if c in reported else 0 for c in known.clients])
+        sizes = torch.tensor([reported[c][1].counts["train"] if c in reported else 0 for c in surveyed.clients])
         columns["size"] = torch.where(has_reported, sizes, columns["size"])
-        return replace(state, memory={**state.memory, self.name: ClientTable(known.clients, columns).to_tree()})
+        return replace(state, memory={**state.memory, self.name: ClientTable(surveyed.clients, columns).to_tree()})
 
 
 @dataclass(frozen=True)
 class SelectByLossCorrelation(ServerOnly, HasOptions):
-    """Random clients in the warm-up and wherever a survey will tell what they changed; in between those who, by the
-    correlation of all losses, lower them most."""
+    """Selects the clients that reduce the losses of all clients most, according to their correlation.
+
+    In the warm-up and in rounds whose effect is surveyed, the selection is random.
+    """
 
     survey: SurveyLosses
     beta: float = option(
@@ -125,25 +129,31 @@ class SelectByLossCorrelation(ServerOnly, HasOptions):
         surveyed = ClientTable.load(state, SURVEY)
         is_surveyed = np.isfinite(surveyed["changes"].numpy()) if len(surveyed) else np.zeros((0, 0))
         if self.survey.begins_pair(state.round) or not is_surveyed.any():
-            rows = sample_uniformly(np.arange(len(state.roster)), state.cohort_size, seed)
-            return replace(state, cohort=tuple(state.roster[i] for i in rows.tolist()))
-        trained = ClientTable.load(state, self.name)
-        if trained.clients != surveyed.clients or int(surveyed["when"][0, -1]) == state.round - 1:
-            trained = self._fitted(surveyed, state.round)
-        x, chosen = trained["embedding"].numpy(), trained["chosen"].numpy().copy()
+            selected = sample_uniformly(np.arange(len(state.roster)), state.cohort_size, seed)
+            return replace(state, cohort=tuple(state.roster[i] for i in selected.tolist()))
+        fitted = ClientTable.load(state, self.name)
+        if fitted.clients != surveyed.clients or int(surveyed["when"][0, -1]) == state.round - 1:
+            fitted = self._fitted(surveyed, state.round)
+        x, num_selections = fitted["embedding"].numpy(), fitted["chosen"].numpy().copy()
         covariance = x @ x.T + self.noise**2 * np.eye(len(x))
         sizes = surveyed["size"].double().numpy()
-        here = surveyed.is_present(state.roster)
-        rows = pick(covariance, sizes / max(1.0, sizes.sum()), here, state.cohort_size, self.beta**chosen)
-        chosen[rows] += 1
-        kept = ClientTable(trained.clients, {**trained.columns, "chosen": torch.from_numpy(chosen)})
-        return replace(state, cohort=surveyed.client_ids(rows), memory={**state.memory, self.name: kept.to_tree()})
+        is_present = surveyed.is_present(state.roster)
+        selected = pick(
+            covariance, sizes / max(1.0, sizes.sum()), is_present, state.cohort_size, self.beta**num_selections
+        )
+        num_selections[selected] += 1
+        remembered = ClientTable(fitted.clients, {**fitted.columns, "chosen": torch.from_numpy(num_selections)})
+        return replace(
+            state, cohort=surveyed.client_ids(selected), memory={**state.memory, self.name: remembered.to_tree()}
+        )
 
     def _fitted(self, surveyed: ClientTable, round_index: int) -> ClientTable:
         changes = surveyed["changes"].numpy().T  # [surveys, clients]
-        ages = round_index - 1 - surveyed["when"].numpy().max(axis=0)  # newcomers' columns do not know when
-        heard = np.isfinite(changes).any(axis=1)
-        model = LossCorrelation(self.dimension, self.noise).fit(changes[heard], self.age_discount ** ages[heard])
+        ages = round_index - 1 - surveyed["when"].numpy().max(axis=0)  # the rows of new clients have no rounds
+        has_values = np.isfinite(changes).any(axis=1)
+        model = LossCorrelation(self.dimension, self.noise).fit(
+            changes[has_values], self.age_discount ** ages[has_values]
+        )
         columns = {
             "embedding": torch.from_numpy(model.embedding_),
             "chosen": torch.zeros(len(surveyed), dtype=torch.int64),

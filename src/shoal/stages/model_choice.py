@@ -1,4 +1,4 @@
-"""Clients that choose among all models: who chose what, and which first models to choose from."""
+"""Clients that choose among all models: the server assigns them to the chosen model (IFCA)."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ from shoal.types import (
 
 
 def all_models(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """Returns all models, for every client."""
     return state.models
 
 
 def assign_by_choice(
     state: ServerState, reports: Mapping[ClientId, Report], offered: Iterable[str] = ()
 ) -> ServerState:
-    """Who told a choice is a member of that model, and of no other, from then on; who has no rows has no choice. Of all
-    models, or of those that were `offered`."""
+    """Returns the state in which each client that reported a choice belongs to the chosen model alone.
+
+    The choice is an index into the sorted names of `offered`, or of all models. Clients without samples choose nothing.
+    """
     names = sorted(state.models)
     offered_indices = [names.index(name) for name in sorted(offered or names)]
-    places = {c: offered_indices[int(r.tensors["choice"]["place"])] for c, r in with_samples(reports).items()}
-    return assign_clients(state, tuple(places), np.array(list(places.values()), dtype=np.int64))
+    index_by_client = {c: offered_indices[int(r.tensors["choice"]["place"])] for c, r in with_samples(reports).items()}
+    return assign_clients(state, tuple(index_by_client), np.array(list(index_by_client.values()), dtype=np.int64))
 
 
 def _choice_plan(program: ClientProgram, state: ServerState, seed: int) -> Plan:
@@ -52,7 +55,7 @@ def _choice_plan(program: ClientProgram, state: ServerState, seed: int) -> Plan:
 
 @dataclass(frozen=True)
 class AggregateByChoice(TrainAndAggregate):
-    """The cohort is sent all models; each becomes the mean of what those made of it who chose it."""
+    """Sends all models to the cohort and averages each over the clients that chose and trained it."""
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         return super().aggregate(assign_by_choice(state, reports), reports)
@@ -60,7 +63,7 @@ class AggregateByChoice(TrainAndAggregate):
 
 @dataclass(frozen=True)
 class RechooseModels(OneProgram, DueWhenEvaluated):
-    """Everybody chooses among the models as they are after the round: also who took part, for it chose before."""
+    """Lets all clients choose among the models after the round, also the cohort, which chose before its training."""
 
     program: ClientProgram
     rounds: int
@@ -76,8 +79,11 @@ class RechooseModels(OneProgram, DueWhenEvaluated):
 
 @dataclass(frozen=True)
 class RandomRestarts(OneProgram, HasOptions):
-    """First models by chance, one for each group. With `restarts` the first half of the run is divided among as many
-    starts; after each, all clients tell the loss of what they would choose, and the best start goes on."""
+    """Initialises one random model for each cluster, several times with `restarts`.
+
+    With `restarts` above 1 the first half of the run is divided among as many starts. After each start all clients
+    report the loss of the model that they would choose, and the run continues with the best start.
+    """
 
     group: ClassVar[str] = "cluster"
     program: ClientProgram
@@ -95,22 +101,24 @@ class RandomRestarts(OneProgram, HasOptions):
     name: str = "restart"
 
     def init(self, seed: int) -> ServerState:
+        """Returns the first state, with random models."""
         return ServerState(
             0, named_experts([self.model.init(derive_seed(seed, "init", k)) for k in range(self.num_clusters)])
         )
 
     @property
     def num_starts(self) -> int:
+        """Number of starts, which is at most half of the rounds."""
         return min(self.restarts, max(1, self.rounds // 2))
 
     @property
     def rounds_per_start(self) -> int:
-        """Rounds of each start."""
+        """Number of rounds of each start."""
         return max(1, self.rounds // (2 * self.num_starts))
 
     @property
     def schedule(self) -> Schedule:
-        """At the beginning of a round, so that a round is evaluated with what was trained in it."""
+        """Is due at the beginning of the round after each start, before that round trains the next models."""
         ends = Rounds(self.rounds_per_start, self.rounds_per_start, last=self.num_starts * self.rounds_per_start)
         return Schedule("all", (ends,) if self.num_starts > 1 else ())
 
@@ -128,8 +136,10 @@ class RandomRestarts(OneProgram, HasOptions):
 
     def _better_start(self, kept: Tree, state: ServerState, reports: Mapping[ClientId, Report]) -> Tree:
         losses = [r.metrics["loss"] for r in reports.values()]
-        rows = sum(rows for _, rows in losses)
-        loss = torch.tensor(sum(total for total, _ in losses) / rows if rows else torch.inf, dtype=torch.float64)
+        num_samples = sum(num_samples for _, num_samples in losses)
+        loss = torch.tensor(
+            sum(total for total, _ in losses) / num_samples if num_samples else torch.inf, dtype=torch.float64
+        )
         if kept and not loss < kept["loss"]:
             return kept
         return {"loss": loss, "models": tree.to_device(state.models, "cpu"), "membership": dict(state.membership)}

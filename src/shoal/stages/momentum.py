@@ -1,4 +1,4 @@
-"""What a server makes of its models over the rounds: momentum for training, a running mean for serving."""
+"""Server momentum for training, and exponential moving averages (EMA models) for serving."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ EMA_SLOT = "average"
 
 @dataclass(frozen=True)
 class ApplyMomentum(ServerUpdate):
-    """v ← β v + η (mean - w), w ← w + v, for each model that a client trained in this round. What is no parameter, such
-    as batch norm's statistics, is the mean. Without β and with η 1 it is plain averaging, to the byte."""
+    """Applies momentum to the server's update of each model: v ← β v + η (mean - w), w ← w + v.
+
+    Only models that a client trained in this round are updated. Values that are not trainable, such as the statistics
+    of batch norm, become the mean. With β = 0 and η = 1 the update is exactly plain averaging.
+    """
 
     beta: float = 0.7
     lr: float = 1.0  # η
@@ -49,15 +52,17 @@ class ApplyMomentum(ServerUpdate):
 
 @dataclass(frozen=True)
 class UpdateEmaModels(ServerOnly):
-    """a ← d a + (1 - d) w, of each model from when it is first seen: steadier than the newest, for serving. Whole
-    numbers are the newest."""
+    """Updates the EMA model of each model: a ← d a + (1 - d) w.
+
+    An EMA model starts as a copy of its model and varies less between rounds. Integers are copied from the model.
+    """
 
     decay: float = 0.8
     name: str = EMA_SLOT
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise UserError(f"server.average is {self.decay}; it must be from 0 to below 1")
+            raise UserError(f"server.ema_decay is {self.decay}; it must be from 0 to below 1")
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         before = state.memory.get(self.name, {})
@@ -73,6 +78,6 @@ class UpdateEmaModels(ServerOnly):
 
 
 def ema_models(state: ServerState, slot: str = EMA_SLOT) -> Mapping[str, Params]:
-    """The running means of the models there are; of one that has none, and without them, the model."""
-    means = state.memory.get(slot, {})
-    return {name: means.get(name, model) for name, model in state.models.items()}
+    """Returns the EMA model of each model, or the model itself if it has none."""
+    averages = state.memory.get(slot, {})
+    return {name: averages.get(name, model) for name, model in state.models.items()}

@@ -1,4 +1,4 @@
-"""Clusters that overlap, found anew from what training changed, and a model for each (SCMoE-PFL)."""
+"""Overlapping clusters, formed from the updates of clients, and a model for each (SCMoE-PFL)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from shoal.stages.vectors import UNBOUNDED, flatten_params, nearest_direction
 from shoal.types import ClientId, HasOptions, OnlyIf, Params, Plan, Report, ServerState, option
 
 Floats = NDArray[np.float64]
-SKETCH_SIZE = 2**18  # numbers of an update that are kept
-IF_CLUSTERS_OVERLAP = OnlyIf("cluster.by is mctc", lambda rule: rule.by == "mctc")
+SKETCH_SIZE = 2**18  # length of the sketch of a large update
+IF_CLUSTERS_OVERLAP = OnlyIf("cluster.algorithm is mctc", lambda rule: rule.algorithm == "mctc")
 IF_DIRECTIONS_ARE_COMPARED = OnlyIf(
-    "cluster.by is not one or cluster.compare is true", lambda rule: rule.by != "one" or rule.report_baselines
+    "cluster.algorithm is not one or cluster.report_baselines is true",
+    lambda rule: rule.algorithm != "one" or rule.report_baselines,
 )
 
 
 @dataclass(frozen=True)
 class OverlapRule(HasOptions):
-    """Which clients train a model together: each in one cluster or several, by where training took them.
+    """Assigns each client to one or several clusters by the direction of its update.
 
-    Updates are made as long as each other and projected on the principal components that hold `share` of their variance
-    (Eq. 1-2). `mctc` finds overlapping clusters among them; k-means and hierarchical clustering are there to compare,
-    and `one` is a single cluster. Clients are clustered every so many rounds (0: once), and whenever somebody is new.
-    With `compare` the record of a round says how well apart clusters are, and those of the other two on the same rows.
+    Updates are scaled to the same length and projected on the principal components that explain the fraction
+    `explained_variance` of their variance (Eq. 1-2). The algorithm `mctc` forms overlapping clusters. The others are
+    baselines. Clusters are formed every `every_rounds` rounds (0: once) and whenever a new client has trained. With
+    `report_baselines` the metrics of a round say how well separated the clusters are, compared to those of k-means and
+    hierarchical clustering on the same updates.
     """
 
     group: ClassVar[str] = "cluster"
@@ -73,7 +75,8 @@ class OverlapRule(HasOptions):
         "Cluster centres are too similar if the mean cosine between two of them is above this value.",
         ge=-1,
         only_if=OnlyIf(
-            "cluster.by is mctc and cluster.validate is true", lambda rule: rule.by == "mctc" and rule.validate
+            "cluster.algorithm is mctc and cluster.validate is true",
+            lambda rule: rule.algorithm == "mctc" and rule.validate,
         ),
     )
     explained_variance: float = option(
@@ -99,17 +102,17 @@ class OverlapRule(HasOptions):
     )
 
     def __call__(self, updates: NDArray[np.float32], seed: int) -> tuple[Floats, dict[str, float]]:
-        """The membership of each client, [clients, clusters] of 0 and 1, and figures of the partition."""
+        """Returns the memberships [clients, clusters] of 0 and 1, and metrics of the clusters."""
         z = principal_directions(updates, self.explained_variance, self.subtract_mean)
-        member = self._memberships(z, seed)
-        figures = {"experts": float(member.shape[1]), "overlap": float(member.sum(1).mean())}
+        membership = self._memberships(z, seed)
+        metrics = {"experts": float(membership.shape[1]), "overlap": float(membership.sum(1).mean())}
         if self.report_baselines:
             from shoal.clusterers.quality import compare_partitions, overlap_quality
 
-            figures |= overlap_quality(z, member)
+            metrics |= overlap_quality(z, membership)
             for name, quality in compare_partitions(z, self.num_clusters, seed).items():
-                figures |= {f"{name}_{k}": v for k, v in quality.items() if k == "silhouette"}
-        return member.astype(np.float64), figures
+                metrics |= {f"{name}_{k}": v for k, v in quality.items() if k == "silhouette"}
+        return membership.astype(np.float64), metrics
 
     def _memberships(self, z: Floats, seed: int) -> NDArray[np.bool_]:
         if self.algorithm == "mctc":
@@ -133,28 +136,31 @@ class OverlapRule(HasOptions):
 
 @lru_cache(maxsize=1)
 def _buckets(num_values: int) -> tuple[Tensor, Tensor]:
-    g = generator(derive_seed(0, "sketch"))
-    return torch.randint(SKETCH_SIZE, (num_values,), generator=g), torch.randint(
-        2, (num_values,), generator=g, dtype=torch.int8
+    rng = generator(derive_seed(0, "sketch"))
+    return torch.randint(SKETCH_SIZE, (num_values,), generator=rng), torch.randint(
+        2, (num_values,), generator=rng, dtype=torch.int8
     )
 
 
 def update_direction(update: Tensor) -> Tensor:
-    """An update of unit length; of a large model a sketch of it, sums of its numbers with random signs, which keeps
-    cosines to about 1 / sqrt(SKETCH)."""
+    """Returns an update of unit length, or a sketch of it for a large model.
+
+    A sketch consists of sums of the update's values with random signs. It preserves cosines with an error of about
+    1 / sqrt(SKETCH_SIZE).
+    """
     unit = F.normalize(update, dim=0)
     if len(unit) <= SKETCH_SIZE:
         return unit
-    places, signs = _buckets(len(unit))
-    return torch.zeros(SKETCH_SIZE).index_add_(0, places, unit * (2.0 * signs - 1))
+    buckets, signs = _buckets(len(unit))
+    return torch.zeros(SKETCH_SIZE).index_add_(0, buckets, unit * (2.0 * signs - 1))
 
 
 @dataclass(frozen=True)
 class FormOverlappingClusters(ServerUpdate):
-    """Clusters clients by what their training changed, before the clusters' models are averaged.
+    """Clusters clients by the directions of their updates, before the models of the clusters are averaged.
 
-    A client is known by the last update that it sent. A cluster none of whose members took part has the mean of the
-    models that they had.
+    Each client is represented by the last update that it sent. A cluster without members in the cohort gets the mean
+    of the models that its members had.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
@@ -171,13 +177,13 @@ class FormOverlappingClusters(ServerUpdate):
         reports = with_samples(reports)
         updates = {c: _client_update(train, state, c, r) for c, r in reports.items()}
         if not updates or not all(bool(x.isfinite().all()) for x in updates.values()):
-            return state  # aggregating shows whether training diverged
-        told = {c: {"direction": update_direction(x)} for c, x in updates.items()}
-        known = ClientTable.load(state, self.slot).updated_with(ClientTable.from_rows(told))
-        state = replace(state, memory={**state.memory, self.slot: known.to_tree()})
-        again = self.rule.every_rounds > 0 and state.round % self.rule.every_rounds == 0
-        if again or any(c not in state.membership for c in known.clients):
-            state = self._with_clusters(state, known, reports, seed)
+            return state  # aggregation detects that training diverged
+        directions = {c: {"direction": update_direction(x)} for c, x in updates.items()}
+        reported = ClientTable.load(state, self.slot).updated_with(ClientTable.from_rows(directions))
+        state = replace(state, memory={**state.memory, self.slot: reported.to_tree()})
+        is_due = self.rule.every_rounds > 0 and state.round % self.rule.every_rounds == 0
+        if is_due or any(c not in state.membership for c in reported.clients):
+            state = self._with_clusters(state, reported, reports, seed)
         return state
 
     @property
@@ -190,55 +196,64 @@ class FormOverlappingClusters(ServerUpdate):
 
     def cluster_weights(self, state: ServerState, representation: Floats) -> Floats:
         directions = self._mean_directions(state)
-        assert directions is not None, "the width of a representation was asked for first"
+        assert directions is not None, "representation_width must be checked before cluster_weights"
         return nearest_direction(directions, representation)
 
     def _mean_directions(self, state: ServerState) -> Tensor | None:
-        """The direction of each cluster, [clusters, numbers]: the sum of its members' directions."""
-        known = ClientTable.load(state, self.slot)
-        members = [c for c in known.clients if c in state.membership]
+        """Returns the direction of each cluster [clusters, values], the sum of its members' directions."""
+        reported = ClientTable.load(state, self.slot)
+        members = [c for c in reported.clients if c in state.membership]
         if not members:
             return None
         weights = torch.stack([state.membership[c] for c in members]).double()  # [clients, clusters]
-        rows = known["direction"].double()[[known.clients.index(c) for c in members]]
+        rows = reported["direction"].double()[[reported.clients.index(c) for c in members]]
         return weights.T @ rows
 
     def _with_clusters(
-        self, state: ServerState, known: ClientTable, reports: Mapping[ClientId, Report], seed: int
+        self, state: ServerState, reported: ClientTable, reports: Mapping[ClientId, Report], seed: int
     ) -> ServerState:
-        member, figures = self.rule(known["direction"].numpy(), seed)
-        took_part = np.array([c in reports for c in known.clients])
+        is_member, metrics = self.rule(reported["direction"].numpy(), seed)
+        is_in_cohort = np.array([c in reports for c in reported.clients])
         models = [
             next(iter(state.models.values()))
-            if member[took_part, k].any()
-            else _carried_over_model(state, known, member[:, k])
-            for k in range(member.shape[1])
+            if is_member[is_in_cohort, k].any()
+            else _carried_over_model(state, reported, is_member[:, k])
+            for k in range(is_member.shape[1])
         ]
-        rows = dict(zip(known.clients, torch.from_numpy(member).float(), strict=True))
-        new_metrics = {f"{self.slot}.{k}": v for k, v in figures.items()}
+        membership = dict(zip(reported.clients, torch.from_numpy(is_member).float(), strict=True))
+        new_metrics = {f"{self.slot}.{k}": v for k, v in metrics.items()}
         return replace(
-            state, models=named_experts(models), membership=rows, round_metrics={**state.round_metrics, **new_metrics}
+            state,
+            models=named_experts(models),
+            membership=membership,
+            round_metrics={**state.round_metrics, **new_metrics},
         )
 
 
 def _client_update(train: TrainAndAggregate, state: ServerState, client: ClientId, report: Report) -> Tensor:
-    sent, got = train.models_for(state, client), report.tensors["model"]
+    sent, trained = train.models_for(state, client), report.tensors["model"]
     received = sent[sorted(sent)[int(report.tensors["choice"]["place"])]]
-    return flatten_params({k: received[k] - got[k] for k in train.trainable})
+    return flatten_params({k: received[k] - trained[k] for k in train.trainable})
 
 
-def _carried_over_model(state: ServerState, known: ClientTable, is_member: Floats) -> Params:
-    """The mean of the models that the members of a cluster had."""
-    members = [c for c, here in zip(known.clients, is_member.tolist(), strict=True) if here]
+def _carried_over_model(state: ServerState, reported: ClientTable, is_member: Floats) -> Params:
+    """Returns the mean of the models that the members of a cluster had."""
+    members = [c for c, belongs in zip(reported.clients, is_member.tolist(), strict=True) if belongs]
     rows = [state.membership[c] for c in members if c in state.membership]
     weights = torch.stack([row / row.sum() for row in rows]).sum(0) if rows else torch.ones(len(state.models))
-    used = [(state.models[k], w) for k, w in zip(sorted(state.models), weights.tolist(), strict=True) if w > 0]
-    return used[0][0] if len(used) == 1 else tree.weighted_mean([m for m, _ in used], [w for _, w in used])
+    weighted_models = [
+        (state.models[k], w) for k, w in zip(sorted(state.models), weights.tolist(), strict=True) if w > 0
+    ]
+    return (
+        weighted_models[0][0]
+        if len(weighted_models) == 1
+        else tree.weighted_mean([m for m, _ in weighted_models], [w for _, w in weighted_models])
+    )
 
 
 def experts_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
-    """The models of all clusters that a client is in; of whoever is in none, all there are."""
+    """Returns the models of the clusters of a client, or all models for a client without a cluster."""
     names = sorted(state.models)
     if client is not None and client in state.membership:
-        names = [k for k, here in zip(names, state.membership[client].tolist(), strict=True) if here > 0]
+        names = [k for k, weight in zip(names, state.membership[client].tolist(), strict=True) if weight > 0]
     return named_experts([state.models[k] for k in names])

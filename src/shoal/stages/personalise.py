@@ -1,4 +1,4 @@
-"""What each client makes of the models it is served."""
+"""Personalisation of the models that a client is served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Server
 
 @dataclass(frozen=True)
 class Personalise(OneProgram, DueWhenEvaluated):
-    """Every client, not only the cohort, adapts what it is served and keeps the result to itself."""
+    """Every client, not only the cohort, adapts its serving model and keeps the result private."""
 
     program: ClientProgram
     models_for: ModelsFor
@@ -21,7 +21,7 @@ class Personalise(OneProgram, DueWhenEvaluated):
     every_rounds: int
     cache_models: bool = False
     name: str = "personalise"
-    purpose: ClassVar[StagePurpose] = "train"
+    purpose: ClassVar[StagePurpose] = "training"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         return Plan(

@@ -1,4 +1,4 @@
-"""What the server learns about clients before it chooses among them."""
+"""The server queries clients, for example for their label distribution, before it selects or clusters them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,22 @@ from shoal.types import (
 
 @dataclass(frozen=True)
 class QueryClients(OneProgram, HasOptions):
-    """Everyone who has not answered yet is asked; answers are kept, with the round they are of ("told"). Newcomers are
-    asked when they come, or never. With `every` all are asked anew every so many rounds, and nobody before round
-    `after`."""
+    """Queries every client that has not reported yet and remembers the reports with their round.
+
+    A late-joining client is queried when it joins, unless `includes_late_clients` is false. With `every_rounds` above 0
+    all clients are queried again after that many rounds. The first query is in round `first_round`.
+    """
 
     program: ClientProgram
-    models_for: ModelsFor | None = None  # none: nothing needs to be sent
+    models_for: ModelsFor | None = None  # None: the task contains no model
     includes_late_clients: bool = True
     every_rounds: int = option(
-        0, "Query all clients again after this many rounds. 0 queries each client only once.", ge=0
+        0,
+        "Let all clients report their representation again after this many rounds. 0 queries each client only once.",
+        ge=0,
     )
     first_round: int = 0
-    cache_models: bool = False  # clients keep what they are sent
+    cache_models: bool = False  # whether clients cache the models of the task
     name: str = "represent"
 
     @property
@@ -49,19 +53,22 @@ class QueryClients(OneProgram, HasOptions):
         return Schedule("all", (Rounds(self.first_round, self.every_rounds),), "late-joining")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known, now = set(ClientTable.load(state, self.name).clients), self.schedule.clients_in(state.round)
-        if now == "none" or (known and not self.includes_late_clients):
+        reported_clients, recipients = (
+            set(ClientTable.load(state, self.name).clients),
+            self.schedule.clients_in(state.round),
+        )
+        if recipients == "none" or (reported_clients and not self.includes_late_clients):
             return Plan()
-        again = now == "all" and state.round > self.first_round
-        asked = [c for c in state.roster if again or c not in known]
-        models = {c: self.models_for(state, c) if self.models_for else {} for c in asked}
-        return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in asked}, self.cache_models)
+        queries_all = recipients == "all" and state.round > self.first_round
+        queried = [c for c in state.roster if queries_all or c not in reported_clients]
+        models = {c: self.models_for(state, c) if self.models_for else {} for c in queried}
+        return Plan(self.program, {c: Task(models[c], {}, derive_seed(seed, c)) for c in queried}, self.cache_models)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         if not reports:
             return state
-        told = {"told": torch.tensor(state.round)}
-        known = ClientTable.load(state, self.name).updated_with(
-            ClientTable.from_rows({c: report_row(r) | told for c, r in reports.items()})
+        report_round = {"told": torch.tensor(state.round)}
+        reported = ClientTable.load(state, self.name).updated_with(
+            ClientTable.from_rows({c: report_row(r) | report_round for c, r in reports.items()})
         )
-        return replace(state, memory={**state.memory, self.name: known.to_tree()})
+        return replace(state, memory={**state.memory, self.name: reported.to_tree()})

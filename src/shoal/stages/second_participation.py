@@ -1,4 +1,4 @@
-"""What clients do once, when they take part for the second time."""
+"""A program that clients run once, in the second round in which they are selected."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedu
 
 @dataclass(frozen=True)
 class RunOnSecondParticipation(OneProgram):
-    """Clients of the cohort who have been in one before run `program`, until one has reported that it is done."""
+    """Runs `program` on clients that are selected again, until a client has reported that it is done."""
 
     program: ClientProgram
     models_for: ModelsFor
     name: str
-    purpose: ClassVar[StagePurpose] = "train"
+    purpose: ClassVar[StagePurpose] = "training"
     schedule: ClassVar[Schedule] = Schedule("returning")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
         done = self._done_by_client(state)
-        asked = [c for c in state.cohort if done.get(c) == 0]
-        if not asked:
+        returning = [c for c in state.cohort if done.get(c) == 0]
+        if not returning:
             return Plan()
-        return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in asked})
+        return Plan(self.program, {c: Task(self.models_for(state, c), {}, derive_seed(seed, c)) for c in returning})
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         done = dict.fromkeys(state.cohort, 0.0) | self._done_by_client(state)
@@ -39,4 +39,4 @@ class RunOnSecondParticipation(OneProgram):
 
     def _done_by_client(self, state: ServerState) -> dict[ClientId, float]:
         table = ClientTable.load(state, self.name)
-        return dict(zip(table.clients, table["done"].tolist(), strict=True)) if len(table) else {}
+        return table.to_dict("done")

@@ -1,4 +1,7 @@
-"""Training of which the server sees only sums."""
+"""Secure aggregation: the server learns only the sum of the updates of several clients.
+
+`shoal.client.secure_aggregation` has the programs of the clients and the masks.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,13 @@ log = logging.getLogger(__name__)
 PENDING_SUMS_SLOT = "sums"
 
 
-def public_key(known: ClientTable, client: ClientId) -> torch.Tensor:
-    return known[KEY][known.clients.index(client)].to(torch.uint8)
+def public_key(reported: ClientTable, client: ClientId) -> torch.Tensor:
+    """Returns the public key that the client reported."""
+    return reported[KEY][reported.clients.index(client)].to(torch.uint8)
 
 
 def model_name_by_client(state: ServerState) -> dict[ClientId, str]:
-    """In which model each of the cohort is summed up: that of its group, or the one that there is."""
+    """Returns the model whose sum each client of the cohort is part of: that of its cluster, or the only one."""
     names = sorted(state.models)
     return {
         c: names[int(state.membership[c].argmax())] if c in state.membership else names[0]
@@ -50,8 +54,11 @@ def model_name_by_client(state: ServerState) -> dict[ClientId, str]:
 
 @dataclass(frozen=True)
 class AggregateSecurely(TrainAndAggregate):
-    """The cohort trains as usual, and covers what it sends with masks among those who count in the same model. Where
-    fewer than `least` with rows would, nobody is asked: a sum of one is no secret. What returns waits for `Unmask`."""
+    """Trains the cohort and adds up the masked models of the clients of each sum.
+
+    Clients of the same model mask their reports for each other. If fewer than `min_clients` clients with samples would
+    be part of a sum, none of them trains, because a sum of one client protects nothing. `UnmaskSums` reads the sums.
+    """
 
     min_clients: int = 3
     keys_slot: str = KEYS
@@ -59,18 +66,20 @@ class AggregateSecurely(TrainAndAggregate):
     def __post_init__(self) -> None:
         if self.min_clients < 2:
             raise UserError(
-                f"secure.least is {self.min_clients}; it must be 2 or more: a sum of one client is no secret"
+                f"secure.min_clients is {self.min_clients}; it must be 2 or more, because a sum of one client protects "
+                "nothing"
             )
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known, plan = ClientTable.load(state, self.keys_slot), super().plan(state, seed)
-        sums = self._members_by_model(state, known)
+        reported, plan = ClientTable.load(state, self.keys_slot), super().plan(state, seed)
+        sums = self._members_by_model(state, reported)
         if state.cohort and not sums:
             log.warning(
-                "round %d: no sum has secure.least=%d clients with rows, so nobody trains; a larger --cohort would do",
+                "Round %d trains no model, because no sum would have secure.min_clients=%d clients with samples. Use a "
+                "larger --cohort.",
                 *(state.round + 1, self.min_clients),
             )
-        keys = {name: {c: public_key(known, c) for c in members} for name, members in sums.items()}
+        keys = {name: {c: public_key(reported, c) for c in members} for name, members in sums.items()}
         tasks = {
             c: replace(
                 plan.tasks[c],
@@ -82,19 +91,23 @@ class AggregateSecurely(TrainAndAggregate):
         }
         return replace(plan, tasks=tasks)
 
-    def _members_by_model(self, state: ServerState, known: ClientTable) -> dict[str, list[ClientId]]:
-        found: dict[str, list[ClientId]] = {}
+    def _members_by_model(self, state: ServerState, reported: ClientTable) -> dict[str, list[ClientId]]:
+        members_by_model: dict[str, list[ClientId]] = {}
         for client, name in model_name_by_client(state).items():
-            if client in known.clients and int(known["size"][known.clients.index(client)]) > 0:
-                found.setdefault(name, []).append(client)
-        return {name: members for name, members in found.items() if len(members) >= self.min_clients}
+            if client in reported.clients and int(reported["size"][reported.clients.index(client)]) > 0:
+                members_by_model.setdefault(name, []).append(client)
+        return {name: members for name, members in members_by_model.items() if len(members) >= self.min_clients}
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         pending: dict[str, dict[str, torch.Tensor]] = {}
         for name, members in self._members_by_model(state, ClientTable.load(state, self.keys_slot)).items():
             responding = [c for c in members if c in reports]
             if len(responding) < self.min_clients:
-                log.warning("round %d: too few answered for a sum; model %r stays as it is", state.round + 1, name)
+                log.warning(
+                    "Round %d: too few clients reported for the sum of model %r, which does not change.",
+                    state.round + 1,
+                    name,
+                )
                 continue
             total = np.sum([reports[c].tensors[SUM]["covered"].numpy() for c in responding], axis=0, dtype=np.int64)
             has_responded = torch.tensor([c in reports for c in members])
@@ -107,74 +120,84 @@ class AggregateSecurely(TrainAndAggregate):
 
 @dataclass(frozen=True)
 class UnmaskSums(OneProgram):
-    """Takes away everybody's own masks, and those that are left in a sum because somebody did not answer, and makes the
-    sum the model's mean. If one of those who are in it is silent now, it cannot be read and the model stays as it
-    is."""
+    """Removes the masks from each sum and sets the model to the mean.
+
+    These are the clients' own masks and the masks that clients share with clients that did not respond. If a client of
+    the sum does not respond now, the sum cannot be read, and the model does not change.
+    """
 
     program: ClientProgram = field(default_factory=RevealMasks)
     keys_slot: str = KEYS
     name: str = "unmask"
-    purpose: ClassVar[StagePurpose] = "train"
+    purpose: ClassVar[StagePurpose] = "training"
     schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        known = ClientTable.load(state, self.keys_slot)
+        reported = ClientTable.load(state, self.keys_slot)
         tasks: dict[ClientId, Task] = {}
         for sums in state.memory.get(PENDING_SUMS_SLOT, {}).values():
             responding, not_responding = _responding_and_not(sums)
-            keys = {c: public_key(known, c) for c in sorted([*responding, *not_responding])}
+            keys = {c: public_key(reported, c) for c in sorted([*responding, *not_responding])}
             sent = {KEYS: keys} | ({UNRESPONSIVE: {c: keys[c] for c in not_responding}} if not_responding else {})
             tasks |= {c: Task(sent, {"round": float(state.round)}, derive_seed(seed, c)) for c in responding}
         return Plan(self.program, tasks)
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known, models, figures = ClientTable.load(state, self.keys_slot), dict(state.models), dict(state.round_metrics)
+        reported, models, metrics = (
+            ClientTable.load(state, self.keys_slot),
+            dict(state.models),
+            dict(state.round_metrics),
+        )
         loss = np.zeros(2)
         for name, sums in state.memory.get(PENDING_SUMS_SLOT, {}).items():
             responding, not_responding = _responding_and_not(sums)
             if not all(c in reports for c in responding):
-                log.warning("round %d: masks of a sum are missing; model %r stays as it is", state.round + 1, name)
+                log.warning(
+                    "Round %d: a client of the sum of model %r did not reveal its mask, so the model does not change.",
+                    state.round + 1,
+                    name,
+                )
                 continue
             total = sums["total"].numpy() - self._remaining_masks(
-                known, responding, not_responding, reports, len(sums["total"])
+                reported, responding, not_responding, reports, len(sums["total"])
             )
             values = torch.from_numpy(total).double() / FIXED_POINT_ONE
-            weight, loss_sum, rows, diverged = values[-NUM_TRAILING_VALUES:].tolist()
-            loss += (loss_sum, rows)
-            if weight > 0 or diverged:  # a model of no numbers is what the loop stops at
+            weight, loss_sum, num_samples, diverged = values[-NUM_TRAILING_VALUES:].tolist()
+            loss += (loss_sum, num_samples)
+            if weight > 0 or diverged:  # a model of NaN, at which the engine stops the run
                 models[name] = self._mean_model(
                     values[:-NUM_TRAILING_VALUES] / (weight if not diverged else 0.0), state.models[name]
                 )
         if loss[1] > 0:
-            figures["train.loss"] = float(loss[0] / loss[1])
+            metrics["train.loss"] = float(loss[0] / loss[1])
         memory = {k: v for k, v in state.memory.items() if k != PENDING_SUMS_SLOT}
-        return replace(state, models=models, round_metrics=figures, memory=memory)
+        return replace(state, models=models, round_metrics=metrics, memory=memory)
 
     def _mean_model(self, values: torch.Tensor, template: Params) -> Params:
-        """Whole numbers, such as batch norm's counters, stay as they are."""
+        """Returns the mean as parameters. Integers, such as the counters of batch norm, do not change."""
         mean = unflatten_params(values, template)
         return {k: x if template[k].is_floating_point() else template[k] for k, x in mean.items()}
 
     def _remaining_masks(
         self,
-        known: ClientTable,
+        reported: ClientTable,
         responding: list[ClientId],
         not_responding: list[ClientId],
         reports: Mapping[ClientId, Report],
         num_values: int,
     ) -> FixedPoint:
-        """Own masks of those who are left, and those that they put on towards the silent."""
+        """Returns the sum of the responding clients' own masks and of their masks for clients that did not respond."""
         remaining = np.zeros(num_values, dtype=np.int64)
         for c in responding:
             remaining += draw_mask(as_bytes(reports[c].tensors["own"]["seed"]), num_values)
             for other in not_responding:
-                sign = 1 if as_bytes(public_key(known, c)) < as_bytes(public_key(known, other)) else -1
+                sign = 1 if as_bytes(public_key(reported, c)) < as_bytes(public_key(reported, other)) else -1
                 remaining += sign * draw_mask(as_bytes(reports[c].tensors["seeds"][other]), num_values)
         return remaining
 
 
 def _responding_and_not(sums: Mapping[str, torch.Tensor]) -> tuple[list[ClientId], list[ClientId]]:
-    """Who sent what is in a sum, and who should have and did not."""
+    """Returns the clients whose reports are in a sum, and the clients that did not respond."""
     table = ClientTable.from_tree({k: v for k, v in sums.items() if k != "total"})
-    there = dict(zip(table.clients, table["there"].tolist(), strict=True))
-    return [c for c in table.clients if there[c]], [c for c in table.clients if not there[c]]
+    has_responded = table.to_dict("there")
+    return [c for c in table.clients if has_responded[c]], [c for c in table.clients if not has_responded[c]]

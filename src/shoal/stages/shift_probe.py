@@ -1,4 +1,7 @@
-"""Whether clients differ in more than how often classes occur: a probe, experts where they do, and who moves later."""
+"""A probe for conditional shift between clients, which splits clients into clusters with experts.
+
+`shoal.clusterers.conditional_shift` has the test and the split, `shoal.client.shift_probe` the program of the clients.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +46,19 @@ MOMENT_COLUMNS = ("count", "sum", "square")
 
 @dataclass(frozen=True)
 class ShiftProbe(OneProgram, HasOptions):
-    """In round `at`, and again every `every` rounds (0: never), all tell how their rows of each class look to the same
-    model: the global one of the first probe, which clients keep. Where a class looks different from one group of
-    clients to another, by more than `threshold` variances within a class, and either half of their rows says so (a
-    cosine above `agreement`; `clusterers.conditional_shift`), each group has an expert from then on. The first ones
-    start as the global model, one that is cut off another as that one.
+    """Splits clients into clusters with experts if the features of a class differ between clients (conditional shift).
 
-    Whoever comes when there are groups tells it at once and joins the nearest. Whose data have changed moves to another
-    group if it is clearly nearer to it (`stay`), by what members told before. Groups may be cut again, up to `most`,
-    those whose members are away or gone among them, and are never joined. Of each probe it tells effect and agreement
-    of the clearest cut, how many groups there are and how many clients are in another one than before.
+    In round `first_round`, and then every `every_rounds` rounds (0: never), all clients report the feature moments of
+    their samples of each class. The features come from the global model of the first probe, which clients cache. A
+    cluster is split if the class means of the parts differ by more than `min_effect` variances within a class, and if
+    both halves of the samples show the same difference (a cosine above `min_agreement`). The first experts start as
+    the global model, and a new expert starts as the expert of the cluster that was split.
+
+    A late-joining client reports at once and joins the nearest cluster. A client whose data have changed moves to
+    another cluster if that is clearly nearer (`switch_margin`), compared to what its members reported before. Clusters
+    can be split again, up to `max_clusters` including those without present members, and are never merged. The
+    metrics of a probe are the effect and the agreement of the clearest split, the number of clusters and the number of
+    reassigned clients.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
@@ -92,30 +98,30 @@ class ShiftProbe(OneProgram, HasOptions):
         return self.schedule.clients_in(round_index) == "all"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        newcomers = unassigned_clients(state, WITHOUT_SAMPLES_SLOT) if state.membership else []
-        asked = state.roster if self._queries_all(state.round) else newcomers
-        model = {GLOBAL: self._probe_model(state)} if asked else {}
-        return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in asked}, cache_models=True)
+        late_clients = unassigned_clients(state, WITHOUT_SAMPLES_SLOT) if state.membership else []
+        queried = state.roster if self._queries_all(state.round) else late_clients
+        model = {GLOBAL: self._probe_model(state)} if queried else {}
+        return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in queried}, cache_models=True)
 
     def _probe_model(self, state: ServerState) -> Params:
-        kept = state.memory.get(f"{self.name}-model", {})
-        return unflatten_params(kept["first"], state.models[GLOBAL]) if kept else state.models[GLOBAL]
+        remembered = state.memory.get(f"{self.name}-model", {})
+        return unflatten_params(remembered["first"], state.models[GLOBAL]) if remembered else state.models[GLOBAL]
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        fresh = ClientTable.from_rows({c: report_row(r) for c, r in with_samples(reports).items() if _is_finite(r)})
+        reported = ClientTable.from_rows({c: report_row(r) for c, r in with_samples(reports).items() if _is_finite(r)})
         state = remember_without_samples(state, WITHOUT_SAMPLES_SLOT, reports)
-        if not len(fresh):
+        if not len(reported):
             return state
         before = ClientTable.load(state, self.name)
-        known = before.updated_with(fresh)
-        first = flatten_params(self._probe_model(state))
+        moments = before.updated_with(reported)
+        first_model = flatten_params(self._probe_model(state))
         state = replace(
-            state, memory={**state.memory, self.name: known.to_tree(), f"{self.name}-model": {"first": first}}
+            state, memory={**state.memory, self.name: moments.to_tree(), f"{self.name}-model": {"first": first_model}}
         )
         old_clusters = {c: int(weights.argmax()) for c, weights in state.membership.items()}
-        here = known.filter(known.is_present(state.roster))
-        labels, parents, figures = (
-            self._assign_to_clusters(before, here, old_clusters),
+        present = moments.filter(moments.is_present(state.roster))
+        labels, parents, metrics = (
+            self._assign_to_clusters(before, present, old_clusters),
             dict[int, int](),
             dict[str, float](),
         )
@@ -129,33 +135,38 @@ class ShiftProbe(OneProgram, HasOptions):
                 max(1, len(experts)),
                 self.min_agreement,
             )
-            labels, effect, agreement, parents = split_clusters_by_shift(_class_means(here), labels, *limits)
-            figures = {"effect": effect, "agreement": agreement}
-        found = dict(zip(here.clients, labels.tolist(), strict=True))
-        figures["moved"] = float(sum(old_clusters.get(c, g) != g for c, g in found.items()))
-        figures["groups"] = float(max(1, len(experts)) + len(parents))
+            labels, effect, agreement, parents = split_clusters_by_shift(_class_means(present), labels, *limits)
+            metrics = {"effect": effect, "agreement": agreement}
+        new_clusters = dict(zip(present.clients, labels.tolist(), strict=True))
+        metrics["num_reassigned"] = float(sum(old_clusters.get(c, g) != g for c, g in new_clusters.items()))
+        metrics["num_clusters"] = float(max(1, len(experts)) + len(parents))
         state = replace(
-            state, round_metrics={**state.round_metrics, **{f"{self.name}.{k}": x for k, x in figures.items()}}
+            state, round_metrics={**state.round_metrics, **{f"{self.name}.{k}": value for k, value in metrics.items()}}
         )
-        return _with_experts(state, experts, parents, {**old_clusters, **found}) if experts or parents else state
+        return _with_experts(state, experts, parents, {**old_clusters, **new_clusters}) if experts or parents else state
 
     def _assign_to_clusters(
         self, before: ClientTable, present: ClientTable, old_clusters: Mapping[ClientId, int]
     ) -> Labels:
-        """Who is here among the groups that there are. A group is where its members were before this round."""
+        """Returns the clusters of the present clients, compared to what the members of each cluster reported before."""
         if not old_clusters:
             return np.zeros(len(present), dtype=np.int64)
         members = before.filter(before.is_present(list(old_clusters)))
-        both = ClientTable(
+        members_and_present = ClientTable(
             members.clients + present.clients, {k: torch.cat([members[k], present[k]]) for k in MOMENT_COLUMNS}
         )
-        every, *_ = _class_means(both)  # in the same units
-        first, rest = np.split(np.arange(len(both)), [len(members)])
-        groups, then = np.unique([old_clusters[c] for c in members.clients], return_inverse=True)
-        own = np.array([np.searchsorted(groups, old_clusters[c]) if c in old_clusters else -1 for c in present.clients])
-        return groups[
+        means, *_ = _class_means(members_and_present)  # standardised together
+        member_rows, present_rows = np.split(np.arange(len(members_and_present)), [len(members)])
+        clusters, member_clusters = np.unique([old_clusters[c] for c in members.clients], return_inverse=True)
+        own_clusters = np.array(
+            [np.searchsorted(clusters, old_clusters[c]) if c in old_clusters else -1 for c in present.clients]
+        )
+        return clusters[
             assign_nearest(
-                every.select_rows(rest), every.select_rows(first).centres(then, len(groups)), own, self.switch_margin
+                means.select_rows(present_rows),
+                means.select_rows(member_rows).centres(member_clusters, len(clusters)),
+                own_clusters,
+                self.switch_margin,
             )
         ]
 
@@ -163,7 +174,10 @@ class ShiftProbe(OneProgram, HasOptions):
 def _with_experts(
     state: ServerState, experts: Sequence[Params], parents: Mapping[int, int], cluster_of_client: Mapping[ClientId, int]
 ) -> ServerState:
-    """Experts go on; one that is cut off starts as that which it is cut off, the first ones as the global model."""
+    """Returns the state with the existing experts and a new one, a copy of its parent, for each split.
+
+    The first experts are copies of the global model.
+    """
     models = list(experts) or [state.models[GLOBAL]]
     for parent in parents.values():
         models.append(models[parent])
@@ -171,11 +185,11 @@ def _with_experts(
     return assign_clients(state, list(cluster_of_client), np.array(list(cluster_of_client.values())))
 
 
-def _class_means(known: ClientTable) -> tuple[ClassMeans, ClassMeans, ClassMeans]:
-    halves, classes = 2, known["count"].shape[1] // 2
-    count = known["count"].view(len(known), halves, classes)
+def _class_means(moments: ClientTable) -> tuple[ClassMeans, ClassMeans, ClassMeans]:
+    halves, classes = 2, moments["count"].shape[1] // 2
+    count = moments["count"].view(len(moments), halves, classes)
     return class_means(
-        count.numpy(), known["sum"].view(len(known), halves, classes, -1).numpy(), known["square"].numpy()
+        count.numpy(), moments["sum"].view(len(moments), halves, classes, -1).numpy(), moments["square"].numpy()
     )
 
 

@@ -1,4 +1,7 @@
-"""Train on the cohort and average what returns into each model."""
+"""Training of the cohort, and aggregation of the trained models.
+
+`TrainAndAggregate` is the base class of all training stages. A `ServerUpdate` adds a step before or after aggregation.
+"""
 
 from __future__ import annotations
 
@@ -56,40 +59,41 @@ class LearningRate(HasOptions):
     )
 
     def at(self, round_index: int) -> float:
+        """Returns the learning rate of a round."""
         return learning_rate(self.schedule, self.lr, round_index, self.rounds, self.decay)
 
 
 class ServerUpdate:
-    """What the server does with a round of training besides aggregating it: any of three moments, none by default."""
+    """A step of the server beside aggregation, at up to three moments of a round. By default it does nothing."""
 
-    imports_later: ClassVar[tuple[str, ...]] = ()  # as of a stage
+    imports_later: ClassVar[tuple[str, ...]] = ()  # as in a stage
 
     def adjust_plan(self, train: TrainAndAggregate, state: ServerState, plan: Plan) -> Plan:
-        """Before clients are asked."""
+        """Returns the plan to use, before tasks are sent."""
         return plan
 
     def before_aggregation(
         self, train: TrainAndAggregate, state: ServerState, reports: Mapping[ClientId, Report], seed: int
     ) -> ServerState:
-        """When reports have arrived, before they are aggregated: for example to form clusters of what was trained."""
+        """Returns the state before the reports are aggregated, for example with clusters of the trained models."""
         return state
 
     def after_aggregation(
         self, train: TrainAndAggregate, before: ServerState, after: ServerState, reports: Mapping[ClientId, Report]
     ) -> ServerState:
-        """When reports are aggregated; `before` is the state that they were aggregated into."""
+        """Returns the state after aggregation. `before` is the state before it."""
         return after
 
 
 @dataclass(frozen=True)
 class TrainAndAggregate(OneProgram):
-    """The cohort trains what it is served; each model becomes the weighted mean of its members' results.
+    """Lets the cohort train and sets each model to the weighted mean of its members' trained models.
 
-    A client's weight in a model is its membership there (1 where there are no clusters) times its number
-    of training rows, or times 1 with `weighting="uniform"`; who has no rows does not count. A stage that chose
-    clients by chance may have stored weights that make up for it, which go on top: `weights_from` names it.
-    `remember` keeps what the cohort sent, for stages of the next round: the change of each client's model, the
-    model, or in summary its loss and the length of its change. `updates` are applied in their order.
+    A client's weight in a model is its membership (1 without clusters) times its number of training samples, or times
+    1 with `weighting="uniform"`. A client without samples has weight 0. `weights_from` names a selection stage whose
+    stored weights correct for its random selection and are multiplied with these. `remember` stores what the cohort
+    sent for stages of the next round: the update of each client, its model, or a summary of its loss and the norm of
+    its update. `server_updates` are applied in their order.
     """
 
     program: ClientProgram
@@ -100,12 +104,14 @@ class TrainAndAggregate(OneProgram):
     )
     weights_from: str = ""
     remember: Literal["nothing", "update", "model", "summary"] = "nothing"
-    trainable: tuple[str, ...] = ()  # of which parameters an update is the change
+    trainable: tuple[str, ...] = ()  # the parameters that an update covers
     mean: MeanFunction = tree.weighted_mean
     server_updates: tuple[ServerUpdate, ...] = ()
-    observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)  # keep something for serving, change nothing
+    observers: tuple[ServerUpdate, ...] = field(
+        default=(), compare=False
+    )  # remember something for serving and change nothing
     name: str = "train"
-    purpose: ClassVar[StagePurpose] = "train"
+    purpose: ClassVar[StagePurpose] = "training"
     schedule: ClassVar[Schedule] = Schedule("cohort")
 
     @property
@@ -113,7 +119,7 @@ class TrainAndAggregate(OneProgram):
         return tuple(name for update in self.server_updates for name in update.imports_later)
 
     def config(self, state: ServerState) -> dict[str, float]:
-        """What goes with every task."""
+        """Returns the configuration that is part of every task."""
         return {"lr": self.rate.at(state.round)}
 
     def plan(self, state: ServerState, seed: int) -> Plan:
@@ -133,15 +139,16 @@ class TrainAndAggregate(OneProgram):
         return after
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
+        """Returns the state with the aggregated models."""
         reports = with_samples(reports)
         merged = {name: self._aggregated_model(state, name, reports) for name in sorted(state.models)}
         return replace(self._with_remembered_reports(state, reports), models=merged)
 
     def weights(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> dict[ClientId, float]:
-        """Who counts in a model, and for how much."""
-        model_index, given = sorted(state.models).index(name), self._stored_weights(state)
-        found = {c: given.get(c, 1.0) * self._client_weight(state, model_index, c, r) for c, r in reports.items()}
-        return {c: w for c, w in found.items() if w > 0}
+        """Returns the clients that have a weight in a model, and their weights."""
+        model_index, stored = sorted(state.models).index(name), self._stored_weights(state)
+        weights = {c: stored.get(c, 1.0) * self._client_weight(state, model_index, c, r) for c, r in reports.items()}
+        return {c: w for c, w in weights.items() if w > 0}
 
     def _with_remembered_reports(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         if self.remember == "nothing":
@@ -161,18 +168,18 @@ class TrainAndAggregate(OneProgram):
         return replace(state, memory={**state.memory, self.name: ClientTable.from_rows(rows).to_tree()})
 
     def _update(self, state: ServerState, client: ClientId, model: Params) -> Tensor:
-        """What the client changed in the first model that it was sent."""
+        """Returns the client's change of the first model that it received."""
         sent = next(iter(self.models_for(state, client).values()))
         return flatten_params({k: model[k] - sent[k] for k in self.trainable})
 
     def _aggregated_model(self, state: ServerState, name: str, reports: Mapping[ClientId, Report]) -> Params:
         parts = {c: (w, self._reported_params(name, reports[c])) for c, w in self.weights(state, name, reports).items()}
         if not parts:
-            return state.models[name]  # nobody of this cluster replied
+            return state.models[name]  # no client of this cluster reported
         return self._weighted_mean(state, parts)
 
     def _reported_params(self, name: str, report: Report) -> Params:
-        """What a client reported of a model that it counts in."""
+        """Returns the parameters that a client reported for a model."""
         return report.tensors["model"]
 
     def _weighted_mean(self, state: ServerState, parts: Mapping[ClientId, tuple[float, Params]]) -> Params:
@@ -182,7 +189,7 @@ class TrainAndAggregate(OneProgram):
         if not self.weights_from:
             return {}
         table = ClientTable.load(state, self.weights_from)
-        return dict(zip(table.clients, table["weight"].tolist(), strict=True)) if len(table) else {}
+        return table.to_dict("weight")
 
     def _client_weight(self, state: ServerState, model_index: int, client: ClientId, report: Report) -> float:
         member = (
@@ -193,8 +200,11 @@ class TrainAndAggregate(OneProgram):
 
 @dataclass(frozen=True)
 class AggregateBase(TrainAndAggregate):
-    """Of each model a part is sent and averaged; the rest stays with the clients. Its first weights follow from a seed
-    that init put into this stage's memory, so that all clients start alike without its being sent."""
+    """Sends and averages only a part of each model. The rest stays private.
+
+    The first weights of the rest follow from a seed that `init` stored in this stage's memory, so that all clients
+    start with the same weights and need not receive them.
+    """
 
     def config(self, state: ServerState) -> dict[str, float]:
         return super().config(state) | {"first": float(state.memory[self.name]["first"])}
@@ -202,7 +212,7 @@ class AggregateBase(TrainAndAggregate):
 
 @dataclass(frozen=True)
 class AggregateWithParticipation(TrainAndAggregate):
-    """Clients are told how often one is expected to take part in the whole run."""
+    """Sends clients the expected number of rounds in which a client is selected in the whole run."""
 
     def config(self, state: ServerState) -> dict[str, float]:
         planned = len(state.cohort) * self.rate.rounds // max(1, len(state.roster))
@@ -211,24 +221,27 @@ class AggregateWithParticipation(TrainAndAggregate):
 
 @dataclass(frozen=True)
 class AggregateWithDirection(TrainAndAggregate):
-    """What a round changed in the one model is kept, to be sent beside the model in the next."""
+    """Remembers the round's change of the only model, which is sent together with the model in the next round."""
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         after = super().aggregate(state, reports)
-        (before,), (now,) = state.models.values(), after.models.values()
-        direction = {k: now[k] - before[k] for k in self.trainable}
+        (before,), (updated,) = state.models.values(), after.models.values()
+        direction = {k: updated[k] - before[k] for k in self.trainable}
         return replace(after, memory={**after.memory, self.name: {"direction": direction}})
 
 
 @dataclass(frozen=True)
 class TrainLocally(OneProgram):
-    """The cohort goes on training its own models; nothing is shared. First weights follow from a seed
-    that init put into this stage's memory, so that all clients start alike without a model being sent."""
+    """Lets the cohort continue the training of its personal models. Nothing is shared.
+
+    The first weights follow from a seed that `init` stored in this stage's memory, so that all clients start with the
+    same weights and need not receive them.
+    """
 
     program: ClientProgram
     rate: LearningRate
     name: str = "train"
-    purpose: ClassVar[StagePurpose] = "train"
+    purpose: ClassVar[StagePurpose] = "training"
     schedule: ClassVar[Schedule] = Schedule("cohort")
 
     def plan(self, state: ServerState, seed: int) -> Plan:

@@ -1,4 +1,4 @@
-"""How clients fine-tune, chosen by what the fleet's validation rows say of a few candidates."""
+"""Choice of the learning rate and the number of epochs of fine-tuning by the validation samples of all clients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from shoal.types import ClientId, ClientProgram, ModelsFor, Plan, Report, Schedu
 
 @dataclass(frozen=True)
 class ChooseTuning(OneProgram, DueWhenEvaluated):
-    """Everybody tries all candidates from what it is served; the one with most hits over all clients is taken. Where
-    nobody answers, the last choice stands."""
+    """Chooses the candidate with the most correct predictions over all clients, which all try every candidate.
+
+    If no client reports, the last choice stays.
+    """
 
     program: TryTuning
     models_for: ModelsFor
@@ -33,11 +35,11 @@ class ChooseTuning(OneProgram, DueWhenEvaluated):
         if not reports:
             return state
         hits = torch.stack([r.tensors["val"]["hits"] for _, r in sorted(reports.items())]).sum(0)
-        epochs_index, rate = index_of_most_hits(hits)
-        chosen = {"passes": torch.tensor(epochs_index), "rate": torch.tensor(rate)}
+        epochs_index, rate_index = index_of_most_hits(hits)
+        chosen = {"passes": torch.tensor(epochs_index), "rate": torch.tensor(rate_index)}
         new_metrics = {
             "tune.epochs": float(self.program.epochs_grid[epochs_index]),
-            "tune.lr": self.program.lr_grid[rate],
+            "tune.lr": self.program.lr_grid[rate_index],
         }
         return replace(
             state, memory={**state.memory, self.name: chosen}, round_metrics={**state.round_metrics, **new_metrics}
@@ -46,18 +48,18 @@ class ChooseTuning(OneProgram, DueWhenEvaluated):
 
 @dataclass(frozen=True)
 class PersonaliseTuned(Scheduled):
-    """Every client fine-tunes as was chosen and keeps the result; while nothing is chosen, nobody does."""
+    """Fine-tunes the serving model of every client with the chosen candidate, once there is one."""
 
     tune: ChooseTuning
     training: LocalTraining
     name: str = "personalise"
-    purpose: ClassVar[StagePurpose] = "train"
+    purpose: ClassVar[StagePurpose] = "training"
 
     @property
     def programs(self) -> tuple[ClientProgram, ...]:
-        """One for each number of passes: how many there are is part of a program."""
-        passes = self.tune.program.epochs_grid
-        return tuple(replace(self.training, epochs=n, name=f"{self.name}-{n}") for n in passes)
+        """Returns a program for each number of epochs, because the number is part of a program."""
+        epochs_grid = self.tune.program.epochs_grid
+        return tuple(replace(self.training, epochs=n, name=f"{self.name}-{n}") for n in epochs_grid)
 
     @property
     def schedule(self) -> Schedule:

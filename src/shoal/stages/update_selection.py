@@ -1,4 +1,4 @@
-"""Choice by what clients sent when they last trained: how diverse (DELTA) or how similar (ClustLowVar) it is."""
+"""Selection by the last updates of the clients: diverse gradients (DELTA) or urns of similar updates (ClustLowVar)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ PROBE_STAGE, TRAIN_STAGE = "probe", "train"
 
 @dataclass(frozen=True)
 class SelectByGradientDiversity(ServerOnly, HasOptions):
-    """Clients drawn by how far their gradients are from the mean and how much they vary; aggregation weights that
-    make up for it are left for the training stage. A probe's gradient is replaced by the mean one of the training
-    that followed it: the change of the model over the learning rate and what momentum makes of the number of steps."""
+    """Draws clients by the distance of their gradients from the mean and by the variance of their gradients.
+
+    The training stage gets aggregation weights that correct for the unequal probabilities. After a client has trained,
+    its probed gradient is replaced by the mean gradient of that training: the update, divided by the learning rate and
+    by the displacement that momentum and the number of steps cause.
+    """
 
     rate: LearningRate
     epochs: int
@@ -38,45 +41,44 @@ class SelectByGradientDiversity(ServerOnly, HasOptions):
     name: str = "select"
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
-        known = ClientTable.load(state, PROBE_STAGE)
-        if not len(known):
+        probed = ClientTable.load(state, PROBE_STAGE)
+        if not len(probed):
             return state
-        known = self._with_training_gradients(known, state)
-        sizes = known["size"].double().numpy()
+        probed = self._with_training_gradients(probed, state)
+        sizes = probed["size"].double().numpy()
         p = diversity.probabilities(
-            known["gradient"].numpy(), known["variance"].double().numpy(), self.alpha1, self.alpha2, sizes
+            probed["gradient"].numpy(), probed["variance"].double().numpy(), self.alpha1, self.alpha2, sizes
         )
-        rows = diversity.draw(p, known.is_present(state.roster), state.cohort_size, seed)
-        weights = torch.from_numpy(
-            diversity.importance_weights(p, np.ones(len(p)), rows)
-        )  # beside those of the training
+        selected = diversity.draw(p, probed.is_present(state.roster), state.cohort_size, seed)
+        # These multiply the weights of the training stage.
+        weights = torch.from_numpy(diversity.importance_weights(p, np.ones(len(p)), selected))
         memory = {
             **state.memory,
-            PROBE_STAGE: known.to_tree(),
-            self.name: ClientTable(known.client_ids(rows), {"weight": weights}).to_tree(),
+            PROBE_STAGE: probed.to_tree(),
+            self.name: ClientTable(probed.client_ids(selected), {"weight": weights}).to_tree(),
         }
-        return replace(state, cohort=known.client_ids(rows), memory=memory)
+        return replace(state, cohort=probed.client_ids(selected), memory=memory)
 
-    def _with_training_gradients(self, known: ClientTable, state: ServerState) -> ClientTable:
-        sent = ClientTable.load(state, TRAIN_STAGE)
+    def _with_training_gradients(self, probed: ClientTable, state: ServerState) -> ClientTable:
+        trained = ClientTable.load(state, TRAIN_STAGE)
         lr = self.rate.at(max(0, state.round - 1))
-        row_of_client = {c: i for i, c in enumerate(known.clients)}
-        gradient = known["gradient"].clone()
-        for update, client in zip(sent.columns.get("update", ()), sent.clients, strict=True):
-            steps = self.epochs * -(-int(known["size"][row_of_client[client]]) // self.batch_size)
+        row_of_client = {c: i for i, c in enumerate(probed.clients)}
+        gradient = probed["gradient"].clone()
+        for update, client in zip(trained.columns.get("update", ()), trained.clients, strict=True):
+            steps = self.epochs * -(-int(probed["size"][row_of_client[client]]) // self.batch_size)
             gradient[row_of_client[client]] = -update / max(1e-12, lr * sgd_displacement(steps, self.momentum))
-        return ClientTable(known.clients, {**known.columns, "gradient": gradient})
+        return ClientTable(probed.clients, {**probed.columns, "gradient": gradient})
 
 
 def sgd_displacement(steps: int, momentum: float) -> float:
-    """How far a constant gradient of 1 takes SGD with learning rate 1: sum over t of 1 + m + ... + m^(t-1)."""
+    """Returns how far SGD with learning rate 1 moves under a gradient of 1: sum over t of 1 + m + ... + m^(t-1)."""
     m = momentum
     return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
 
 @dataclass(frozen=True)
 class SelectFromUrns(ServerOnly):
-    """One client from each of as many urns as clients take part; urns hold clients whose last updates point alike."""
+    """Draws one client from each urn. The clients of an urn have last updates of similar directions."""
 
     imports_later: ClassVar[tuple[str, ...]] = ("scipy.cluster.hierarchy",)
 
@@ -84,16 +86,20 @@ class SelectFromUrns(ServerOnly):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         sizes = ClientTable.load(state, SIZE_STAGE)
-        here = np.flatnonzero(sizes.is_present(state.roster))
-        if not len(here):
+        present = np.flatnonzero(sizes.is_present(state.roster))
+        if not len(present):
             return state
-        seen = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, TRAIN_STAGE))
-        row_of_client = {c: i for i, c in enumerate(seen.clients)}
-        width = seen["update"].shape[1] if len(seen) else 1
-        unknown = torch.zeros(width)
-        clients = sizes.client_ids(here)
-        updates = torch.stack([seen["update"][row_of_client[c]] if c in row_of_client else unknown for c in clients])
-        r = urns.urn_distributions(sizes["size"].numpy()[here], updates.numpy(), min(state.cohort_size, len(here)))
-        rows = urns.draw(r, np.arange(len(here)), seed)
-        memory = {**state.memory, self.name: seen.to_tree()}
-        return replace(state, cohort=sizes.client_ids(here[rows]), memory=memory)
+        last_updates = ClientTable.load(state, self.name).updated_with(ClientTable.load(state, TRAIN_STAGE))
+        row_of_client = {c: i for i, c in enumerate(last_updates.clients)}
+        width = last_updates["update"].shape[1] if len(last_updates) else 1
+        no_update = torch.zeros(width)
+        clients = sizes.client_ids(present)
+        updates = torch.stack(
+            [last_updates["update"][row_of_client[c]] if c in row_of_client else no_update for c in clients]
+        )
+        r = urns.urn_distributions(
+            sizes["size"].numpy()[present], updates.numpy(), min(state.cohort_size, len(present))
+        )
+        selected = urns.draw(r, np.arange(len(present)), seed)
+        memory = {**state.memory, self.name: last_updates.to_tree()}
+        return replace(state, cohort=sizes.client_ids(present[selected]), memory=memory)

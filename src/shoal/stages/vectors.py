@@ -1,4 +1,4 @@
-"""Models, updates and reports as rows of numbers, and back."""
+"""Conversion between models, updates or reports and flat vectors."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from torch.nn import functional as F
 
 from shoal.types import Params, Report
 
-UNBOUNDED = (-1e30, 1e30)  # bounds of representations whose entries are any numbers
+UNBOUNDED = (-1e30, 1e30)  # bounds of representations without a known range
 
 
 def flatten_params(params: Params) -> Tensor:
-    """A model or an update as one row of numbers, in the order of its names."""
+    """Returns the parameters of a model or an update as one vector, in the order of their names."""
     return torch.cat([params[k].detach().reshape(-1).cpu().float() for k in sorted(params)])
 
 
 def unflatten_params(flat: Tensor, template: Params) -> Params:
-    """What `vector` made a row of, in the shapes, types and place of `like`."""
+    """Returns parameters from the vector of `flatten_params`, with the shapes, dtypes and devices of `template`."""
     names = sorted(template)
     parts = torch.split(flat, [template[k].numel() for k in names])
     return {k: part.view(template[k].shape).to(template[k]) for k, part in zip(names, parts, strict=True)}
 
 
 def report_row(report: Report) -> dict[str, Tensor]:
-    """A report as columns of a table: its size, its tensors, its mean metrics."""
-    found = {k: flatten_params(v) for k, v in report.tensors.items()}
-    found |= {k: torch.tensor(total / max(1.0, count)) for k, (total, count) in report.metrics.items()}
-    return found | {"size": torch.tensor(report.counts.get("train", 0))}
+    """Returns a report as the columns of a client table: its number of samples, its tensors and its mean metrics."""
+    columns = {k: flatten_params(v) for k, v in report.tensors.items()}
+    columns |= {k: torch.tensor(total / max(1.0, count)) for k, (total, count) in report.metrics.items()}
+    return columns | {"size": torch.tensor(report.counts.get("train", 0))}
 
 
 def nearest_direction(directions: Tensor, representation: NDArray[np.float64]) -> NDArray[np.float64]:
-    """All weight to the direction that has the largest cosine with the representation."""
+    """Returns one weight per direction: 1 for the largest cosine to the representation, and 0 for all others."""
     unit = F.normalize(torch.from_numpy(representation), dim=0)
     cosines = F.normalize(directions.double(), dim=1) @ unit
     return np.eye(len(directions))[int(cosines.argmax())]

@@ -1,4 +1,4 @@
-"""Files that are never half-written: everything is written beside its place and renamed into it."""
+"""Files that are never half-written: the content is written to a temporary file, which is then renamed."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ from shoal.errors import UserError
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a path below which nothing can be created. The test is a file that never gets a name."""
-    above = next(p for p in path.absolute().parents if p.exists())
-    if not above.is_dir():
-        raise UserError(f"{path} cannot be written: {above} is a file.")
+    """Raises a UserError if nothing can be created at this path. The test writes a file that never gets a name."""
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise UserError(f"{path} cannot be written: {parent} is a file.")
     try:
-        tempfile.TemporaryFile(dir=above).close()
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {above}: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be written: {parent}: {error.strerror}.") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes a file completely or not at all."""
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
+        temporary_path.write_bytes(data)
+        os.replace(temporary_path, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def json_bytes(value: Any) -> bytes:
+    """Returns the value as JSON with sorted keys."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file completely or not at all."""
     write_bytes(path, json_bytes(value))
 
 
 def append_line(path: Path, value: Any) -> None:
+    """Appends the value as one line of JSON."""
     with path.open("a") as f:
         f.write(json.dumps(value, sort_keys=True, allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file whose last one may be cut short."""
+    """Returns the complete lines of a JSON lines file. A killed process may have cut the last line short."""
     if not path.exists():
         return []
     lines: list[dict[str, Any]] = []
@@ -58,4 +62,5 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rewrite_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Replaces all lines of a JSON lines file."""
     write_bytes(path, "".join(json.dumps(x, sort_keys=True) + "\n" for x in lines).encode())

@@ -1,4 +1,4 @@
-"""The server's state on disk: one folder a round, whole or not there."""
+"""The server's state on disk: one folder per round, which is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ import torch
 
 from shoal import tree
 from shoal.codec import pack, unpack
+from shoal.store import FORMAT
 from shoal.types import ServerState
 
 log = logging.getLogger(__name__)
 
-NUM_KEPT_CHECKPOINTS = 3  # checkpoints: the newest, and two to fall back on
+NUM_KEPT_CHECKPOINTS = 3  # the newest, and two in case it is damaged
 
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The server's state after a round, and the names of the files with the clients' private state at that time."""
+
     state: ServerState
-    private: list[str]  # files of private state that belong to it
+    private: list[str]
 
 
 class Checkpoints:
+    """The checkpoints in a folder, of which the newest `num_kept` are kept."""
+
     def __init__(self, folder: Path, num_kept: int = NUM_KEPT_CHECKPOINTS) -> None:
         self.folder, self.num_kept = folder, num_kept
 
@@ -35,19 +40,21 @@ class Checkpoints:
         return self.folder / f"round-{round_index:06d}"
 
     def rounds(self) -> list[int]:
+        """Returns the rounds that have a checkpoint, in ascending order."""
         return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("round-*"))
 
     def fingerprint(self, round_index: int) -> tuple[int, ...]:
-        """Another one whenever the checkpoint has been written anew."""
-        found = (self._path(round_index) / "state.json").stat()
-        return round_index, found.st_ino, found.st_mtime_ns
+        """Returns numbers that change whenever the checkpoint is written again."""
+        file_facts = (self._path(round_index) / "state.json").stat()
+        return round_index, file_facts.st_ino, file_facts.st_mtime_ns
 
     def save(self, state: ServerState, private: list[str]) -> None:
+        """Writes the checkpoint of a round, with the names of the files of private state that belong to it."""
         tensors = pack(
             {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
         )
         facts = {
-            "format": 1,
+            "format": FORMAT,
             "private": private,
             "round": state.round,
             "sha256": hashlib.sha256(tensors).hexdigest(),
@@ -57,38 +64,47 @@ class Checkpoints:
         temporary_folder.mkdir(parents=True)
         (temporary_folder / "state.safetensors").write_bytes(tensors)
         (temporary_folder / "state.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
-        shutil.rmtree(final_folder, ignore_errors=True)  # only a damaged one can stand there
+        shutil.rmtree(final_folder, ignore_errors=True)  # a checkpoint of this round exists only if it is damaged
         temporary_folder.rename(final_folder)
 
     def discard_old(self) -> None:
+        """Removes all checkpoints but the newest `num_kept`."""
         for old in self.rounds()[: -self.num_kept]:
             shutil.rmtree(self._path(old))
 
     def discard_after(self, round_index: int) -> None:
-        """Damaged ones that were passed over: their rounds will be played again."""
+        """Removes the checkpoints after this round, which are damaged. Their rounds will run again."""
         for newer in [r for r in self.rounds() if r > round_index]:
             shutil.rmtree(self._path(newer))
 
     def load(self, round_index: int, device: torch.device | str = "cpu") -> Checkpoint:
+        """Reads the checkpoint of a round, with its models on the device.
+
+        Raises
+        ------
+        OSError, ValueError, KeyError
+            If the checkpoint is damaged.
+        """
         folder = self._path(round_index)
         facts = json.loads((folder / "state.json").read_text())
         tensors = (folder / "state.safetensors").read_bytes()
         if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
-            raise ValueError("its tensors do not match their checksum")
+            raise ValueError("its tensors do not match the checksum")
         parts = unpack(tensors)[0]
         state = ServerState(
             int(facts["round"]),
-            tree.to_device(
-                parts.get("models", {}), device
-            ),  # what stages remember stays where they made it: on the CPU
+            # Only models move: stages keep their memory on the CPU.
+            tree.to_device(parts.get("models", {}), device),
             membership=parts.get("membership", {}),
             memory=parts.get("memory", {}),
         )
         return Checkpoint(state, [str(name) for name in facts["private"]])
 
     def latest(self, check: Callable[[Checkpoint], None], device: torch.device | str = "cpu") -> Checkpoint | None:
-        """The newest that is whole; a damaged one is passed over, and said. `check` raises if the private
-        files that belong to it are not whole."""
+        """Returns the newest undamaged checkpoint, or None. A damaged one is skipped with a warning.
+
+        `check` must raise an OSError, ValueError or KeyError if the private files of the checkpoint are damaged.
+        """
         for round_index in reversed(self.rounds()):
             try:
                 checkpoint = self.load(round_index, device)
@@ -96,6 +112,6 @@ class Checkpoints:
                 return checkpoint
             except (OSError, ValueError, KeyError) as error:
                 log.warning(
-                    "the checkpoint of round %d is damaged (%s); going back to the one before it", round_index, error
+                    "The checkpoint of round %d is damaged (%s). The one before it is used.", round_index, error
                 )
         return None

@@ -1,4 +1,7 @@
-"""Files that a command writes where the user says: shoal replaces what it wrote itself, and nothing else unasked."""
+"""Files that a command writes to a path of the user's choice.
+
+A command replaces a file that shoal wrote. Any other file is replaced only with --force.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ class OutputKind:
     Parameters
     ----------
     name : str
-        What error messages call it, with its article.
+        Name in error messages, with its article.
     ending : str
         The ending that every file of this kind has.
     is_own : callable
-        Tells from the content of an existing file whether shoal wrote it as a file of this kind.
+        Returns from the content of an existing file whether shoal wrote it as a file of this kind.
     """
 
     name: str
@@ -30,7 +33,7 @@ class OutputKind:
 
 
 def begins_with(mark: str, within_bytes: int = 4096) -> Callable[[Path], bool]:
-    """Returns a test for `OutputKind`: whether `mark` stands in the first bytes of a file."""
+    """Returns a test for `OutputKind`: whether the first bytes of a file contain `mark`."""
 
     def is_own(path: Path) -> bool:
         with path.open("rb") as file:
@@ -40,13 +43,22 @@ def begins_with(mark: str, within_bytes: int = 4096) -> Callable[[Path], bool]:
 
 
 def check_output(path: Path, kind: OutputKind, force: bool = False) -> None:
-    """Refuses a path that shoal may not or cannot write, so that a command can ask before hours of work.
+    """Raises a UserError for a path that shoal may not or cannot write. A command can check this before hours of work.
+
+    Parameters
+    ----------
+    path : Path
+        The file to write.
+    kind : OutputKind
+        The kind of file.
+    force : bool
+        Permit replacing a file that shoal did not write.
 
     Raises
     ------
     UserError
-        If the path is a folder, has another ending, lies where nothing can be written, or is a file that shoal did
-        not write. `force` permits the last of these only.
+        If the path is a folder, has another ending, or cannot be written; without `force` also if it is a file that
+        shoal did not write.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder. Choose the name of a file, such as {path / f'page{kind.ending}'}.")
@@ -65,7 +77,7 @@ def check_output(path: Path, kind: OutputKind, force: bool = False) -> None:
 
 
 def write_output(path: Path, data: bytes, kind: OutputKind, force: bool = False) -> None:
-    """Writes a whole file, after a last look at what is there now."""
+    """Writes the file, after checking the path again, since it may have changed during a long command."""
     check_output(path, kind, force)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, data)

@@ -1,4 +1,4 @@
-"""Files that are installed with shoal, such as recipes. They are found by name from any folder."""
+"""Files that are installed with shoal, such as recipes. A name finds them from any folder."""
 
 from __future__ import annotations
 

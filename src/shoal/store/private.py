@@ -1,10 +1,11 @@
-"""What clients keep to themselves, for fleets that live in this process.
+"""The clients' private state, for fleets that run in this process.
 
-Between checkpoints new trees are in memory, and in files without a name yet where they are too many, so that a
-killed run loses a round as a whole. At a checkpoint those that changed get a file of that round, or several. A
-client's tree is the one in the newest file that has it. A file stays until every tree in it has a newer one that
-all kept checkpoints know. Trees that are safely on disk leave memory, least recently used first, when there is
-more than `memory_bytes` of them.
+- Between checkpoints, new trees are in memory. If they take too much memory, they are moved to temporary files.
+  A killed run therefore loses a round as a whole.
+- At a checkpoint, the trees that changed are written to one or more files of that round.
+- The tree of a client is the one in the newest file that contains the client.
+- A file is removed when every tree in it has a newer version that all remaining checkpoints use.
+- When memory holds more than `memory_bytes`, trees that are also on disk are dropped, least recently used first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ MEMORY_BYTES = 2**29
 
 
 class PrivateStore(MutableMapping[ClientId, Tree]):
+    """The private trees of all clients, in memory and in the files of a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the files.
+    memory_bytes : int
+        Bytes of trees that stay in memory.
+    """
+
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES) -> None:
         self.folder, self.memory_bytes = folder, memory_bytes
         self._device: torch.device | str = "cpu"
@@ -35,12 +46,10 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self._memory_used_bytes = 0
         self._changed: set[ClientId] = set()  # in memory only
         self._changed_bytes = 0
-        self._unnamed_parts: list[list[ClientId]] = []  # changed too, and already in files that have no name yet
+        self._unnamed_parts: list[list[ClientId]] = []  # changed, and already in temporary files
         self._part_of_client: dict[ClientId, int] = {}
-        self._file_of_client: dict[
-            ClientId, str
-        ] = {}  # client -> the file that has its tree: its round, and its part if any
-        self._num_current_trees: dict[str, int] = {}  # file -> trees in it that are nobody's past
+        self._file_of_client: dict[ClientId, str] = {}  # a file is named by its round, and by its part if it has one
+        self._num_current_trees: dict[str, int] = {}  # file -> trees in it that have no newer version
         self._replaced_in_round: dict[str, int] = {}  # file -> the round in which its last tree was replaced
         self._open_file: _PrivateFile | None = None  # the file read last
 
@@ -64,7 +73,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
             self._write_part()
 
     def __delitem__(self, client: ClientId) -> None:
-        raise TypeError("a client's private tree is replaced, never deleted")
+        raise TypeError("The private tree of a client can be replaced, but not deleted.")
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(sorted(self._file_of_client.keys() | self._changed | self._part_of_client.keys()))
@@ -77,11 +86,11 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
 
     @property
     def files(self) -> list[str]:
-        """Those that hold somebody's present tree."""
+        """The files that contain the current tree of at least one client."""
         return sorted(self._num_current_trees)
 
     def save(self, round_index: int) -> None:
-        """Write what changed since the last save, and forget what does not fit into memory."""
+        """Writes the trees that changed since the last save, and drops from memory what exceeds the limit."""
         for part, clients in enumerate(self._unnamed_parts):
             name = f"{round_index:06d}-{part:04d}"
             self._part_path(part).rename(self._path(name))
@@ -111,42 +120,42 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         write_bytes(path, pack({c: self._memory[c] for c in sorted(self._changed)}))
 
     def _evict(self) -> None:
-        """Down to the budget, but for trees that are nowhere else."""
+        """Drops trees from memory down to the limit. Trees that are not on disk stay."""
         for client in list(self._memory) if self._memory_used_bytes > self.memory_bytes else ():
             if client not in self._changed:
                 self._memory_used_bytes -= tree.size_bytes(self._memory.pop(client))
-            if self._memory_used_bytes <= self.memory_bytes // 2:  # well below, or the next tree would search again
+            if self._memory_used_bytes <= self.memory_bytes // 2:  # else the next tree would search again
                 return
 
     def discard_before(self, oldest: int) -> None:
-        """Files in which no checkpoint from round `oldest` on would look."""
+        """Removes the files that no checkpoint from round `oldest` on needs."""
         for name in [n for n, replaced in self._replaced_in_round.items() if replaced <= oldest]:
             self._path(name).unlink(missing_ok=True)
             del self._replaced_in_round[name]
 
     def check(self, names: list[str]) -> None:
-        """ValueError where one of these files is missing or cut short."""
+        """Raises a ValueError if one of these files is missing or cut short."""
         for name in names:
             path = self._path(name)
             if not path.exists():
                 raise ValueError(f"{path.name} of the clients' private state is missing")
-            header, header_bytes = _header(path)
+            header, header_bytes = _read_header(path)
             ends = [x["data_offsets"][1] for x in header.values()]
             if path.stat().st_size != 8 + header_bytes + max(ends, default=0):
                 raise ValueError(f"{path.name} of the clients' private state is cut short")
 
     def restore(self, round_index: int, device: torch.device | str = "cpu") -> None:
-        """As it was after this round. Files of later rounds belong to work that will be done again."""
+        """Returns to the state after this round. Files of later rounds go, because those rounds will run again."""
         self.__init__(self.folder, self.memory_bytes)  # type: ignore[misc]
         self._device = device
-        for left in self.folder.glob(".part-*.tmp"):
-            left.unlink()
+        for leftover in self.folder.glob(".part-*.tmp"):
+            leftover.unlink()
         for path in sorted(self.folder.glob("round-*.safetensors")):  # parts of a round come before its last file
             name = path.stem.removeprefix("round-")
             if _round_of(name) > round_index:
                 path.unlink()
                 continue
-            for client in {unquote(leaf.split("/")[0]) for leaf in _header(path)[0]}:
+            for client in {unquote(leaf.split("/")[0]) for leaf in _read_header(path)[0]}:
                 self._assign_to_file(client, name)
 
     def _assign_to_file(self, client: ClientId, name: str) -> None:
@@ -170,7 +179,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         return self.folder / f"round-{name}.safetensors"
 
     def _part_path(self, part: int) -> Path:
-        return self.folder / f".part-{part:04d}.tmp"  # what a killed run leaves of these is swept away
+        return self.folder / f".part-{part:04d}.tmp"  # `restore` removes such files of a killed run
 
     def _read(self, client: ClientId, path: Path) -> Tree:
         if self._open_file is None or self._open_file.path != path:
@@ -179,7 +188,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
 
 
 class _PrivateFile:
-    """Opened once for many reads: neighbours in a round are neighbours in a file."""
+    """A file that stays open for many reads, because clients of one round often have their trees in one file."""
 
     def __init__(self, path: Path, device: str) -> None:
         self.path = path
@@ -202,7 +211,7 @@ def _round_of(name: str) -> int:
     return int(name.split("-")[0])
 
 
-def _header(path: Path) -> tuple[dict[str, dict[str, list[int]]], int]:
+def _read_header(path: Path) -> tuple[dict[str, dict[str, list[int]]], int]:
     with path.open("rb") as f:
         header_bytes = int.from_bytes(f.read(8), "little")
         header = json.loads(f.read(header_bytes))

@@ -1,7 +1,10 @@
-"""A run directory: config, a line per round, checkpoints, private client state, the result.
+"""A run directory: the job, one line per round, checkpoints, the clients' private state, and the result.
 
-rounds.jsonl, clients.jsonl and ledger.jsonl are the same bytes for the same seed; what a clock says is in
+rounds.jsonl, clients.jsonl and ledger.jsonl have the same bytes for the same seed. Times of a clock are in
 timing.jsonl and result.json only.
+
+Read `checkpoint.py` next for the server's state, `private.py` for the clients' private state, and `reader.py` for
+reading a directory without resuming its run.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from shoal.cost.ledger import LedgerEntry
 from shoal.engine import Evaluation, RoundRecord, RoundTiming
 from shoal.errors import UserError
 from shoal.metrics import Score
-from shoal.store import FORMAT
+from shoal.store import FORMAT, check_format
 from shoal.store.atomic_files import append_line, check_writable, read_lines, rewrite_lines, write_json
 from shoal.store.checkpoint import NUM_KEPT_CHECKPOINTS, Checkpoints
 from shoal.store.failure import FAILURE
@@ -36,19 +39,32 @@ LINE_FILES = ("rounds.jsonl", "clients.jsonl", "ledger.jsonl", "timing.jsonl")
 
 
 def environment_facts() -> dict[str, Any]:
+    """Returns the content of about.json: the format, and the versions of Python and of the packages."""
     return {"format": FORMAT, "python": platform.python_version()} | {p: version(p) for p in PACKAGES}
 
 
 @dataclass(frozen=True)
 class RestoredRun:
-    state: ServerState | None
+    """What a run needs to resume: the state after the last complete round, and the records up to that round."""
+
+    state: ServerState | None  # None if no round is complete
     rounds: list[RoundRecord]
     entries: list[LedgerEntry]
-    timing: RoundTiming  # of all these rounds
+    timing: RoundTiming  # sums over these rounds
 
 
 class RunStore:
-    """Open for one process at a time: `create` or `open` it, use it as a context manager."""
+    """A run directory that one process at a time may write.
+
+    `create` or `open` it, and use it as a context manager, which releases the lock.
+
+    Parameters
+    ----------
+    path : Path
+        The run directory.
+    keep_checkpoints : int
+        Number of checkpoints that are kept, the newest ones.
+    """
 
     def __init__(self, path: Path, keep_checkpoints: int = NUM_KEPT_CHECKPOINTS) -> None:
         self.path = path
@@ -67,41 +83,84 @@ class RunStore:
         keep_checkpoints: int = NUM_KEPT_CHECKPOINTS,
         inputs: Mapping[str, Any] | None = None,
     ) -> RunStore:
-        """A new run directory: made beside its place, so that what stands there is always complete."""
+        """Creates a run directory and opens it.
+
+        The directory is filled under another name beside `path` and renamed, so that a directory at `path` is always
+        complete.
+
+        Parameters
+        ----------
+        path : Path
+            The new directory. It must not exist, or be empty.
+        config, partition, devices : Mapping
+            The contents of config.json, partition.json and devices.json.
+        keep_checkpoints : int
+            Number of checkpoints that are kept, the newest ones.
+        inputs : Mapping or None
+            The content of inputs.json, or None for a run without that file.
+
+        Returns
+        -------
+        RunStore
+            The open run directory.
+
+        Raises
+        ------
+        UserError
+            If `path` is a file, is not empty, or cannot be written.
+        """
         cls.check_free(path)
-        beside = path.with_name(f".{path.name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
+        temporary_folder = path.with_name(f".{path.name}.tmp")
+        shutil.rmtree(temporary_folder, ignore_errors=True)
         try:
-            (beside / "checkpoints").mkdir(parents=True)
+            (temporary_folder / "checkpoints").mkdir(parents=True)
         except OSError as error:
-            raise UserError(f"--out {path} cannot be written: {error.strerror}") from None
-        write_json(beside / "config.json", dict(config))
-        write_json(beside / "about.json", environment_facts())
-        write_json(beside / "partition.json", dict(partition))
-        write_json(beside / "devices.json", dict(devices))
+            raise UserError(f"--out {path} cannot be written: {error.strerror}.") from None
+        write_json(temporary_folder / "config.json", dict(config))
+        write_json(temporary_folder / "about.json", environment_facts())
+        write_json(temporary_folder / "partition.json", dict(partition))
+        write_json(temporary_folder / "devices.json", dict(devices))
         if inputs is not None:
-            write_json(beside / "inputs.json", dict(inputs))
-        (path / FAILURE).unlink(missing_ok=True)
-        beside.rename(path)
+            write_json(temporary_folder / "inputs.json", dict(inputs))
+        (path / FAILURE).unlink(missing_ok=True)  # rename needs an empty folder
+        temporary_folder.rename(path)
         return cls(path, keep_checkpoints)
 
     @staticmethod
     def check_free(path: Path) -> None:
+        """Raises a UserError if a new run directory cannot be created at this path."""
         if path.exists() and not path.is_dir():
-            raise UserError(f"--out {path} is a file; give the name of a folder that is not there yet")
+            raise UserError(f"--out {path} is a file. Choose the name of a folder that does not exist yet.")
         if path.exists() and any(inside.name != FAILURE for inside in path.iterdir()):
-            resume_hint = f"resume it with `shoal resume {path}`, or " if (path / "config.json").exists() else ""
-            raise UserError(f"--out {path} exists and is not empty; {resume_hint}choose another")
+            resume_hint = f"Resume it with `shoal resume {path}`, or c" if (path / "config.json").exists() else "C"
+            raise UserError(f"--out {path} exists and is not empty. {resume_hint}hoose another folder.")
         check_writable(path)
 
     @classmethod
     def open(cls, path: Path, keep_checkpoints: int = NUM_KEPT_CHECKPOINTS) -> RunStore:
+        """Opens an existing run directory.
+
+        Parameters
+        ----------
+        path : Path
+            The run directory.
+        keep_checkpoints : int
+            Number of checkpoints that are kept, the newest ones.
+
+        Returns
+        -------
+        RunStore
+            The open run directory.
+
+        Raises
+        ------
+        UserError
+            If `path` is not a run directory, has another format, or is open in another process.
+        """
         for name in ("config.json", "about.json", "partition.json", "checkpoints"):
             if not (path / name).exists():
-                raise UserError(f"{path} is not a run directory: it has no {name}")
-        file_format = json.loads((path / "about.json").read_text()).get("format")
-        if file_format != FORMAT:
-            raise UserError(f"{path} was written in format {file_format}; this version of shoal reads {FORMAT}")
+                raise UserError(f"{path} is not a run directory: it has no {name}.")
+        check_format(path, json.loads((path / "about.json").read_text()))
         return cls(path, keep_checkpoints)
 
     def _acquire_lock(self) -> IO[str]:
@@ -110,7 +169,7 @@ class RunStore:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise UserError(f"{self.path} is being written by another process; wait for it to end") from None
+            raise UserError(f"{self.path} is being written by another process. Wait until that process ends.") from None
         return lock
 
     def __enter__(self) -> RunStore:
@@ -121,36 +180,39 @@ class RunStore:
 
     @property
     def config(self) -> dict[str, Any]:
+        """The job of the run, as in config.json."""
         config: dict[str, Any] = json.loads((self.path / "config.json").read_text())
         return config
 
     def append(self, record: RoundRecord, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None:
+        """Writes the lines of a finished round."""
         append_line(self.path / "rounds.jsonl", _null_if_not_finite(record.to_json()))
         if record.evaluation is not None:
             line = evaluation_to_json(record.round, record.evaluation, self._clients)
             append_line(self.path / "clients.jsonl", _null_if_not_finite(line))
-        for page in entries:
-            append_line(self.path / "ledger.jsonl", page.to_json())
-        clock_line = {"wall_s": round(timing.wall_s, 6), "server_s": round(timing.server_s, 6)}
-        append_line(self.path / "timing.jsonl", {"round": record.round, **clock_line})
+        for entry in entries:
+            append_line(self.path / "ledger.jsonl", entry.to_json())
+        seconds = {"wall_s": round(timing.wall_s, 6), "server_s": round(timing.server_s, 6)}
+        append_line(self.path / "timing.jsonl", {"round": record.round, **seconds})
 
     def checkpoint(self, state: ServerState) -> None:
+        """Saves the server's state with the clients' private state, and removes checkpoints that are too old."""
         self.private.save(state.round)
         self.checkpoints.save(state, self.private.files)
         self._discard_old()
 
     def _discard_old(self) -> None:
         self.checkpoints.discard_old()
-        kept = self.checkpoints.rounds()
-        self.private.discard_before(kept[0] if kept else 0)
+        rounds = self.checkpoints.rounds()
+        self.private.discard_before(rounds[0] if rounds else 0)
 
     def restore(self, device: torch.device | str = "cpu") -> RestoredRun:
-        """The last complete round and what is known of those up to it.
+        """Returns the last complete round with the records up to it.
 
-        Lines of rounds that have no checkpoint are dropped: those rounds will be played again.
+        Lines of later rounds are removed, because those rounds have no checkpoint and will run again.
         """
         self._remove_leftovers()
-        latest = self.checkpoints.latest(lambda found: self.private.check(found.private), device)
+        latest = self.checkpoints.latest(lambda checkpoint: self.private.check(checkpoint.private), device)
         last_round = latest.state.round if latest else 0
         self.private.restore(last_round, device)
         self.checkpoints.discard_after(last_round)
@@ -163,7 +225,9 @@ class RunStore:
         evaluations = {x["round"]: evaluation_from_json(x, self._clients) for x in kept_lines["clients.jsonl"]}
         records = [round_record_from_json(x, evaluations.get(x["round"])) for x in kept_lines["rounds.jsonl"]]
         if len(records) != last_round:
-            raise UserError(f"{self.path}/rounds.jsonl has {len(records)} of {last_round} rounds; it was altered")
+            raise UserError(
+                f"{self.path}/rounds.jsonl has {len(records)} of {last_round} rounds: the file was changed."
+            )
         return RestoredRun(
             latest.state if latest else None,
             records,
@@ -172,33 +236,38 @@ class RunStore:
         )
 
     def load_final_state(self, device: torch.device | str = "cpu") -> ServerState:
-        """The state after the last round of a run that is finished; private state with it."""
+        """Returns the server's state after the last round of a finished run, and restores the private state."""
         if not (self.path / "result.json").exists():
-            raise UserError(f"{self.path} is not finished: `shoal resume {self.path}` goes on with it")
-        latest = self.checkpoints.latest(lambda found: self.private.check(found.private), device)
+            raise UserError(f"{self.path} is not finished. Finish the run with `shoal resume {self.path}`.")
+        latest = self.checkpoints.latest(lambda checkpoint: self.private.check(checkpoint.private), device)
         if latest is None:
-            raise UserError(f"{self.path} has no checkpoint that is whole")
+            raise UserError(f"{self.path} has no undamaged checkpoint.")
         self.private.restore(latest.state.round, device)
         return latest.state
 
     def _remove_leftovers(self) -> None:
-        """What a killed process left beside its place, and why the last attempt failed."""
-        for left in [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp"), *self.path.glob(FAILURE)]:
-            if left.is_dir():
-                shutil.rmtree(left)
+        """Removes temporary files of a killed process, and the failure record of the last attempt."""
+        for leftover in [*self.path.glob(".*.tmp"), *self.path.glob("*/.*.tmp"), *self.path.glob(FAILURE)]:
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
             else:
-                left.unlink()
+                leftover.unlink()
 
     def discard_if_not_started(self) -> None:
+        """Removes the run directory if it has no checkpoint yet."""
         if not self.checkpoints.rounds():
             shutil.rmtree(self.path)
 
     def finish(self, result: Mapping[str, Any]) -> None:
+        """Writes result.json, which marks the run as finished."""
         write_json(self.path / "result.json", _null_if_not_finite(dict(result)))
 
 
 def evaluation_to_json(round_index: int, evaluation: Evaluation, clients: list[str]) -> dict[str, Any]:
-    """Columns in the partition's order of clients; null where a client was silent."""
+    """Returns the line of clients.jsonl for a round.
+
+    Each column has a value per client, in the order of the partition, and null for a client without a score.
+    """
     scores = [evaluation.clients.get(c) for c in clients]
     columns = {k: [None if s is None else getattr(s, k) for s in scores] for k in Score.__dataclass_fields__}
     central = None if evaluation.central is None else vars(evaluation.central)
@@ -206,7 +275,8 @@ def evaluation_to_json(round_index: int, evaluation: Evaluation, clients: list[s
 
 
 def evaluation_from_json(line: Mapping[str, Any], clients: list[str]) -> Evaluation:
-    columns = zip(line["accuracy"], line["loss"], line["f1"], line["n"], strict=True)
+    """Returns the evaluation in a line of clients.jsonl."""
+    columns = zip(line["accuracy"], line["loss"], line["f1"], line["num_samples"], strict=True)
     scores = {
         c: Score(a, _nan_if_null(loss), f1, n)
         for c, (a, loss, f1, n) in zip(clients, columns, strict=True)
@@ -219,15 +289,14 @@ def evaluation_from_json(line: Mapping[str, Any], clients: list[str]) -> Evaluat
 
 
 def round_record_from_json(line: Mapping[str, Any], evaluation: Evaluation | None) -> RoundRecord:
-    unchanged_keys = ("round", "cohort", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s")
-    late_clients, depleted_clients = (tuple(line.get(k, ())) for k in ("late_clients", "left"))
-    bytes_edge_cloud = line.get("bytes_long")
+    """Returns the record in a line of rounds.jsonl, with the evaluation of that round."""
+    unchanged_keys = ("round", "cohort_size", "metrics", "bytes_down", "bytes_up", "flops", "joules", "sim_time_s")
     return RoundRecord(
         **{k: line[k] for k in unchanged_keys},
         evaluation=evaluation,
-        late_clients=late_clients,
-        depleted_clients=depleted_clients,
-        bytes_edge_cloud=bytes_edge_cloud,
+        late_clients=tuple(line["late_clients"]),
+        depleted_clients=tuple(line["depleted_clients"]),
+        bytes_edge_cloud=line.get("bytes_edge_cloud"),
     )
 
 
@@ -236,7 +305,7 @@ def _nan_if_null(x: float | None) -> float:
 
 
 def _null_if_not_finite(value: Any) -> Any:
-    """JSON has no NaN: a loss that is none becomes null."""
+    """Returns the value with null for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {k: _null_if_not_finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

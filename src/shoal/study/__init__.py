@@ -1,1 +1,4 @@
-"""A method's evaluation from one file: what is run, what is measured, and what is then said of it."""
+"""Studies: one file says what is run, what is measured, and which claims are judged.
+
+Read plan.py first.
+"""

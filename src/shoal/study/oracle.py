@@ -1,7 +1,7 @@
-"""shoal where the planted groups are known: the best that its probe and gate could come to. For studies only.
+"""The method shoal with known planted groups: the best that its shift probe and gate could reach. It is for studies.
 
-From the probe's round on each group has an expert, and its members are served that one, corrected by their prior: no
-probe, no gate. A study names it as a method, `shoal.study.oracle:oracle`.
+From the first round of the probe on, each planted group has an expert. A client predicts with the expert of its group,
+with prior correction and without a gate. A study names the method `shoal.study.oracle:oracle`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.types import ClientId, Method, Params, Report, Rounds, Schedule, Serv
 
 @dataclass(frozen=True)
 class PlantedExperts(ServerOnly):
-    """Once, everybody is put where it was planted, and every group's expert starts as the global model."""
+    """Assigns every client to its planted group once. The expert of each group starts as the global model."""
 
     planted_groups: Mapping[ClientId, int]
     first_round: int
@@ -38,24 +38,27 @@ class PlantedExperts(ServerOnly):
 
     def fold(self, state: ServerState, reports: Mapping[ClientId, Report], seed: int) -> ServerState:
         clients = [c for c in state.roster if c in self.planted_groups]
-        start, count = state.models[GLOBAL], len(set(self.planted_groups.values()))
-        state = replace(state, models=named_experts([start] * count) | {GLOBAL: start}, membership={})
+        global_model, num_experts = state.models[GLOBAL], len(set(self.planted_groups.values()))
+        state = replace(
+            state, models=named_experts([global_model] * num_experts) | {GLOBAL: global_model}, membership={}
+        )
         return assign_clients(state, clients, np.array([self.planted_groups[c] for c in clients]))
 
 
 def oracle(setting: Setting) -> Method:
+    """Builds the method."""
     method = shoal(setting)
     probe = next(stage for stage in method.stages if isinstance(stage, ShiftProbe))
-    kept = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers)]
+    stages_without_gate = [stage for stage in method.stages if not isinstance(stage, PersonaliseMembers)]
     planted = PlantedExperts(setting.planted_groups or {}, probe.first_round)
-    stages = tuple(planted if stage is probe else stage for stage in kept)
+    stages = tuple(planted if stage is probe else stage for stage in stages_without_gate)
 
     def models_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
         models, name = ema_models(state), GLOBAL
         if client is not None and client in state.membership:
             name = sorted(state.models)[int(state.membership[client].argmax())]
         priors = training_priors(state)
-        served = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: priors[name]}} if priors else {})
-        return tree.to_device(served, setting.model.device)
+        serving_model = {GLOBAL: models[name]} | ({PRIOR: {GLOBAL: priors[name]}} if priors else {})
+        return tree.to_device(serving_model, setting.model.device)
 
     return replace(method, name="oracle", stages=stages, models_for=models_for)

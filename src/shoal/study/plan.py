@@ -1,4 +1,8 @@
-"""What a study runs: cells (data and how they are divided), variants (methods with options) and seeds, by budget."""
+"""A study file: its cells, variants, seeds, budgets and claims.
+
+A cell is a data set with a partition, and a variant is a method with options. runner.py runs a study, verdicts.py
+judges its claims, and tables.py writes the results.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,18 @@ from shoal.errors import UserError, did_you_mean
 from shoal.experiment.job import Job
 from shoal.experiment.recipe import RECIPES, merge_layers, read_toml
 
-METRICS = ("local", "worst10", "central", "unseen", "epochs_to", "joules_to", "ari", "split")
-CELL_ONLY_KEYS = ("play", "target")  # what a cell has beside keys of a job
+METRICS = ("local", "worst10", "central", "unseen", "epochs_to_target", "joules_to_target", "clusters_ari", "has_split")
+CELL_ONLY_KEYS = ("variants", "target_accuracy")  # keys of a cell that are no keys of a job
 STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class ClaimTest(BaseModel):
-    """A number of every seed of a cell, and where it should lie.
+    """A number for every seed of a cell, and a limit for it.
 
-    `difference`: what `of` has more of a figure than `than`. `ratio`: how many times as much `than` has. `recovered`:
-    how much of the way from figure `start` to figure `goal` of `of` its `figure` has come. `value`: the figure of `of`.
+    - `difference`: the metric of `variant` minus `baseline_metric` (or the metric) of `baseline`.
+    - `ratio`: the metric of `baseline` divided by the metric of `variant`.
+    - `recovered`: the fraction of the way from `start_metric` to `goal_metric` at which the metric of `variant` is.
+    - `value`: the metric of `variant`.
     """
 
     model_config = STRICT
@@ -33,33 +39,37 @@ class ClaimTest(BaseModel):
     variant: str
     metric: str
     baseline: str | None = None
-    baseline_metric: str | None = None  # as `figure`
+    baseline_metric: str | None = None  # the metric, if None
     start_metric: str = "unseen.none"
     goal_metric: str = "unseen.true"
     at_least: float | None = None
     at_most: float | None = None
-    criterion: Literal["interval", "every"] = "interval"  # by a 95 % interval, or every seed for itself
-    requires_positive: str | None = (
-        None  # a figure of `of` that must be above 0 with every seed for the test to say anything
-    )
+    criterion: Literal["interval", "every_seed"] = "interval"  # the 95 % interval, or each seed on its own
+    requires_positive: str | None = None  # a seed counts only if this metric of `variant` is above 0
 
     @model_validator(mode="after")
     def _validate(self) -> ClaimTest:
         if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("one of at_least and at_most must be given")
+            raise ValueError("give exactly one of at_least and at_most")
         if self.kind in ("difference", "ratio") and self.baseline is None:
-            raise ValueError(f"{self.kind} needs than, the variant to compare with")
+            raise ValueError(f"{self.kind} needs baseline, the variant to compare with")
         return self
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Key and figure, of those that are read."""
-        more = {"start": self.start_metric, "goal": self.goal_metric} if self.kind == "recovered" else {}
-        asked = {"figure": self.metric, "than_figure": self.baseline_metric, "given": self.requires_positive}
-        return {key: name for key, name in asked.items() if name} | more
+        """The metrics that the test reads, by their key in the study file."""
+        more = {"start_metric": self.start_metric, "goal_metric": self.goal_metric} if self.kind == "recovered" else {}
+        names = {
+            "metric": self.metric,
+            "baseline_metric": self.baseline_metric,
+            "requires_positive": self.requires_positive,
+        }
+        return {key: name for key, name in names.items() if name} | more
 
 
 class Claim(BaseModel):
+    """A statement, and the tests that it must pass."""
+
     model_config = STRICT
 
     statement: str
@@ -67,85 +77,92 @@ class Claim(BaseModel):
 
 
 class Budget(BaseModel):
+    """The seeds and cells that `shoal study --budget` runs."""
+
     model_config = STRICT
 
     seeds: tuple[int, ...] = Field(min_length=1)
-    cells: dict[str, dict[str, Any]]  # cell -> {"play": variants or lists of them, and what else is as in [cells]}
+    cells: dict[
+        str, dict[str, Any]
+    ]  # by name: "variants" (names of variants or of variant lists), and keys as in [cells]
     job: dict[str, Any] = Field(default_factory=dict)
 
 
 class Study(BaseModel):
-    """A study file. Keys of a job come from [job], the budget, the cell, the budget's cell and the variant: the last
-    one that says something wins."""
+    """A study file.
+
+    Keys of a job come from [job], the budget, the cell, the budget's cell and the variant. A later table wins.
+    """
 
     model_config = STRICT
 
     title: str
-    fixed_beforehand: str = ""  # what was decided, on what, before the runs that count
-    our_variant: str  # the variant that all others are compared with
-    sustained_rounds: int = Field(default=1, ge=1)  # evaluated rounds for which a target counts as reached
-    num_inputs: tuple[int, ...] = (
-        20,
-        50,
-        200,
-    )  # from which unseen clients are judged; the middle one is what tables show
+    fixed_beforehand: str = ""  # the decisions that were made before the runs, and their reasons
+    our_variant: str  # the variant with which all others are compared
+    sustained_rounds: int = Field(default=1, ge=1)  # evaluated rounds in a row in which a target must be reached
+    num_inputs: tuple[int, ...] = (20, 50, 200)  # inputs of an unseen client; `unseen` is with the middle number
     job: dict[str, Any]
     variants: dict[str, dict[str, Any]]
     variant_lists: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    cells: dict[str, dict[str, Any]]  # keys of a job, and `target`: the central accuracy to be reached
+    cells: dict[str, dict[str, Any]]  # keys of a job, and `target_accuracy`: the central accuracy to reach
     budgets: dict[str, Budget]
     claims: tuple[Claim, ...] = ()
 
     @property
     def shown_num_inputs(self) -> int:
+        """The number of inputs with which tables show unseen clients."""
         return self.num_inputs[len(self.num_inputs) // 2]
 
     def budget(self, name: str) -> Budget:
+        """Returns the budget of this name."""
         if name not in self.budgets:
             hint = did_you_mean(name, self.budgets)
             raise UserError(f"budget {name!r} is not in the study{hint} (it has {', '.join(self.budgets)})")
         return self.budgets[name]
 
     def entries(self, budget: str) -> list[Entry]:
-        """All seeds of a cell are far apart: a study that is stopped has all of its first seed first."""
-        chosen = self.budget(budget)
-        found = []
-        for seed in chosen.seeds:
-            for cell, asked in chosen.cells.items():
-                found += [self._entry(chosen, cell, variant, seed) for variant in self._variants_to_run(asked)]
-        return found
+        """Returns the entries of a budget seed by seed, so that a stopped study has a complete first seed."""
+        chosen_budget = self.budget(budget)
+        entries = []
+        for seed in chosen_budget.seeds:
+            for cell, cell_keys in chosen_budget.cells.items():
+                entries += [self._entry(chosen_budget, cell, v, seed) for v in self._variants_to_run(cell_keys)]
+        return entries
 
     def _variants_to_run(self, cell_keys: Mapping[str, Any]) -> Iterable[str]:
-        """Variants, each once: those that are named, and those of the lists that are; all where nothing is said."""
-        names = cell_keys.get("play", self.variants)
+        """Returns the variants of a cell, each once. A cell without the key runs all variants."""
+        names = cell_keys.get("variants", self.variants)
         return dict.fromkeys(v for name in names for v in self.variant_lists.get(name, (name,)))
 
     def _entry(self, budget: Budget, cell: str, variant: str, seed: int) -> Entry:
-        cell_defaults, asked, own = self.cells[cell], budget.cells[cell], self.variants[variant]
-        keys = [{k: v for k, v in table.items() if k not in CELL_ONLY_KEYS} for table in (cell_defaults, asked)]
+        cell_defaults, budget_keys, variant_keys = self.cells[cell], budget.cells[cell], self.variants[variant]
+        keys = [{k: v for k, v in table.items() if k not in CELL_ONLY_KEYS} for table in (cell_defaults, budget_keys)]
         layers = (self.job, budget.job, *keys)
-        job = merge_layers(*layers, own, {"seed": seed, "variant": variant})
-        # Whoever is evaluated less often would seem to reach a target later.
-        is_evaluated_alike = job.eval_every == merge_layers(*layers).eval_every
-        return Entry(
-            cell, variant, seed, job, asked.get("target", cell_defaults.get("target")) if is_evaluated_alike else None
-        )
+        job = merge_layers(*layers, variant_keys, {"seed": seed, "variant": variant})
+        # A variant that is evaluated less often would seem to reach a target later.
+        has_common_schedule = job.eval_every == merge_layers(*layers).eval_every
+        target_accuracy = budget_keys.get("target_accuracy", cell_defaults.get("target_accuracy"))
+        return Entry(cell, variant, seed, job, target_accuracy if has_common_schedule else None)
 
 
 @dataclass(frozen=True)
 class Entry:
+    """One run of a study: a variant in a cell with a seed."""
+
     cell: str
     variant: str
     seed: int
-    job: Job = field(compare=False)  # follows from the others
+    job: Job = field(compare=False)  # follows from the other fields
     target_accuracy: float | None = field(default=None, compare=False)
 
     @property
     def relative_path(self) -> Path:
+        """The run directory in the folder of the study."""
         return Path(self.cell) / f"{_slug(self.variant)}-{self.seed}"
 
     @property
     def label(self) -> str:
+        """The name of the run in messages."""
         return f"{self.cell}, {self.variant}, seed {self.seed}"
 
 
@@ -162,16 +179,16 @@ def find_study(name: str) -> Path:
     """Returns the local study file of this name, or else the packaged study of this name."""
     path = RECIPES.find(name)
     if path is None:
-        known = packaged_studies()
+        studies = packaged_studies()
         raise UserError(
-            f"{name!r} is not a study file, and not a packaged study{did_you_mean(name, known)} "
-            f"(known: {', '.join(known)})"
+            f"{name!r} is not a study file, and not a packaged study{did_you_mean(name, studies)} "
+            f"(known: {', '.join(studies)})"
         )
     return path
 
 
 def load_study(path: Path) -> Study:
-    """All that can be refused before anything is run."""
+    """Reads a study file, and refuses what can be seen to be wrong before any run."""
     content = read_toml(path, "study")
     try:
         study = Study(**content)
@@ -185,11 +202,11 @@ def load_study(path: Path) -> Study:
 
 
 def _problem_sentence(error: ValidationError) -> str:
-    """The first thing that is, but all that is missing at once."""
+    """Returns the first problem, or all missing keys at once."""
     problems = {".".join(map(str, p["loc"])): p for p in error.errors()}
     if missing := [where for where, p in problems.items() if p["type"] == "missing"]:
-        needed = ", ".join(name for name, key in Study.model_fields.items() if key.is_required())
-        return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; a study needs {needed}"
+        required_keys = ", ".join(name for name, key in Study.model_fields.items() if key.is_required())
+        return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; a study needs {required_keys}"
     where, first = next(iter(problems.items()))
     match first["type"]:
         case "value_error":
@@ -202,31 +219,31 @@ def _problem_sentence(error: ValidationError) -> str:
 def _validate_names(study: Study) -> None:
     for name, variants in study.variant_lists.items():
         if name in study.variants:
-            raise UserError(f"lists.{name} has the name of a variant; play could mean both")
-        _require_known(f"lists.{name} has", variants, "variant", study.variants)
+            raise UserError(f"variant_lists.{name} has the name of a variant. Give the list another name.")
+        _require_known(f"variant_lists.{name} has", variants, "variant", study.variants)
     for name, budget in study.budgets.items():
         _require_known(f"budgets.{name}.cells has", budget.cells, "cell", study.cells)
-        for cell, asked in budget.cells.items():
-            where, play = f"budgets.{name}.cells.{cell}.play", asked.get("play", [])
-            if not isinstance(play, list):
-                raise UserError(f"{where} is {play!r}; it must be a list of names")
-            _require_known(f"{where} has", play, "list or variant", (*study.variant_lists, *study.variants))
-    _require_known("ours is", [study.our_variant], "variant", study.variants)
+        for cell, cell_keys in budget.cells.items():
+            where, names = f"budgets.{name}.cells.{cell}.variants", cell_keys.get("variants", [])
+            if not isinstance(names, list):
+                raise UserError(f"{where} is {names!r}; it must be a list of names")
+            _require_known(f"{where} has", names, "list or variant", (*study.variant_lists, *study.variants))
+    _require_known("our_variant is", [study.our_variant], "variant", study.variants)
     slugs = [_slug(name) for name in study.variants]
-    if twice := {s for s in slugs if slugs.count(s) > 1}:
-        raise UserError(f"two variants would be kept in {min(twice)!r}; their names must differ more")
+    if repeated := {s for s in slugs if slugs.count(s) > 1}:
+        raise UserError(f"two variants would have the folder {min(repeated)!r}. Give them names that differ more.")
     for number, claim in enumerate(study.claims, start=1):
-        for place, test in enumerate(claim.tests, start=1):
-            _validate_test(f"claim {number}, test {place}:", test, study)
+        for test_number, test in enumerate(claim.tests, start=1):
+            _validate_test(f"claim {number}, test {test_number}:", test, study)
 
 
 def _validate_test(where: str, test: ClaimTest, study: Study) -> None:
     _require_known(f"{where} cells has", test.cells, "cell", study.cells)
-    _require_known(f"{where} of is", [test.variant], "variant", study.variants)
-    _require_known(f"{where} than is", [test.baseline] if test.baseline else [], "variant", study.variants)
-    offered = (*METRICS, *(f"unseen.{how}" for how in ("none", "true", *map(str, study.num_inputs))))
-    for key, figure in test.metrics.items():
-        _require_known(f"{where} {key} is", [figure], "figure", offered)
+    _require_known(f"{where} variant is", [test.variant], "variant", study.variants)
+    _require_known(f"{where} baseline is", [test.baseline] if test.baseline else [], "variant", study.variants)
+    metrics = (*METRICS, *(f"unseen.{how}" for how in ("none", "true", *map(str, study.num_inputs))))
+    for key, metric in test.metrics.items():
+        _require_known(f"{where} {key} is", [metric], "metric", metrics)
 
 
 def _require_known(where: str, names: Iterable[str], kind: str, allowed: Iterable[str]) -> None:

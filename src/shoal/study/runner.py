@@ -1,4 +1,4 @@
-"""The runs of a study, several at a time, each in a process of its own: what is finished is kept, the rest goes on."""
+"""Runs the entries of a study, several at a time, each in its own process. Finished runs are not run again."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from shoal.store.run_directory import RunStore
 from shoal.study.plan import Entry
 from shoal.study.unseen import evaluate_unseen_ways
 
-UNSEEN_FILE = "unseen.json"  # in a run directory: what clients that never trained are served
+UNSEEN_FILE = "unseen.json"  # in a run directory: the accuracies of the unseen clients
 
 
 def is_finished(path: Path, job: Job) -> bool:
+    """Returns whether the run is finished and its unseen clients are evaluated."""
     return (path / "result.json").exists() and (not job.unseen or (path / UNSEEN_FILE).exists())
 
 
 def finish_run(job: Job, path: Path, num_inputs: Sequence[int]) -> None:
-    """Played to its end, from wherever it is, and its unseen clients evaluated."""
-    assembled: list[Experiment] = []
+    """Runs or resumes a job to its end, and evaluates its unseen clients."""
+    experiments: list[Experiment] = []
     if not (path / "result.json").exists():
-        run_or_resume(job, path, on_setup=assembled.append)
+        run_or_resume(job, path, on_setup=experiments.append)
     if job.unseen:
-        experiment = assembled[0] if assembled else assemble_job(job)
+        experiment = experiments[0] if experiments else assemble_job(job)
         with RunStore.open(path) as store:
             write_json(
                 path / UNSEEN_FILE, evaluate_unseen_ways(experiment, store.load_final_state(job.device), num_inputs)
@@ -49,9 +50,11 @@ def finish_run(job: Job, path: Path, num_inputs: Sequence[int]) -> None:
 
 
 def _run_in_process(connection: Connection, job_json: str, path: Path, num_inputs: Sequence[int]) -> None:
-    """In a process of its own, on one thread. It goes when whoever started it is gone: nothing is lost, a run goes on
-    from its last complete round. It sends why it failed, or nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to hear
+    """Runs a job in a process of its own on one thread, and sends the reason of a failure, or an empty text.
+
+    The process exits when its parent is gone. Nothing is lost, because a run resumes from its last complete round.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     torch.set_num_threads(1)
     threading.Thread(target=_exit_with_parent, args=(connection,), daemon=True).start()
     job = Job.model_validate_json(job_json)
@@ -69,36 +72,41 @@ def _exit_with_parent(connection: Connection) -> None:
 
 @dataclass
 class Forecast:
-    """How long entries take: as others of the same kind did, else of the same variant, else all."""
+    """Predicts the seconds of an entry from entries of its cell and variant, else of its variant, else from all."""
 
     seconds: dict[Entry, float] = field(default_factory=dict)
 
     def expected_s(self, entry: Entry) -> float:
+        """Returns the seconds that an entry took or will probably take."""
         if entry in self.seconds:
             return self.seconds[entry]
-        alike = (
+        similarities = (
             lambda e: (e.cell, e.variant) == (entry.cell, entry.variant),
             lambda e: e.variant == entry.variant,
             lambda e: True,
         )
-        for same in alike:
-            if known := [s for e, s in self.seconds.items() if same(e)]:
-                return fmean(known)
+        for is_similar in similarities:
+            if durations_s := [duration_s for e, duration_s in self.seconds.items() if is_similar(e)]:
+                return fmean(durations_s)
         return 1.0
 
     def done_fraction(self, entries: Sequence[Entry]) -> float:
-        done = sum(self.seconds.get(e, 0.0) for e in entries)
-        return done / max(1e-9, sum(map(self.expected_s, entries)))
+        """Returns the fraction of the expected time that finished entries took."""
+        done_s = sum(self.seconds.get(e, 0.0) for e in entries)
+        return done_s / max(1e-9, sum(map(self.expected_s, entries)))
 
     def remaining_s(self, entries: Sequence[Entry], num_workers: int) -> float:
-        rest = [self.expected_s(e) for e in entries if e not in self.seconds]
-        return max([sum(rest) / num_workers, *rest], default=0.0)
+        """Returns the expected seconds until all entries are finished."""
+        waiting_s = [self.expected_s(e) for e in entries if e not in self.seconds]
+        return max([sum(waiting_s) / num_workers, *waiting_s], default=0.0)
 
 
 @dataclass(frozen=True)
 class StudyProgress:
+    """The state of a study after one of its runs ended."""
+
     entry: Entry
-    failure: str  # the reason; empty if it is finished
+    failure: str  # the reason, or empty if the run finished
     duration_s: float
     num_done: int
     num_total: int
@@ -113,26 +121,26 @@ def run_entries(
     num_workers: int,
     on_done: Callable[[StudyProgress], None],
 ) -> None:
-    """Every entry that is not finished, in order, so many at a time. One that fails does not end the others."""
+    """Runs the unfinished entries in order, `num_workers` at a time. An entry that fails does not stop the others."""
     forecast = Forecast()
     for entry in entries:
-        place = out / entry.relative_path
-        if (place / "config.json").exists():
-            check_same_job(place, entry.job)
-        if is_finished(place, entry.job):
-            forecast.seconds[entry] = float((read_run(place).result or {}).get("wall_s", 0.0))
+        path = out / entry.relative_path
+        if (path / "config.json").exists():
+            check_same_job(path, entry.job)
+        if is_finished(path, entry.job):
+            forecast.seconds[entry] = float((read_run(path).result or {}).get("wall_s", 0.0))
     waiting = [entry for entry in entries if entry not in forecast.seconds]
     with _running_entries() as running:
         while waiting or running:
             while waiting and len(running) < num_workers:
                 running.append(_RunningEntry.start(waiting.pop(0), out, num_inputs))
-            done, failure = _wait_for_next(running, out)
-            forecast.seconds[done.entry] = time.monotonic() - done.started_s
+            ended, failure = _wait_for_next(running, out)
+            forecast.seconds[ended.entry] = time.monotonic() - ended.started_s
             on_done(
                 StudyProgress(
-                    done.entry,
+                    ended.entry,
                     failure,
-                    forecast.seconds[done.entry],
+                    forecast.seconds[ended.entry],
                     len(forecast.seconds),
                     len(entries),
                     forecast.done_fraction(entries),
@@ -152,38 +160,39 @@ class _RunningEntry:
     def start(cls, entry: Entry, out: Path, num_inputs: Sequence[int]) -> _RunningEntry:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["shoal.experiment.run", "shoal.study.unseen", *CLUSTERING_LIBRARIES])
-        ours, theirs = context.Pipe()
+        connection, child_connection = context.Pipe()
         process = context.Process(
             target=_run_in_process,
-            args=(theirs, entry.job.model_dump_json(), out / entry.relative_path, tuple(num_inputs)),
+            args=(child_connection, entry.job.model_dump_json(), out / entry.relative_path, tuple(num_inputs)),
         )
         process.start()
-        theirs.close()
-        return cls(entry, process, ours, time.monotonic())
+        child_connection.close()
+        return cls(entry, process, connection, time.monotonic())
 
 
 def _wait_for_next(running: list[_RunningEntry], out: Path) -> tuple[_RunningEntry, str]:
-    """The first that is done, and why it failed; a process that died cannot say so itself."""
-    ready = wait([s.connection for s in running])
-    done = next(s for s in running if s.connection is ready[0])
+    """Returns the first entry that ends, and the reason if it failed. A process that died sends no reason."""
+    ready = wait([one.connection for one in running])
+    ended = next(one for one in running if one.connection is ready[0])
     try:
-        failure = done.connection.recv_bytes().decode()
-        done.process.join()
+        failure = ended.connection.recv_bytes().decode()
+        ended.process.join()
     except EOFError:
-        done.process.join()
-        failure = f"its process ended with code {done.process.exitcode}"
-        record_failure(out / done.entry.relative_path, done.entry.job.model_dump(mode="json"), failure)
-    running.remove(done)
-    return done, failure
+        ended.process.join()
+        failure = f"its process ended with code {ended.process.exitcode}"
+        record_failure(out / ended.entry.relative_path, ended.entry.job.model_dump(mode="json"), failure)
+    running.remove(ended)
+    return ended, failure
 
 
 @contextmanager
 def _running_entries() -> Iterator[list[_RunningEntry]]:
-    started: list[_RunningEntry] = []
+    """Yields a list for the running entries, and ends their processes afterwards."""
+    running: list[_RunningEntry] = []
     try:
-        yield started
+        yield running
     finally:
-        for s in started:
-            s.process.terminate()
-        for s in started:
-            s.process.join()
+        for one in running:
+            one.process.terminate()
+        for one in running:
+            one.process.join()

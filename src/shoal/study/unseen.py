@@ -1,4 +1,4 @@
-"""Clients that a run held out of training: served without a word, by their inputs, or by what they really hold."""
+"""Evaluates the unseen clients of a run: without inputs, with some inputs, or with their true class prior."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from shoal.types import LABEL_COUNTS, ClientId, Predict, ServerState
 
 
 def evaluate_unseen_ways(experiment: Experiment, state: ServerState, num_inputs: Sequence[int]) -> dict[str, Any]:
-    """By how they are served: "none" as anybody is; "20" by so many inputs without labels; "true" by their own class
-    frequencies, which nobody could know: what an estimate could reach at best."""
+    """Returns the accuracies by the way in which the clients are served.
+
+    - "none": with the models for unseen clients.
+    - "20": with what is inferred from 20 inputs without labels.
+    - "true": with the true label counts, which are the best that an estimate could reach.
+    """
     method, unseen_clients = experiment.method, experiment.federation.unseen
-    found = {"none": evaluate_unseen(method, state, unseen_clients)}
+    evaluations = {"none": evaluate_unseen(method, state, unseen_clients)}
     if method.adaptation_program is not None or method.models_for_inputs is not None:
         for n in num_inputs:
-            found[str(n)] = evaluate_unseen(method, state, unseen_clients, True, n, experiment.job.seed)
+            evaluations[str(n)] = evaluate_unseen(method, state, unseen_clients, True, n, experiment.job.seed)
     if method.adaptation_program is not None:
-        found["true"] = _evaluate_with_true_counts(experiment, state)
-    return {how: _accuracy_facts(evaluation) for how, evaluation in found.items()}
+        evaluations["true"] = _evaluate_with_true_counts(experiment, state)
+    return {way: _accuracy_facts(evaluation) for way, evaluation in evaluations.items()}
 
 
 def _evaluate_with_true_counts(experiment: Experiment, state: ServerState) -> Evaluation:
     method = experiment.method
     scores: dict[ClientId, Score] = {}
-    for client, rows in experiment.federation.unseen.items():
-        counts = torch.bincount(rows.y, minlength=method.num_classes).float()
+    for client, samples in experiment.federation.unseen.items():
+        counts = torch.bincount(samples.y, minlength=method.num_classes).float()
         method_with_counts = replace(method, predict=_predict_with_counts(method.predict, counts))
-        scores |= evaluate_unseen(method_with_counts, state, {client: rows}).clients
+        scores |= evaluate_unseen(method_with_counts, state, {client: samples}).clients
     return Evaluation(scores, None)
 
 
@@ -44,6 +48,6 @@ def _predict_with_counts(predict: Predict, counts: Tensor) -> Predict:
 
 def _accuracy_facts(evaluation: Evaluation) -> dict[str, Any]:
     return {
-        "mean": evaluation.summary()["accuracy"]["mean"],
-        "clients": {c: score.accuracy for c, score in sorted(evaluation.clients.items())},
+        "accuracy": evaluation.summary()["accuracy"]["local"],
+        "accuracy_by_client": {c: score.accuracy for c, score in sorted(evaluation.clients.items())},
     }

@@ -28,12 +28,12 @@ def experts(count, scale=1.0):
 
 def test_adam_is_torchs():
     p = torch.tensor([1.0, -2.0], requires_grad=True)
-    theirs, ours, s = torch.optim.Adam([p], lr=0.1), {"p": p.detach().clone()}, Adam(0.1).init({"p": p.detach()})
+    theirs, ours, state = torch.optim.Adam([p], lr=0.1), {"p": p.detach().clone()}, Adam(0.1).init({"p": p.detach()})
     for _ in range(5):
         theirs.zero_grad()
         (p**2).sum().backward()
         theirs.step()
-        ours, s = Adam(0.1).update(ours, {"p": 2 * ours["p"]}, s)
+        ours, state = Adam(0.1).update(ours, {"p": 2 * ours["p"]}, state)
     assert torch.allclose(ours["p"], p.detach(), atol=1e-6)
 
 
@@ -61,9 +61,9 @@ class TestWeights:
         g = torch.Generator().manual_seed(0)
         scores, logits = torch.randn(5, 3, generator=g), torch.randn(5, 3, 4, generator=g)
         gate = replace(EVERY_MODEL, mix="probabilities")
-        found = gate.mixture_logits(gate.log_weights(scores, logits), logits)
+        mixed = gate.mixture_logits(gate.log_weights(scores, logits), logits)
         expected = torch.logsumexp(scores[..., None] + logits, dim=1).log_softmax(-1)
-        assert torch.allclose(found, expected, atol=1e-6)
+        assert torch.allclose(mixed, expected, atol=1e-6)
 
     def test_the_own_model_and_two_experts(self):
         g = torch.Generator().manual_seed(1)
@@ -72,9 +72,9 @@ class TestWeights:
         assert ((weights > 0).sum(1) == 3).all()
         assert (weights[:, 0] > 0).all()
         assert torch.allclose(weights.sum(1), torch.ones(50))
-        told = scores.log_softmax(1) + torch.logsumexp(logits, -1)
-        best = told[:, 1:].topk(2).indices + 1
-        assert (weights.gather(1, best) > 0).all()
+        corrected = scores.log_softmax(1) + torch.logsumexp(logits, -1)
+        largest = corrected[:, 1:].topk(2).indices + 1
+        assert (weights.gather(1, largest) > 0).all()
 
     def test_a_shortlist_is_by_priors(self):
         # the third expert is by far the most confident, but has the smallest prior of four: with three it is not run
@@ -84,10 +84,10 @@ class TestWeights:
         assert (Gate(shortlist=0).log_weights(scores, logits).exp() > 0)[0].tolist() == [1, 1, 0, 1, 0]
         assert (Gate(shortlist=3).log_weights(scores, logits).exp() > 0)[0].tolist() == [1, 1, 1, 0, 0]
         assert Gate(shortlist=3).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 1]
-        assert Gate(shortlist=1, top=2).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 0]  # never fewer than count
+        assert Gate(shortlist=1, top=2).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 0]  # never fewer than top
         assert Gate(calibrate=False).models_to_run(scores)[0].tolist() == [1, 1, 1, 0, 0]
 
-    def test_denoised(self):
+    def test_denoise_drops_experts_that_are_less_confident_than_the_own_model(self):
         # confidences log 2, log 4 and log 1.1: the last is less sure than the own model's; priors are equal
         logits = torch.tensor([[[0.0, 0.0], [math.log(3), 0.0], [math.log(0.1), 0.0]]])
         weights = Gate(denoise=True, calibrate=False).log_weights(torch.zeros(1, 3), logits).exp()
@@ -98,7 +98,7 @@ class TestWeights:
         logits[0, 5] = 9.0
         assert (Gate(prior="uniform").log_weights(torch.zeros(1, 6), logits).exp() > 0)[0].tolist()[5]
 
-    def test_of_equals_the_first(self):
+    def test_the_first_of_equal_models_is_preferred(self):
         weights = Gate(calibrate=False, shortlist=0).log_weights(torch.zeros(2, 6), torch.zeros(2, 6, 2)).exp()
         assert (weights > 0).tolist() == [[True, True, True, False, False, False]] * 2
 
@@ -109,7 +109,7 @@ class TestWeights:
         weights = Gate().log_weights(torch.zeros(1, 2), logits).exp()
         assert weights[0].tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
 
-    def test_slopes_are_finite_and_only_of_models_that_count(self):
+    def test_gradients_are_finite_and_only_models_that_count_have_one(self):
         scores = torch.zeros(1, 5, requires_grad=True)
         logits = torch.tensor([[[0.0, 1.0]] * 2 + [[3.0, 0.0]] * 2 + [[-9.0, -9.0]]])
         gate = Gate(shortlist=0)
@@ -129,9 +129,9 @@ class TestWeights:
 
 
 def program(**kw):
-    own = LocalTraining(MODEL, epochs=2, batch_size=8, sensitivity="high", name="private")
+    personal = LocalTraining(MODEL, epochs=2, batch_size=8, sensitivity="high", name="private")
     start, fit = kw.pop("start", "warm"), FitGate(**{"model": MODEL, "gate": Gate()} | kw)
-    return TrainGate(fit, own, ChooseModel(MODEL, "hits", "val/low"), start)
+    return TrainGate(fit, personal, ChooseModel(MODEL, "hits", "val/low"), start)
 
 
 class TestTraining:
@@ -140,7 +140,7 @@ class TestTraining:
         assert (Gate().scores(gate, torch.randn(7, 6)) == 0).all()
 
     def test_by_torch(self, tiny):
-        """One epoch on frozen models, against an nn.Module, torch's optimiser and no cache of what models say."""
+        """One epoch on frozen models, against an nn.Module, torch's optimiser and no cache of the models' logits."""
         data, task = tiny["c3"], Task(experts(2), {}, 5)
         p = program(epochs=1, batch_size=1000, gate=replace(EVERY_MODEL, mix="probabilities"))
         _, private = run_program(p, task, data, {})
@@ -167,7 +167,7 @@ class TestTraining:
         best = min(range(3), key=lambda k: (-hits[k], losses[k]))
         p = program()
         _, private = run_program(p, task, data, {})
-        alone, _ = run_program(p.own, Task({"m": experts(3)[f"expert-{best}"]}, {}, 5), data, {})
+        alone, _ = run_program(p.personal_training, Task({"m": experts(3)[f"expert-{best}"]}, {}, 5), data, {})
         assert tree.max_abs_difference(private["model"], alone.tensors["model"]) < 1e-7
 
     def test_without_a_network_nothing_is_trained(self, tiny):
@@ -187,16 +187,16 @@ class TestTraining:
         report, _ = run_program(program(), Task(experts(2), {}, 5), tiny["c2"], {})
         assert replace(report, flops=0) == Report()
 
-    def test_models_are_run_once_for_a_row(self, tiny):
-        """More epochs of the gate cost only the gate's work."""
-        rows, work = len(tiny["c3"]["train"].y), {}
+    def test_models_are_run_once_for_a_sample(self, tiny):
+        """More epochs of gate training cost only the gate's operations."""
+        num_samples, flops = len(tiny["c3"]["train"].y), {}
         for epochs in (1, 2, 11):
             report, _ = run_program(program(epochs=epochs, batch_size=1000), Task(experts(2), {}, 5), tiny["c3"], {})
-            work[epochs] = report.flops
-        forward = 2 * (6 * 64 + 64 * 30 + 30 * 4)  # of a row through one model
-        per_epoch = work[2] - work[1]
-        assert work[11] - work[1] == 10 * per_epoch
-        assert per_epoch < 0.2 * 3 * forward * rows
+            flops[epochs] = report.flops
+        forward = 2 * (6 * 64 + 64 * 30 + 30 * 4)  # one sample through one model
+        per_epoch = flops[2] - flops[1]
+        assert flops[11] - flops[1] == 10 * per_epoch
+        assert per_epoch < 0.2 * 3 * forward * num_samples
 
     def test_fleets_agree_on_clients_with_unequal_numbers_of_experts(self, tiny):
         tasks = {c: Task(experts(1 + i % 3), {}, i) for i, c in enumerate(tiny)}
@@ -213,18 +213,18 @@ class TestTraining:
 
 
 class TestPrediction:
-    def trained(self, tiny, count, **kw):
-        models, gate = experts(count, 4.0), Gate(**kw)
+    def trained(self, tiny, num_experts, **kw):
+        models, gate = experts(num_experts, 4.0), Gate(**kw)
         _, private = run_program(program(gate=gate), Task(models, {}, 5), tiny["c5"], {})
         return models, private, gate
 
     def test_without_a_gate_confidence_decides(self, tiny):
         models, x = experts(3), tiny.central.x
         logits = torch.stack([MODEL.predict(m, x) for m in models.values()], 1)
-        found = gated_predict(MODEL, Gate())(models, {}, x)
-        assert torch.allclose(found, confidence_weighted_logits(logits))
+        predicted = gated_predict(MODEL, Gate())(models, {}, x)
+        assert torch.allclose(predicted, confidence_weighted_logits(logits))
         weights = logits.exp().sum(-1) / logits.exp().sum((-1, -2))[:, None]
-        assert torch.allclose(found, (weights[..., None] * logits).sum(1), atol=1e-6)
+        assert torch.allclose(predicted, (weights[..., None] * logits).sum(1), atol=1e-6)
 
     def test_a_gate_for_as_many_other_experts_is_not_used(self, tiny):
         models, private, gate = self.trained(tiny, 3)
@@ -241,24 +241,24 @@ class TestPrediction:
         assert torch.allclose(gated_predict(MODEL, gate)(two, private, x), confidence_weighted_logits(logits))
 
 
-def test_inputs_are_computed_once_and_follow_the_rows(tiny):
-    """A program that adds what is computed of its rows: every row once an epoch, however batches are cut."""
+def test_inputs_are_precomputed_once_for_each_sample(tiny):
+    """The program sums precomputed values of its samples: each sample counts once an epoch, in batches of any size."""
 
     class Sum:
         name, batchable = "sum", True
 
         @property
         def phases(self):
-            return (Phase("train", 2, 4, self.step, precompute=lambda s, x: x.flatten(1) @ s["w"]),)
+            return (Phase("train", 2, 4, self.step, precompute=lambda state, x: x.flatten(1) @ state["w"]),)
 
         def begin(self, task, private):
             return {"w": torch.arange(12.0).reshape(6, 2), "total": torch.zeros(2)}
 
-        def step(self, s, b: Batch):
-            return s | {"total": s["total"] + (b.x * b.w[:, None] * b.y[:, None]).sum(0)}
+        def step(self, state, batch: Batch):
+            return state | {"total": state["total"] + (batch.x * batch.w[:, None] * batch.y[:, None]).sum(0)}
 
-        def end(self, task, s, counts):
-            return Report({"total": {"x": s["total"]}}), None
+        def end(self, task, state, counts):
+            return Report({"total": {"x": state["total"]}}), None
 
     plan = Plan(Sum(), {c: Task() for c in tiny})
     for fleet in (PlainFleet(tiny), VectorFleet(tiny)):
@@ -266,4 +266,4 @@ def test_inputs_are_computed_once_and_follow_the_rows(tiny):
             x, y = tiny[client]["train"]
             expected = 2 * (x @ torch.arange(12.0).reshape(6, 2) * y[:, None]).sum(0)
             assert torch.allclose(report.tensors["total"]["x"], expected, rtol=1e-4)
-            assert report.flops == 2 * len(y) * 6 * 2  # once, not once an epoch
+            assert report.flops == 2 * len(y) * 6 * 2  # computed once, not once an epoch

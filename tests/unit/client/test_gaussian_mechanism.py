@@ -29,12 +29,12 @@ from shoal.fleet.plain import PlainFleet
 from shoal.types import Plan, Samples, Task
 
 
-def test_noise_is_gamma_over_the_classes():
+def test_label_noise_is_the_noise_scale_over_the_number_of_classes():
     assert label_noise_std(1.0, 10) == pytest.approx(0.1)
     assert label_noise_std(0.0, 10) == 0
-    for gamma, classes in ((-1.0, 10), (math.nan, 10), (1.0, 0)):
-        with pytest.raises(UserError, match="gamma is" if classes else "classes is"):
-            label_noise_std(gamma, classes)
+    for noise_scale, num_classes in ((-1.0, 10), (math.nan, 10), (1.0, 0)):
+        with pytest.raises(UserError, match="noise_scale is" if num_classes else "num_classes is"):
+            label_noise_std(noise_scale, num_classes)
 
 
 def test_cut_and_scaled_by_hand():
@@ -78,9 +78,9 @@ def test_sensitivities_by_hand():
     ("mu", "expected"),
     [
         (1.0, 4.377),
-        (math.sqrt(2) / 490 / 0.1, 0.088),  # a record of 490, gamma 1, 10 classes
+        (math.sqrt(2) / 490 / 0.1, 0.088),  # a record of 490, noise scale 1, 10 classes
         (math.sqrt(2) / 24 / 0.1, 2.396),
-        (math.sqrt(2) / 0.1, 159.4),  # any distribution for any other
+        (math.sqrt(2) / 0.1, 159.4),  # any distribution replaced by any other
         (math.sqrt(2) / 0.01, 10602.2),
     ],
 )
@@ -110,35 +110,35 @@ def test_epsilon_at_the_ends():
 
 
 def test_guarantee_is_that_of_the_smallest_client():
-    found = label_privacy_guarantee(1.0, 10, [490, 24, 1426])
-    assert found["sigma"] == pytest.approx(0.1)
-    assert found["delta"] == 1e-5
-    assert found["smallest_client"] == 24
-    assert found["record_epsilon"] == pytest.approx(2.396, abs=1e-3)
-    assert found["local_epsilon"] == pytest.approx(159.44, abs=0.01)
+    guarantees = label_privacy_guarantee(1.0, 10, [490, 24, 1426])
+    assert guarantees["sigma"] == pytest.approx(0.1)
+    assert guarantees["delta"] == 1e-5
+    assert guarantees["smallest_client"] == 24
+    assert guarantees["record_epsilon"] == pytest.approx(2.396, abs=1e-3)
+    assert guarantees["local_epsilon"] == pytest.approx(159.44, abs=0.01)
     assert label_privacy_guarantee(0.0, 10, [490])["record_epsilon"] == math.inf
-    with pytest.raises(UserError, match="sizes is empty"):
+    with pytest.raises(UserError, match="client_sizes is empty"):
         label_privacy_guarantee(1.0, 10, [])
 
 
-def test_several_releases_are_one_that_moves_further():
+def test_several_releases_are_one_release_with_a_larger_sensitivity():
     # four releases of deviation 0.1, each moved by sqrt(2) / 24: in L2 all of them move by 2 sqrt(2) / 24
-    found, one = label_privacy_guarantee(1.0, 10, [24], num_releases=4), label_privacy_guarantee(1.0, 10, [24])
-    assert found["releases"] == 4
-    assert found["record_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2) / 24))
-    assert found["local_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2)))
-    assert found["record_epsilon_of_one_release"] == one["record_epsilon"]
-    assert found["local_epsilon_of_one_release"] == one["local_epsilon"]
+    four, one = label_privacy_guarantee(1.0, 10, [24], num_releases=4), label_privacy_guarantee(1.0, 10, [24])
+    assert four["releases"] == 4
+    assert four["record_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2) / 24))
+    assert four["local_epsilon"] == pytest.approx(epsilon(0.1, 2 * math.sqrt(2)))
+    assert four["record_epsilon_of_one_release"] == one["record_epsilon"]
+    assert four["local_epsilon_of_one_release"] == one["local_epsilon"]
     assert one["releases"] == 1
     assert "record_epsilon_of_one_release" not in one
     five = label_privacy_guarantee(1.0, 10, [490], num_releases=5)
     assert five["record_epsilon"] == pytest.approx(0.21, abs=0.005), "docs/privacy.md"
-    with pytest.raises(UserError, match="releases is 0"):
+    with pytest.raises(UserError, match="num_releases is 0"):
         label_privacy_guarantee(1.0, 10, [24], num_releases=0)
 
 
 @pytest.mark.parametrize(("mu", "releases"), [(0.3, 5), (1.0, 3)])
-def test_releases_compose_as_dp_accounting_has_it(mu, releases):
+def test_releases_compose_as_in_dp_accounting(mu, releases):
     mechanism = privacy_loss_distribution.from_gaussian_mechanism(
         1.0, sensitivity=mu, value_discretization_interval=1e-4
     )
@@ -146,11 +146,11 @@ def test_releases_compose_as_dp_accounting_has_it(mu, releases):
     assert epsilon(1.0, mu * math.sqrt(releases)) == pytest.approx(composed, rel=1e-3)
 
 
-def test_each_task_may_lead_to_a_release_unless_the_first_one_stands():
-    once, anew = LabelHistogram(10, noise_scale=1.0), LabelHistogram(10, noise_scale=1.0, rerelease_threshold=0.25)
+def test_each_task_may_lead_to_a_release_unless_the_first_release_is_kept():
+    once, repeated = LabelHistogram(10, noise_scale=1.0), LabelHistogram(10, noise_scale=1.0, rerelease_threshold=0.25)
     assert once.privacy_guarantee([24], num_tasks=5) == label_privacy_guarantee(1.0, 10, [24])
-    assert anew.privacy_guarantee([24], num_tasks=5) == label_privacy_guarantee(1.0, 10, [24], num_releases=5)
-    assert anew.privacy_guarantee([24], num_tasks=0) == anew.privacy_guarantee([24])
+    assert repeated.privacy_guarantee([24], num_tasks=5) == label_privacy_guarantee(1.0, 10, [24], num_releases=5)
+    assert repeated.privacy_guarantee([24], num_tasks=0) == repeated.privacy_guarantee([24])
     assert LabelHistogram(10, rerelease_threshold=0.25).privacy_guarantee([24], num_tasks=5) == {}
 
 
@@ -158,36 +158,37 @@ def test_each_task_may_lead_to_a_release_unless_the_first_one_stands():
     ("method", "options", "rounds", "releases"),
     [
         ("shoal", {}, 20, 1),
-        ("shoal", {}, 21, 2),  # labels are told in round 1 and every 20 rounds after it
+        ("shoal", {}, 21, 2),  # labels are reported in round 1 and every 20 rounds after it
         ("shoal", {}, 100, 5),
-        ("shoal", {"every": 0}, 100, 1),
-        ("shoal", {"anew": 1.0}, 100, 1),
-        ("simclust", {"every": 10, "anew": 0.5}, 100, 10),
+        ("shoal", {"every_rounds": 0}, 100, 1),
+        ("shoal", {"rerelease_threshold": 1.0}, 100, 1),
+        ("simclust", {"every_rounds": 10, "rerelease_threshold": 0.5}, 100, 10),
         ("simclust", {}, 100, 1),
     ],
 )
-def test_a_run_states_as_many_releases_as_its_schedule_has(method, options, rounds, releases):
-    job = Job(method=method, model="mlp", rounds=rounds, cohort=2, set={"represent": {"gamma": 1.0, **options}})
-    stated = privacy_guarantees(assemble(job, method, tiny_federation(5, (6,))))
-    assert stated["releases"] == releases
-    assert stated["record_epsilon"] == pytest.approx(
+def test_a_run_states_as_many_releases_as_its_schedule_allows(method, options, rounds, releases):
+    represent = {"noise_scale": 1.0, **options}
+    job = Job(method=method, model="mlp", rounds=rounds, cohort=2, set={"represent": represent})
+    guarantees = privacy_guarantees(assemble(job, method, tiny_federation(5, (6,))))
+    assert guarantees["releases"] == releases
+    assert guarantees["record_epsilon"] == pytest.approx(
         label_privacy_guarantee(1.0, 4, [9], num_releases=releases)["record_epsilon"]
     )
 
 
-def test_a_release_stands_until_enough_labels_have_changed():
-    """What is counted as a release is one: new noise, in the round in which the labels are others."""
+def test_a_release_is_kept_until_enough_labels_have_changed():
+    """A counted release has new noise, in the round in which enough labels have changed."""
     program = LabelHistogram(2, noise_scale=0.5, rerelease_threshold=0.25)
-    fleet = PlainFleet({"a": {"train": rows([0] * 8)}})
+    fleet = PlainFleet({"a": {"train": samples_of([0] * 8)}})
 
-    def told(labels, seed):
-        fleet.data = {"a": {"train": rows(labels)}}
+    def reported(labels, seed):
+        fleet.data = {"a": {"train": samples_of(labels)}}
         return fleet.execute(Plan(program, {"a": Task(seed=seed)}))["a"].tensors["labels"]["p"]
 
-    first = told([0] * 8, 1)
-    assert torch.equal(told([0] * 6 + [1] * 2, 2), first)  # 2 of 8 have changed: no more than a quarter
-    assert not torch.equal(told([0] * 5 + [1] * 3, 3), first)
+    first = reported([0] * 8, 1)
+    assert torch.equal(reported([0] * 6 + [1] * 2, 2), first)  # 2 of 8 have changed: no more than a quarter
+    assert not torch.equal(reported([0] * 5 + [1] * 3, 3), first)
 
 
-def rows(labels):
+def samples_of(labels):
     return Samples(torch.zeros(len(labels), 1), torch.tensor(labels))

@@ -24,36 +24,40 @@ def head(seed):
     return MODEL.split_base_and_head(MODEL.init(seed))[1]
 
 
-def knowing(*clients):
-    """The server after these told the heads of seeds 1, 2, ..."""
+def state_with_heads_of(*clients):
+    """Returns the server's state after these clients reported the heads of seeds 1, 2, ..."""
     state = ServerState(0, {"base": BASE}, memory={"train": {"head": FIRST}})
     reports = {c: Report({"head": head(k)}) for k, c in enumerate(clients, start=1)}
     return GatherHeads(SendHead(), 9, 1).fold(state, reports, 0)
 
 
-def test_many_heads_say_what_each_would():
+def test_stacked_heads_give_the_logits_of_each_head():
     heads = [head(k) for k in range(3)]
     others = {k: torch.stack([h[k] for h in heads[1:]]) for k in FIRST}
     x = torch.randn(5, 6)
-    found = head_logits(MODEL, BASE, stack_heads(heads[0], others), x)
+    logits = head_logits(MODEL, BASE, stack_heads(heads[0], others), x)
     for k, h in enumerate(heads):
-        assert torch.allclose(found[:, k], MODEL.predict(BASE | h, x), atol=1e-6)
+        assert torch.allclose(logits[:, k], MODEL.predict(BASE | h, x), atol=1e-6)
 
 
 class TestServer:
     def test_a_client_is_sent_the_heads_of_others(self):
-        state = knowing("a", "b", "c")
-        found = heads_for(state, "b")["heads"]
+        state = state_with_heads_of("a", "b", "c")
+        received = heads_for(state, "b")["heads"]
         for k in FIRST:
-            assert torch.equal(found[k], torch.stack([head(1)[k], head(3)[k]]))
+            assert torch.equal(received[k], torch.stack([head(1)[k], head(3)[k]]))
         assert tree.max_abs_difference(heads_for(state, "b")["head"], FIRST) == 0
 
-    def test_who_has_none_is_sent_none(self):
-        assert set(heads_for(knowing("a", "b"), "new")) == set(heads_for(knowing("a", "b"), None)) == {"base", "head"}
-        assert set(heads_for(knowing("a"), "a")) == {"base", "head"}  # there is no other
+    def test_a_client_without_a_head_of_its_own_is_sent_no_others(self):
+        assert (
+            set(heads_for(state_with_heads_of("a", "b"), "new"))
+            == set(heads_for(state_with_heads_of("a", "b"), None))
+            == {"base", "head"}
+        )
+        assert set(heads_for(state_with_heads_of("a"), "a")) == {"base", "head"}  # no other client has reported a head
 
-    def test_the_last_word_of_the_silent_is_kept(self):
-        state = knowing("a", "b")
+    def test_the_last_head_of_a_client_that_did_not_respond_is_kept(self):
+        state = state_with_heads_of("a", "b")
         after = GatherHeads(SendHead(), 9, 1).fold(state, {"a": Report({"head": head(9)}), "c": Report()}, 0)
         assert torch.equal(heads_for(after, "b")["heads"]["head.bias"][0], head(9)["head.bias"])
         assert torch.equal(heads_for(after, "a")["heads"]["head.bias"][0], head(2)["head.bias"])
@@ -62,10 +66,10 @@ class TestServer:
 class TestClient:
     fit = FitGate(MODEL, Gate(calibrate=False, denoise=True, shortlist=0), epochs=3)
 
-    def test_tells_its_head_or_nothing(self, tiny):
-        report, kept = run_program(SendHead(), Task(), tiny["c0"], {"head": head(5)})
+    def test_a_client_sends_its_head_or_nothing(self, tiny):
+        report, private = run_program(SendHead(), Task(), tiny["c0"], {"head": head(5)})
         assert tree.max_abs_difference(report.tensors["head"], head(5)) == 0
-        assert kept is None
+        assert private is None
         assert run_program(SendHead(), Task(), tiny["c0"], {})[0].tensors == {}
 
     def test_base_and_heads_are_frozen(self, tiny):
@@ -76,7 +80,7 @@ class TestClient:
         assert private["gate"]["bias2"].shape == (3,)
         assert private["gate"]["weight2"].any()
 
-    def test_served(self, tiny):
+    def test_prediction_without_and_with_a_gate(self, tiny):
         predict, x = mixed_heads_predict(self.fit), tiny.central.x
         others = {"heads": {k: head(1)[k][None] for k in FIRST}}
         models = {"base": BASE, "head": FIRST}
@@ -85,27 +89,27 @@ class TestClient:
         assert torch.equal(predict(models | others, own, x), MODEL.predict(BASE | head(7), x))  # no gate yet
         gate = {"gate": Gate().init(6, 2, 0)}
         both = torch.stack([MODEL.predict(BASE | h, x) for h in (head(7), head(1))], 1)
-        sure = torch.logsumexp(both, -1)
-        # at first all heads count the same, but for those that are less sure than the own one
-        mean = torch.where((sure[:, 1] >= sure[:, 0])[:, None], both.mean(1), both[:, 0])
+        confidence = torch.logsumexp(both, -1)
+        # At first all heads have equal weights, except for heads that are less confident than the own one.
+        mean = torch.where((confidence[:, 1] >= confidence[:, 0])[:, None], both.mean(1), both[:, 0])
         assert torch.allclose(predict(models | others, own | gate, x), mean, atol=1e-6)
 
 
-@pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
-def test_a_run_with_some_who_never_trained(fleet):
+@pytest.mark.parametrize("make_fleet", [PlainFleet, VectorFleet])
+def test_a_run_in_which_some_clients_never_trained(make_fleet):
     federation = tiny_federation(8)
     method = build("pm-moe", Setting(MODEL, rounds=2, cohort_size=3, batch_size=8))
-    made = fleet(federation)
-    result = engine.run(method, made, rounds=2, seed=0)
-    trained = {c for c, private in made.private.items() if "head" in private}
+    fleet = make_fleet(federation)
+    result = engine.run(method, fleet, rounds=2, seed=0)
+    trained = {c for c, private in fleet.private.items() if "head" in private}
     assert set(result.evaluation.clients) == set(federation)
-    known = result.state.memory["heads"]["head"]
-    assert 3 <= len(known) < 8
-    assert len(known) <= len(trained)
+    heads = result.state.memory["heads"]["head"]
+    assert 3 <= len(heads) < 8
+    assert len(heads) <= len(trained)
 
 
 def test_pfmoe_mixes_the_global_model_and_a_tuned_head(tiny):
-    """Its base is that of the global model, its gate weighs two."""
+    """The base is that of the global model, and the gate weighs two heads."""
     method = build("pfmoe", Setting(MODEL, rounds=2, cohort_size=6, batch_size=8))
     fleet = PlainFleet(tiny)
     result = engine.run(method, fleet, rounds=2, seed=0)

@@ -24,24 +24,24 @@ def test_agrees_with_torch(momentum, weight_decay, clip):
         if clip:
             torch.nn.utils.clip_grad_norm_([theirs], clip)
         optimiser.step()
-        slopes = {"w": 2 * (ours["w"] - target)}
-        ours, velocity = sgd.update(ours, slopes, velocity, torch.tensor(0.1))
+        gradients = {"w": 2 * (ours["w"] - target)}
+        ours, velocity = sgd.update(ours, gradients, velocity, torch.tensor(0.1))
         assert torch.allclose(ours["w"], theirs.data, atol=1e-6)
 
 
 def test_update_is_pure():
-    params, slopes = {"w": torch.ones(2)}, {"w": torch.ones(2)}
+    params, gradients = {"w": torch.ones(2)}, {"w": torch.ones(2)}
     sgd = Sgd(momentum=0.5, weight_decay=0.1, clip=0.1)
     velocity = sgd.init(params)
-    sgd.update(params, slopes, velocity, torch.tensor(1.0))
-    assert params["w"].tolist() == slopes["w"].tolist() == [1, 1]
+    sgd.update(params, gradients, velocity, torch.tensor(1.0))
+    assert params["w"].tolist() == gradients["w"].tolist() == [1, 1]
     assert velocity["w"].tolist() == [0, 0]
 
 
 def test_clip_by_hand():
-    slopes = clip_gradients({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)  # norm 5 -> 1
-    assert slopes["a"].item() == pytest.approx(0.6, abs=1e-5)
-    assert slopes["b"].item() == pytest.approx(0.8, abs=1e-5)
+    gradients = clip_gradients({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)  # norm 5 -> 1
+    assert gradients["a"].item() == pytest.approx(0.6, abs=1e-5)
+    assert gradients["b"].item() == pytest.approx(0.8, abs=1e-5)
     assert clip_gradients({"a": torch.tensor([0.5])}, 1.0)["a"].item() == 0.5
 
 

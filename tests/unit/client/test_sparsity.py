@@ -1,4 +1,4 @@
-"""What noise on sparsity vectors protects: sensitivities by hand, and that nothing leaves beside what they cover."""
+"""Noise on sparsity vectors: sensitivities and guarantees by hand, and what a client releases."""
 
 import math
 from dataclasses import dataclass
@@ -55,29 +55,29 @@ def halves(values):
 
 class TestSensitivity:
     @pytest.mark.parametrize(
-        ("rows", "replaced", "moved"),
+        ("num_samples", "replaced", "distance"),
         [
-            # 1 in each of 4 channels of a mean over 3 rows: sqrt(4) / 3. Of 7 rows the halves have 4 and 3.
+            # 1 in each of 4 channels of a mean over 3 samples: sqrt(4) / 3. The halves of 7 samples have 4 and 3.
             (6, 0, 2 / 3),
             (6, 3, 2 / 3),
             (7, 0, 2 / 4),
             (7, 1, 2 / 3),
         ],
     )
-    def test_a_row_moves_no_more_than_that(self, rows, replaced, moved):
-        other = [1.0] * rows
+    def test_one_sample_moves_the_halves_by_the_sensitivity_at_most(self, num_samples, replaced, distance):
+        other = [1.0] * num_samples
         other[replaced] = -1.0
-        found = float((halves([1.0] * rows) - halves(other)).norm())
-        assert found == pytest.approx(moved)
-        assert found <= halves_sensitivity(4, rows) * (1 + 1e-6)
+        moved = float((halves([1.0] * num_samples) - halves(other)).norm())
+        assert moved == pytest.approx(distance)
+        assert moved <= halves_sensitivity(4, num_samples) * (1 + 1e-6)
 
-    def test_one_row_is_told_twice_with_the_same_noise(self):
-        """So the second time tells nothing more: the one noisy vector moves by sqrt(4)."""
-        one, other = program(noise=0.1).release_vectors(torch.full((3, 4), 0.5), rows=1, seed=0)[2:]
+    def test_a_single_sample_is_released_twice_with_the_same_noise(self):
+        """The second vector reveals nothing more, and the one noisy vector moves by sqrt(4)."""
+        one, other = program(noise=0.1).release_vectors(torch.full((3, 4), 0.5), num_samples=1, seed=0)[2:]
         assert torch.equal(one, other)
         assert halves_sensitivity(4, 1) == 2.0
 
-    def test_it_is_reached(self):
+    def test_the_bounds_are_reached(self):
         assert halves_sensitivity(4, 6) == pytest.approx(2 / 3)
         assert halves_sensitivity(4, 7) == pytest.approx(2 / 3)
         assert halves_sensitivity(4, 1) == pytest.approx(2)
@@ -87,72 +87,73 @@ class TestSensitivity:
 
 class TestGuarantee:
     def test_by_hand(self):
-        # smallest client 20 rows: halves of 10, sqrt(4) / 10 = 0.2 in all; both halves at most sqrt(8) apart
-        found = program(noise=0.1).guarantee([40, 20])
-        assert found["sigma"] == 0.1
-        assert found["smallest_client"] == 20
-        assert found["record_epsilon"] == pytest.approx(epsilon(1.0, 2.0))
-        assert found["record_epsilon_without_adaptation"] == found["record_epsilon"]
-        assert found["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(8)))
+        # the smallest client has 20 samples: halves of 10, sqrt(4) / 10 = 0.2 in all; both halves at most sqrt(8) apart
+        guarantee = program(noise=0.1).privacy_guarantee([40, 20])
+        assert guarantee["sigma"] == 0.1
+        assert guarantee["smallest_client"] == 20
+        assert guarantee["record_epsilon"] == pytest.approx(epsilon(1.0, 2.0))
+        assert guarantee["record_epsilon_without_adaptation"] == guarantee["record_epsilon"]
+        assert guarantee["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(8)))
 
-    def test_training_is_only_bounded_by_what_fractions_can_be(self):
+    def test_the_adapted_vector_is_bounded_only_by_the_range_of_fractions(self):
         # the adapted vector may move by sqrt(4) = 2 beside the halves' 0.2; three vectors at most sqrt(12) apart
-        found = program(epochs=1, noise=0.1).guarantee([40, 20])
-        assert found["record_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(4 + 0.04)))
-        assert found["record_epsilon_without_adaptation"] == pytest.approx(epsilon(1.0, 2.0))
-        assert found["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(12)))
+        guarantee = program(epochs=1, noise=0.1).privacy_guarantee([40, 20])
+        assert guarantee["record_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(4 + 0.04)))
+        assert guarantee["record_epsilon_without_adaptation"] == pytest.approx(epsilon(1.0, 2.0))
+        assert guarantee["local_epsilon"] == pytest.approx(epsilon(0.1, math.sqrt(12)))
 
-    def test_however_often_it_is_asked_a_client_releases_once(self):
-        assert program(noise=0.1).guarantee([20], tasks=9) == program(noise=0.1).guarantee([20])
-        assert program(noise=0.1).guarantee([20])["releases"] == 1
+    def test_a_client_releases_once_for_any_number_of_tasks(self):
+        assert program(noise=0.1).privacy_guarantee([20], num_tasks=9) == program(noise=0.1).privacy_guarantee([20])
+        assert program(noise=0.1).privacy_guarantee([20])["releases"] == 1
 
-    def test_more_noise_and_more_rows_protect_better(self):
-        by_noise = [program(noise=n).guarantee([20])["record_epsilon"] for n in (0.05, 0.1, 0.2)]
-        by_rows = [program(noise=0.1).guarantee([n])["record_epsilon"] for n in (10, 20, 200)]
-        adapted = [program(epochs=1, noise=0.1).guarantee([n])["record_epsilon"] for n in (200, 20_000)]
+    def test_more_noise_and_more_samples_protect_better(self):
+        by_noise = [program(noise=n).privacy_guarantee([20])["record_epsilon"] for n in (0.05, 0.1, 0.2)]
+        by_size = [program(noise=0.1).privacy_guarantee([n])["record_epsilon"] for n in (10, 20, 200)]
+        adapted = [program(epochs=1, noise=0.1).privacy_guarantee([n])["record_epsilon"] for n in (200, 20_000)]
         assert by_noise == sorted(by_noise, reverse=True)
-        assert by_rows == sorted(by_rows, reverse=True)
+        assert by_size == sorted(by_size, reverse=True)
         assert adapted[0] == pytest.approx(adapted[1], rel=0.01)
 
-    def test_none_without_noise(self):
-        assert program().guarantee([20]) == {}
-        with pytest.raises(UserError, match=r"represent\.noise is -0\.1"):
+    def test_no_guarantee_without_noise(self):
+        assert program().privacy_guarantee([20]) == {}
+        with pytest.raises(UserError, match=r"represent\.noise_std is -0\.1"):
             program(noise=-0.1)
 
 
 class TestRelease:
     exact = torch.full((3, 4000), 0.5)
 
-    @pytest.mark.parametrize("rows", [8, 9])
-    def test_the_whole_is_made_of_the_noisy_halves(self, rows):
-        adapted, whole, one, other = program(epochs=1, noise=0.05).release_vectors(self.exact, rows, seed=3)
-        larger = (rows + 1) // 2
-        assert torch.allclose(whole, (larger * one + (rows - larger) * other) / rows, atol=1e-6)
+    @pytest.mark.parametrize("num_samples", [8, 9])
+    def test_the_vector_of_all_samples_is_the_mean_of_the_noisy_halves(self, num_samples):
+        released = program(epochs=1, noise=0.05).release_vectors(self.exact, num_samples, seed=3)
+        adapted, received, one, other = released
+        larger = (num_samples + 1) // 2
+        assert torch.allclose(received, (larger * one + (num_samples - larger) * other) / num_samples, atol=1e-6)
         for vector in (adapted, one, other):
             assert float((vector - 0.5).std()) == pytest.approx(0.05, rel=0.05)  # s.e. 1 / sqrt(8000) = 1.1 %
         assert abs(float(torch.corrcoef(torch.stack([adapted, one]))[0, 1])) < 0.06  # s.e. 0.016
 
-    def test_without_adaptation_the_first_is_no_fresh_draw(self):
-        adapted, whole, *_ = program(noise=0.05).release_vectors(self.exact, 8, seed=3)
-        assert torch.equal(adapted, whole)
+    def test_without_adaptation_the_first_vector_has_no_noise_of_its_own(self):
+        adapted, received, *_ = program(noise=0.05).release_vectors(self.exact, 8, seed=3)
+        assert torch.equal(adapted, received)
 
     def test_fractions_stay_fractions(self):
-        left = program(epochs=1, noise=0.5).release_vectors(torch.zeros(3, 100), 8, seed=0)
-        assert left.min() == 0
-        assert left.max() <= 1
+        released = program(epochs=1, noise=0.5).release_vectors(torch.zeros(3, 100), 8, seed=0)
+        assert released.min() == 0
+        assert released.max() <= 1
 
     @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
     def test_noise_is_released_once(self, tiny, fleet):
-        """Asked again, with another seed, a client says the same: fresh noise could be averaged away."""
+        """For a second task with another seed a client sends the same vectors: fresh noise could be averaged away."""
         model = load_model("mlp", (6,), 4)
         noisy, running = program(epochs=1, noise=0.1, model=model), fleet(tiny)
 
-        def asked(running, seed):
+        def sparsities(running, seed):
             tasks = {c: Task({"m": model.init(0)}, {}, seed) for c in tiny}
             return {c: r.tensors["sparsity"]["s"] for c, r in running.execute(Plan(noisy, tasks)).items()}
 
-        first, second, other = asked(running, 1), asked(running, 2), asked(fleet(tiny), 2)
-        plain = asked(PlainFleet(tiny), 1)
+        first, second, other = sparsities(running, 1), sparsities(running, 2), sparsities(fleet(tiny), 2)
+        plain = sparsities(PlainFleet(tiny), 1)
         for c in tiny:
             assert torch.equal(first[c], second[c])
             assert not torch.equal(first[c], other[c])
@@ -161,19 +162,19 @@ class TestRelease:
 
 @dataclass(frozen=True)
 class VagueLoss(LossProbe):
-    def guarantee(self, sizes, tasks):
-        return {"record_epsilon": 100.0 * tasks / min(sizes)}
+    def privacy_guarantee(self, num_train_samples, num_tasks):
+        return {"record_epsilon": 100.0 * num_tasks / min(num_train_samples)}
 
 
-def vague(s):
-    return one_model_method(s, "vague", QueryClients(VagueLoss(s.model), one_model_for), SelectRandom())
+def vague(setting):
+    return one_model_method(setting, "vague", QueryClients(VagueLoss(setting.model), one_model_for), SelectRandom())
 
 
 @pytest.mark.parametrize(("method", "expected"), [(vague, 100.0), ("fedavg", None)])
-def test_a_run_tells_what_its_programs_guarantee(method, expected):
+def test_a_run_reports_the_guarantees_of_its_programs(method, expected):
     federation = tiny_federation(5, (6,))
-    bench = assemble(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
-    result = engine.run(bench.method, make_fleet(bench), rounds=1, seed=0, central_samples=federation.central)
-    found = privacy_report(bench, result.state, privacy_guarantees(bench))
+    experiment = assemble(Job(method="own", model="mlp", rounds=1, cohort=2, batch_size=8), method, federation)
+    result = engine.run(experiment.method, make_fleet(experiment), rounds=1, seed=0, central_samples=federation.central)
+    report = privacy_report(experiment, result.state, privacy_guarantees(experiment))
     smallest = int(federation.samples_per_client("train").min())
-    assert found == ({"privacy": {"record_epsilon": expected / smallest}} if expected else {})
+    assert report == ({"privacy": {"record_epsilon": expected / smallest}} if expected else {})

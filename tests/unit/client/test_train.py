@@ -28,9 +28,9 @@ def by_torch(momentum=0.0, weight_decay=0.0, mu=0.0):
     first = [p.detach().clone() for p in net.parameters()]
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
     program = LocalTraining(MODEL, epochs=2, batch_size=8)
-    for rows in batch_indices(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, program.phases, 0)):
-        rows = rows[rows >= 0]
-        loss = F.cross_entropy(net(DATA["train"].x[rows]), DATA["train"].y[rows])
+    for indices in batch_indices(len(DATA["train"].y), program.phases[0], phase_seed(TASK.seed, program.phases, 0)):
+        indices = indices[indices >= 0]
+        loss = F.cross_entropy(net(DATA["train"].x[indices]), DATA["train"].y[indices])
         loss = loss + mu / 2 * sum(((p - q) ** 2).sum() for p, q in zip(net.parameters(), first, strict=True))
         optimiser.zero_grad()
         loss.backward()
@@ -45,8 +45,8 @@ def test_agrees_with_a_loop_written_out(kw):
     assert tree.max_abs_difference(report.tensors["model"], by_torch(**kw)) < 1e-6
 
 
-def test_one_step_does_not_feel_the_proximal_pull():
-    """Its gradient is zero where training starts."""
+def test_the_proximal_pull_does_not_change_the_first_step():
+    """The gradient of the pull is zero where training starts."""
     one = {"epochs": 1, "batch_size": 1000}
     a, _ = run_program(LocalTraining(MODEL, **one), TASK, DATA, {})
     b, _ = run_program(LocalTraining(MODEL, mu=10.0, **one), TASK, DATA, {})
@@ -61,22 +61,22 @@ def test_a_stronger_pull_stays_closer():
     assert drift(0.0) > drift(1.0) > drift(10.0)
 
 
-def test_loss_is_reported_per_example():
+def test_loss_is_reported_with_the_number_of_samples():
     report, _ = trained()
-    total, rows = report.metrics["loss"]
-    assert rows == 2 * len(DATA["train"].y)
-    assert 0 < total / rows < 3
+    total, num_samples = report.metrics["loss"]
+    assert num_samples == 2 * len(DATA["train"].y)
+    assert 0 < total / num_samples < 3
     assert report.counts == {split: len(DATA[split].y) for split in ("train", "val", "test")}
 
 
-def test_keep_and_send():
-    report, private = trained(send=False, keep=True)
+def test_a_model_that_is_kept_and_not_sent():
+    report, private = trained(sends_model=False, keeps_model=True)
     assert report.tensors == {}
     assert private is not None
     assert tree.max_abs_difference(private["model"], by_torch()) < 1e-6
 
 
-def test_own_model_goes_on_from_where_it_was():
+def test_training_of_a_personal_model_continues_where_it_ended():
     program = LocalTraining(MODEL, start="own", sends_model=False, keeps_model=True)
     task = Task({}, {"lr": 0.05, "first": 5.0}, seed=1)
     _, first = run_program(program, task, DATA, {})
@@ -96,7 +96,7 @@ def test_batch_norm_trains_and_sends_its_buffers():
         LocalTraining(model, batch_size=4), Task({"g": model.init(0)}, {"lr": 0.01}), federation["c1"], {}
     )
     sent = report.tensors["model"]
-    assert sent["1.num_batches_tracked"] == 4  # 16 rows in batches of 4
+    assert sent["1.num_batches_tracked"] == 4  # 16 samples in batches of 4
     assert set(sent) == set(model.init(0))
 
 
@@ -114,13 +114,13 @@ def test_bad_numbers(bad, message):
 
 
 @pytest.mark.parametrize("names", [("global", "expert"), ("expert", "global")])
-def test_of_several_models_the_global_one_is_the_model_in_whatever_order_they_come(names):
-    """A transport sorts names: what is first on one fleet is not on another."""
+def test_the_global_model_is_reported_as_the_model_in_any_order_of_received_models(names):
+    """A transport sorts names, so the first model on one fleet need not be the first on another."""
     model, data = load_model("mlp", (6,), 4), tiny_federation(3)["c2"]
     first = {"global": model.init(1), "expert": model.init(2)}
     training = LocalTraining(model, batch_size=8)
     report, _ = run_program(TrainAllModels(training), Task({k: first[k] for k in names}, {}, 3), data, {})
-    for name, told in (("global", "model"), ("expert", "expert")):
+    for name, reported_name in (("global", "model"), ("expert", "expert")):
         alone, _ = run_program(training, Task({name: first[name]}, {}, 3), data, {})
-        assert all(torch.equal(report.tensors[told][k], x) for k, x in alone.tensors["model"].items())
+        assert all(torch.equal(report.tensors[reported_name][k], x) for k, x in alone.tensors["model"].items())
     assert report.tensors.keys() == {"model", "expert"}

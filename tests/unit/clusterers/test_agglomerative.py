@@ -1,4 +1,4 @@
-"""Clusters of updates that are merged while they point alike (FLACC)."""
+"""Clusters of updates that are merged while their directions are similar (FLACC)."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ CHAIN = np.array(
 
 class TestGreedyClusters:
     def test_order_of_merging_by_hand(self):
-        # 0 and 1 first (0.9). {0, 1} and 2 are then 0.5 alike, 2 and 3 are 0.7: these are next.
-        # The least between the two pairs is -0.2: not above 0
+        # 0 and 1 are merged first (0.9). The similarity of {0, 1} and 2 is then 0.5, that of 2 and 3 is 0.7: these are
+        # next. The smallest similarity between the two pairs is -0.2, which is not above 0.
         found = GreedyClusters().fit(CHAIN)
         assert found.labels_.tolist() == [0, 0, 1, 1]
         assert found.merges_.tolist() == [0.9, 0.7]
@@ -31,8 +31,8 @@ class TestGreedyClusters:
         assert GreedyClusters(-0.2).fit(CHAIN).merges_.tolist() == [0.9, 0.7]
         assert GreedyClusters(0.7).fit(CHAIN).labels_.tolist() == [0, 0, 1, 2]
 
-    def test_what_is_not_known_is_no_objection(self):
-        # without the one pair that objects, 0 and 3 speak for it with 0.1
+    def test_an_unknown_similarity_does_not_prevent_a_merge(self):
+        # without the pair at -0.2, the smallest known similarity is the 0.1 of 0 and 3
         unknown = CHAIN.copy()
         unknown[1, 3] = unknown[3, 1] = np.nan
         found = GreedyClusters().fit(unknown)
@@ -50,11 +50,11 @@ class TestGreedyClusters:
         with pytest.raises(UserError, match=r"^threshold is nan; it must be a finite number$"):
             GreedyClusters(np.nan).fit(CHAIN)
 
-    def test_nor_a_reason(self):
+    def test_clusters_without_a_known_similarity_are_not_merged(self):
         assert GreedyClusters(-1).fit(np.full((3, 3), np.nan)).labels_.tolist() == [0, 1, 2]
 
-    def test_goes_on_from_a_start(self):
-        # {1, 2} is given: 0 is 0.5 like it, 3 is -0.2; 0 joins, and 3 then stays alone
+    def test_continues_from_given_clusters(self):
+        # {1, 2} is given: its similarity with 0 is 0.5 and with 3 is -0.2, so 0 joins and 3 stays alone
         found = GreedyClusters().fit(CHAIN, start=[4, 7, 7, 1])
         assert found.labels_.tolist() == [0, 0, 0, 1]
         assert found.merges_.tolist() == [0.5]
@@ -65,22 +65,22 @@ class TestGreedyClusters:
 
         for seed in range(5):
             rows = np.random.default_rng(seed).normal(size=(25, 6))
-            alike = cosine_similarity(rows)
-            tree = linkage(squareform(1 - alike, checks=False), "complete")
+            similarities = cosine_similarity(rows)
+            tree = linkage(squareform(1 - similarities, checks=False), "complete")
             expected = fcluster(tree, 1 - 1e-12, "distance")
-            assert adjusted_rand_score(expected, GreedyClusters().fit(alike).labels_) == 1
+            assert adjusted_rand_score(expected, GreedyClusters().fit(similarities).labels_) == 1
 
     def test_partition_does_not_depend_on_the_order_of_rows(self):
-        alike = cosine_similarity(np.random.default_rng(3).normal(size=(25, 6)))
-        alike[4, 9] = alike[9, 4] = np.nan
-        labels = GreedyClusters().fit(alike).labels_
+        similarities = cosine_similarity(np.random.default_rng(3).normal(size=(25, 6)))
+        similarities[4, 9] = similarities[9, 4] = np.nan
+        labels = GreedyClusters().fit(similarities).labels_
         for seed in range(5):
             order = np.random.default_rng(seed).permutation(25)
-            there = GreedyClusters().fit(alike[np.ix_(order, order)]).labels_
-            assert adjusted_rand_score(labels[order], there) == 1
+            reordered = GreedyClusters().fit(similarities[np.ix_(order, order)]).labels_
+            assert adjusted_rand_score(labels[order], reordered) == 1
 
     @pytest.mark.parametrize(
-        ("alike", "labels"),
+        ("similarities", "labels"),
         [
             (np.ones((1, 1)), [0]),
             (np.ones((4, 4)), [0, 0, 0, 0]),
@@ -88,17 +88,17 @@ class TestGreedyClusters:
         ],
         ids=["single", "equal", "nothing in common"],
     )
-    def test_degenerate(self, alike, labels):
-        assert GreedyClusters().fit(alike).labels_.tolist() == labels
+    def test_degenerate(self, similarities, labels):
+        assert GreedyClusters().fit(similarities).labels_.tolist() == labels
 
     def test_input_unmodified(self):
-        alike, start = CHAIN.copy(), np.array([3, 1, 1, 0])
-        GreedyClusters().fit(alike, start=start)
-        assert (alike == CHAIN).all()
+        similarities, start = CHAIN.copy(), np.array([3, 1, 1, 0])
+        GreedyClusters().fit(similarities, start=start)
+        assert (similarities == CHAIN).all()
         assert start.tolist() == [3, 1, 1, 0]
 
     @pytest.mark.parametrize(
-        ("alike", "start", "sentence"),
+        ("similarities", "start", "sentence"),
         [
             (np.ones((2, 3)), None, r"X has shape \(2, 3\); it must be square and symmetric"),
             ([[1, 0.5], [0.4, 1]], None, r"must be square and symmetric"),
@@ -107,6 +107,6 @@ class TestGreedyClusters:
             (np.empty((0, 0)), None, r"X has 0 feature\(s\)"),
         ],
     )
-    def test_bad_input(self, alike, start, sentence):
+    def test_bad_input(self, similarities, start, sentence):
         with pytest.raises(UserError, match=sentence):
-            GreedyClusters().fit(alike, start=start)
+            GreedyClusters().fit(similarities, start=start)

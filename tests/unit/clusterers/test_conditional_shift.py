@@ -1,4 +1,4 @@
-"""Classes compared between clients: what is told of them, when clients are cut in two, and who moves."""
+"""Class means compared between clients: what clients report, when clusters are split, and which clients switch."""
 
 import numpy as np
 import pytest
@@ -20,15 +20,15 @@ from shoal.models import load_model
 from shoal.types import Plan, Samples, Task
 
 
-def fleet_of(clients=20, classes=5, rows=60, shift=None, alpha=0.3, seed=0, features=8):
+def fleet_of(clients=20, classes=5, samples=60, shift=None, alpha=0.3, seed=0, features=8):
     """Counts, sums and squares of Gaussian classes under Dirichlet skew; every other client has shifted centres."""
     rng = np.random.default_rng(seed)
     centres = 2 * rng.normal(size=(classes, features))
     count, total, square = (np.zeros((clients, *s)) for s in ((2, classes), (2, classes, features), (features,)))
     for i in range(clients):
-        here = shift(centres) if shift is not None and i % 2 else centres
-        y = rng.choice(classes, size=rows, p=rng.dirichlet([alpha] * classes))
-        x = here[y] + rng.normal(size=(rows, features))
+        own_centres = shift(centres) if shift is not None and i % 2 else centres
+        y = rng.choice(classes, size=samples, p=rng.dirichlet([alpha] * classes))
+        x = own_centres[y] + rng.normal(size=(samples, features))
         for half in (0, 1):
             for c in range(classes):
                 inside = x[half::2][y[half::2] == c]
@@ -37,69 +37,69 @@ def fleet_of(clients=20, classes=5, rows=60, shift=None, alpha=0.3, seed=0, feat
     return count, total, square
 
 
-def cut(told_by, most=2, threshold=0.1):
+def split(sums, max_clusters=2, min_effect=0.1):
     return split_clusters_by_shift(
-        class_means(*told_by), np.zeros(len(told_by[0]), dtype=np.int64), threshold, 3, most, 0
+        class_means(*sums), np.zeros(len(sums[0]), dtype=np.int64), min_effect, 3, max_clusters, 0
     )
 
 
 SHIFTS = {"permuted": lambda c: c[[1, 2, 3, 4, 0]], "inverted": lambda c: -c, "moved": lambda c: c + 1.0}
 
 
-class TestDivided:
+class TestSplitClustersByShift:
     @pytest.mark.parametrize("shift", SHIFTS)
     @pytest.mark.parametrize("seed", range(3))
     def test_planted_halves_are_found(self, shift, seed):
-        found = cut(fleet_of(shift=SHIFTS[shift], seed=seed))
-        assert found.labels.tolist() == [0, 1] * 10
-        assert found.effect > 0.5 and found.agreement > 0.9
+        result = split(fleet_of(shift=SHIFTS[shift], seed=seed))
+        assert result.labels.tolist() == [0, 1] * 10
+        assert result.effect > 0.5 and result.agreement > 0.9
 
     @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
     def test_label_skew_is_no_shift(self, alpha):
-        """Twenty fleets each: none is cut."""
-        found = [cut(fleet_of(alpha=alpha, seed=seed)) for seed in range(20)]
-        assert not any(f.labels.any() for f in found)
-        assert abs(np.mean([f.effect for f in found])) < 0.02
+        """None of twenty fleets is split."""
+        splits = [split(fleet_of(alpha=alpha, seed=seed)) for seed in range(20)]
+        assert not any(s.labels.any() for s in splits)
+        assert abs(np.mean([s.effect for s in splits])) < 0.02
 
     def test_disjoint_classes_cannot_be_compared(self):
         count, total, square = fleet_of()
         for i in range(20):
             other = [c for c in range(5) if (c < 2) != bool(i % 2)]
             count[i, :, other], total[i, :, other] = 0, 0
-        assert not cut((count, total, square)).labels.any()
+        assert not split((count, total, square)).labels.any()
 
-    def test_four_groups_and_no_more(self):
-        count, total, square = fleet_of(40, rows=100)
+    def test_four_planted_groups_give_four_clusters(self):
+        count, total, square = fleet_of(40, samples=100)
         away = np.array([[3.0, 0], [0, 3.0], [-3.0, 0], [0, -3.0]])[np.arange(40) % 4]
         move = np.concatenate([away, np.zeros((40, 6))], 1)
         square = square + 2 * move * total.sum((1, 2)) + move**2 * count.sum((1, 2))[:, None]
         total = total + count[..., None] * move[:, None, None]
-        labels = cut((count, total, square), most=6).labels
+        labels = split((count, total, square), max_clusters=6).labels
         assert labels.max() == 3
         assert all(len(set(labels[k::4])) == 1 for k in range(4))
-        assert cut((count, total, square), most=2).labels.max() == 1
+        assert split((count, total, square), max_clusters=2).labels.max() == 1
 
-    def test_a_cut_goes_on_from_groups_that_there_are(self):
+    def test_splitting_continues_from_given_clusters(self):
         rows = class_means(*fleet_of(shift=SHIFTS["inverted"]))
-        was = np.array([0, 1] * 10)
-        assert split_clusters_by_shift(rows, was, 0.1, 3, 4, 0).labels.tolist() == was.tolist()
+        labels = np.array([0, 1] * 10)
+        assert split_clusters_by_shift(rows, labels, 0.1, 3, 4, 0).labels.tolist() == labels.tolist()
 
-    def test_a_few_are_no_group(self):
-        told_by = [x[:6] for x in fleet_of(shift=SHIFTS["inverted"])]
-        assert cut(told_by).labels.tolist() == [0, 1] * 3
-        assert not cut([x[:5] for x in told_by]).labels.any()
+    def test_few_clients_are_not_split(self):
+        sums = [x[:6] for x in fleet_of(shift=SHIFTS["inverted"])]
+        assert split(sums).labels.tolist() == [0, 1] * 3
+        assert not split([x[:5] for x in sums]).labels.any()
 
-    def test_order_and_scale(self):
+    def test_order_and_scale_do_not_matter(self):
         count, total, square = fleet_of(shift=SHIFTS["permuted"])
         order = np.random.default_rng(1).permutation(20)
-        found = cut((count[order], 7 * total[order], 49 * square[order]))
-        assert found.labels.tolist() == (order % 2 != order[0] % 2).astype(int).tolist()
-        assert found.effect == pytest.approx(cut((count, total, square)).effect)
+        result = split((count[order], 7 * total[order], 49 * square[order]))
+        assert result.labels.tolist() == (order % 2 != order[0] % 2).astype(int).tolist()
+        assert result.effect == pytest.approx(split((count, total, square)).effect)
 
-    def test_nothing_told(self):
-        assert cut((np.zeros((8, 2, 3)), np.zeros((8, 2, 3, 4)), np.zeros((8, 4)))).labels.tolist() == [0] * 8
+    def test_without_samples_nothing_is_split(self):
+        assert split((np.zeros((8, 2, 3)), np.zeros((8, 2, 3, 4)), np.zeros((8, 4)))).labels.tolist() == [0] * 8
 
-    def test_what_is_refused(self):
+    def test_bad_shapes(self):
         with pytest.raises(UserError, match=r"\(rows, 2, classes\)"):
             class_means(np.zeros((3, 2)), np.zeros((3, 2, 1)), np.zeros((3, 1)))
 
@@ -111,22 +111,22 @@ class TestByHand:
         spread = np.sqrt(20 / 3)
         assert [x.mean.item() for x in (every, one, other)] == pytest.approx([4 / spread, 2 / spread, 6 / spread])
 
-    def test_held_out(self):
-        """Groups are 2 apart in one half and 1 in the other, in one of two features: 2 · 1 / 2, and in the same way."""
+    def test_held_out_effect(self):
+        """Clusters are 2 apart in one half and 1 in the other, in one of two features: 2 · 1 / 2, same direction."""
         one = ClassMeans(np.full((2, 1), 4.0), np.array([[[0.0, 5]], [[2.0, 5]]]))
         other = ClassMeans(np.full((2, 1), 4.0), np.array([[[3.0, 5]], [[4.0, 5]]]))
         assert held_out_effect(one, other, np.array([0, 1])) == pytest.approx((1.0, 1.0))
-        back = ClassMeans(other.count, other.mean[::-1])
-        assert held_out_effect(one, back, np.array([0, 1])) == pytest.approx((-1.0, -1.0))
+        reversed_half = ClassMeans(other.count, other.mean[::-1])
+        assert held_out_effect(one, reversed_half, np.array([0, 1])) == pytest.approx((-1.0, -1.0))
 
-    def test_who_moves(self):
-        """Centres 0 and 4: at 3 a member of the first is nearer to the other by 9 - 1 of 16, which is half."""
+    def test_switching_needs_the_margin(self):
+        """Centres 0 and 4: a member of the first at 3 is nearer to the second by 9 - 1 of 16, which is half."""
         rows = ClassMeans(np.ones((4, 1)), np.array([[[1.0]], [[3.0]], [[3.0]], [[4.0]]]))
-        centres, was = np.array([[[0.0]], [[4.0]]]), np.array([-1, -1, 0, 0])
-        assert assign_nearest(rows, centres, was, 0.4).tolist() == [0, 1, 1, 1]
-        assert assign_nearest(rows, centres, was, 0.6).tolist() == [0, 1, 0, 1]
+        centres, previous_labels = np.array([[[0.0]], [[4.0]]]), np.array([-1, -1, 0, 0])
+        assert assign_nearest(rows, centres, previous_labels, 0.4).tolist() == [0, 1, 1, 1]
+        assert assign_nearest(rows, centres, previous_labels, 0.6).tolist() == [0, 1, 0, 1]
 
-    def test_the_first_is_in_group_0(self):
+    def test_the_first_row_is_on_side_0(self):
         rows = ClassMeans(np.ones((4, 1)), np.array([[[5.0]], [[0.0]], [[0.1]], [[5.1]]]))
         assert two_means(rows, 0).tolist() == [0, 1, 1, 0]
 
@@ -141,7 +141,7 @@ class TestProgram:
 
     @pytest.mark.parametrize("name", ["mlp", "linear"])
     @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
-    def test_what_is_told(self, name, fleet):
+    def test_reported_sums(self, name, fleet):
         model, data = load_model(name, (6,), 3), self.data()
         params, program = model.init(1), SumClassFeatures(load_model(name, (6,), 3))
         reports = fleet(data).execute(Plan(program, {c: Task({"global": params}) for c in data}))

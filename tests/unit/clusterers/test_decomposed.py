@@ -11,7 +11,7 @@ from shoal.errors import UserError
 
 
 def planted(per=5, groups=3, width=40, noise=0.3, seed=0):
-    """Updates around as many directions as there are groups, of all lengths."""
+    """Returns updates of random lengths around one direction for each planted group, and the group of each."""
     rng = np.random.default_rng(seed)
     centres = np.linalg.qr(rng.normal(size=(width, groups)))[0].T
     rows = np.repeat(centres, per, axis=0) + noise * rng.normal(size=(per * groups, width)) / np.sqrt(width)
@@ -35,13 +35,13 @@ class TestDecomposedCosines:
         a, b = decomposed_cosines(rows, 1)
         assert np.linalg.norm(a - b) == pytest.approx(0)
 
-    def test_length_does_not_matter_but_sense_does(self):
+    def test_length_does_not_matter_but_sign_does(self):
         # all along e1: one direction, and the row that points the other way is at distance 2
         found = decomposed_cosines(np.array([[3.0, 0, 0], [1.0, 0, 0], [-2.0, 0, 0]]), 3)
         assert np.abs(found[:, 0] - [1, 1, -1]).max() == pytest.approx(0)
         assert found.shape == (3, 1)
 
-    def test_are_cosines_with_singular_vectors(self):
+    def test_equals_cosines_with_singular_vectors(self):
         rows, _ = planted()
         vectors = np.linalg.svd(rows, full_matrices=False)[2][:4]
         np.testing.assert_allclose(np.abs(decomposed_cosines(rows, 4)), np.abs(cosine_similarity(rows, vectors)))
@@ -68,10 +68,10 @@ class TestDecomposedClusters:
             order = np.random.default_rng(seed).permutation(30)
             assert adjusted_rand_score(labels[order], DecomposedClusters(5, n_init=1).fit(rows[order]).labels_) == 1
 
-    def test_nor_on_lengths_or_on_which_parameter_comes_first(self):
+    def test_partition_does_not_depend_on_lengths_or_on_the_order_of_columns(self):
         rows, truth = planted()
-        moved = rows[:, np.random.default_rng(0).permutation(rows.shape[1])] * 7.0
-        assert adjusted_rand_score(truth, DecomposedClusters(3).fit(moved).labels_) == 1
+        permuted = rows[:, np.random.default_rng(0).permutation(rows.shape[1])] * 7.0
+        assert adjusted_rand_score(truth, DecomposedClusters(3).fit(permuted).labels_) == 1
 
     def test_labels_are_numbered_by_first_appearance(self):
         rows, _ = planted()
@@ -93,9 +93,9 @@ class TestDecomposedClusters:
 
     def test_input_unmodified_and_same_seed_same_result(self):
         rows, _ = planted(noise=2.0)
-        kept = rows.copy()
+        original = rows.copy()
         first = DecomposedClusters(3, random_state=5).fit(rows)
-        assert (rows == kept).all()
+        assert (rows == original).all()
         assert (DecomposedClusters(3, random_state=5).fit(rows.tolist()).labels_ == first.labels_).all()
 
     @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_examples_are_right(name):
 
 
 def section(docstring, title):
-    """The names that a section of a numpydoc docstring describes."""
+    """Returns the names that a section of a numpydoc docstring describes."""
     _, _, rest = inspect.cleandoc(docstring).partition(f"\n{title}\n{'-' * len(title)}\n")
     body = re.split(r"\n\n\w+\n-+\n", rest)[0]
     return {name for line in re.findall(r"^(\w[\w, ]*) :", body, re.MULTILINE) for name in line.split(", ")}
@@ -34,8 +34,8 @@ def test_every_parameter_and_attribute_is_described(name):
     estimator = getattr(shoal.clusterers, name)()
     assert section(estimator.__doc__, "Parameters") == set(estimator.get_params())
     rows = ROWS @ ROWS.T if name == "GreedyClusters" else ROWS
-    found = {k for k in vars(estimator.fit(rows)) if k.endswith("_") and not k.startswith("_")}
-    assert section(estimator.__doc__, "Attributes") == found
+    attributes = {k for k in vars(estimator.fit(rows)) if k.endswith("_") and not k.startswith("_")}
+    assert section(estimator.__doc__, "Attributes") == attributes
     assert "References\n" in estimator.__doc__
 
 

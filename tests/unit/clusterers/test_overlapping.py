@@ -15,7 +15,7 @@ TRIANGLE = np.repeat([[1.0, 0.0], [-0.5, np.sqrt(0.75)], [-0.5, -np.sqrt(0.75)]]
 
 
 def plain(**options):
-    """As printed, and one try."""
+    """Returns the clusterer as printed, without validation."""
     return OverlappingClusters(**{"distinct_seeds": False, "validate": False, **options})
 
 
@@ -28,30 +28,32 @@ def noisy_groups(seed=0, noise=0.03):
     return np.repeat(np.eye(5)[:3], 6, axis=0) + noise * rng.normal(size=(18, 5))
 
 
-def clusters_of(found):
-    return {frozenset(np.flatnonzero(column).tolist()) for column in found.membership_.T}
+def clusters_of(fitted):
+    return {frozenset(np.flatnonzero(column).tolist()) for column in fitted.membership_.T}
 
 
-def walk(alike, count, threshold):
-    """Pair after pair, as Alg. 1 has it."""
-    found = []
-    for i, j in sorted(combinations(range(len(alike)), 2), key=lambda pair: alike[pair]):
+def walk(similarities, count, threshold):
+    """Returns the seeds by going through all pairs in ascending order, as in Alg. 1."""
+    seeds = []
+    for i, j in sorted(combinations(range(len(similarities)), 2), key=lambda pair: similarities[pair]):
         for row in (i, j):
-            if len(found) < count and row not in found and (alike[row, found] < threshold).all():
-                found.append(row)
-    return found
+            if len(seeds) < count and row not in seeds and (similarities[row, seeds] < threshold).all():
+                seeds.append(row)
+    return seeds
 
 
 def algorithm_1(rows, count, threshold):
-    """As printed, with centres computed afresh for every row."""
+    """Alg. 1 as printed, with centres computed again for every row."""
     first = walk(cosine_similarity(rows).round(12), count, np.inf)
     clusters = [[row] for row in first]
     for row in range(len(rows)):
         if row in first:
             continue
         centres = np.array([rows[inside].mean(0) for inside in clusters])
-        alike = cosine_similarity(rows[[row]], centres)[0]
-        for k in np.flatnonzero(alike >= threshold) if (alike >= threshold).any() else [alike.argmax()]:
+        similarities = cosine_similarity(rows[[row]], centres)[0]
+        for k in (
+            np.flatnonzero(similarities >= threshold) if (similarities >= threshold).any() else [similarities.argmax()]
+        ):
             clusters[k].append(row)
     return [sorted(inside) for inside in clusters]
 
@@ -59,32 +61,37 @@ def algorithm_1(rows, count, threshold):
 class TestSeeds:
     def test_by_hand(self):
         # ascending: 1-3 (-0.9), 0-3 (-0.5), 0-2 (0.1), 2-3 (0.15), 0-1 (0.3), 1-2 (0.8)
-        alike = np.array([[1, 0.3, 0.1, -0.5], [0.3, 1, 0.8, -0.9], [0.1, 0.8, 1, 0.15], [-0.5, -0.9, 0.15, 1]])
-        assert [choose_seeds(alike, count).tolist() for count in (1, 2, 3, 4)] == [[1], [1, 3], [1, 3, 0], [1, 3, 0, 2]]
-        # 0 is 0.3 like 1; 2 is 0.8 like it
-        assert choose_seeds(alike, 4, 0.31).tolist() == [1, 3, 0]
-        assert choose_seeds(alike, 4, 0.3).tolist() == [1, 3]
-        assert choose_seeds(alike, 4, -1).tolist() == [1]
+        similarities = np.array([[1, 0.3, 0.1, -0.5], [0.3, 1, 0.8, -0.9], [0.1, 0.8, 1, 0.15], [-0.5, -0.9, 0.15, 1]])
+        assert [choose_seeds(similarities, count).tolist() for count in (1, 2, 3, 4)] == [
+            [1],
+            [1, 3],
+            [1, 3, 0],
+            [1, 3, 0, 2],
+        ]
+        # the similarity with 1 is 0.3 for 0 and 0.8 for 2
+        assert choose_seeds(similarities, 4, 0.31).tolist() == [1, 3, 0]
+        assert choose_seeds(similarities, 4, 0.3).tolist() == [1, 3]
+        assert choose_seeds(similarities, 4, -1).tolist() == [1]
 
     @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, np.inf])
     @pytest.mark.parametrize("digits", [0, 1, 12])
-    def test_is_the_walk_over_pairs(self, threshold, digits):
+    def test_agrees_with_the_walk_over_pairs(self, threshold, digits):
         for seed in range(20):
-            alike = cosine_similarity(np.random.default_rng(seed).normal(size=(11, 3))).round(digits)
+            similarities = cosine_similarity(np.random.default_rng(seed).normal(size=(11, 3))).round(digits)
             for count in (1, 2, 5, 11):
-                assert choose_seeds(alike, count, threshold).tolist() == walk(alike, count, threshold)
+                assert choose_seeds(similarities, count, threshold).tolist() == walk(similarities, count, threshold)
 
-    def test_without_guard_two_seeds_may_share_a_group(self):
+    def test_without_distinct_seeds_two_seeds_may_share_a_group(self):
         # all pairs across groups have cosine 0: (0, 2) comes first, then (0, 3), whose 3 is in the group of 2
         rows = np.eye(3)[[0, 0, 1, 1, 2, 2]]
         assert choose_seeds(rows @ rows.T, 3).tolist() == [0, 2, 3]
         assert choose_seeds(rows @ rows.T, 3, 0.2).tolist() == [0, 2, 4]
-        # 4 and 5 reach no centre and join the first; with the guard every group has its cluster
+        # 4 and 5 reach no centre and join the first; with distinct seeds every group has its cluster
         assert clusters_of(plain(n_clusters=3).fit(rows)) == {frozenset({0, 1, 4, 5}), frozenset({2}), frozenset({3})}
-        guarded = OverlappingClusters(3, validate=False).fit(rows)
-        assert clusters_of(guarded) == {frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5})}
+        distinct = OverlappingClusters(3, validate=False).fit(rows)
+        assert clusters_of(distinct) == {frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5})}
 
-    def test_a_row_of_zeros_is_a_seed_only_without_guard(self):
+    def test_a_row_of_zeros_is_a_seed_only_without_distinct_seeds(self):
         rows = np.array([[0.0, 0.0], [1.0, 0.0], [0.6, 0.8]])
         assert plain(n_clusters=2).fit(rows).membership_[0].sum() == 1
         assert choose_seeds(np.array([[0, 0, 0], [0, 1, 0.6], [0, 0.6, 1]]), 2).tolist() == [0, 1]
@@ -107,34 +114,34 @@ class TestAssignment:
         # Centres in the end: 25°, and 79.3° with (cos 120° + cos 70° + cos 50°, sin ...) = (0.485, 2.572), so that 50°
         # is nearer to the first
         rows = angles(0, 120, 70, 50)
-        found = plain(n_clusters=2, threshold=0.6).fit(rows)
-        assert found.membership_.tolist() == [[True, False], [False, True], [False, True], [True, True]]
-        assert found.labels_.tolist() == [0, 1, 1, 0]
-        np.testing.assert_allclose(found.cluster_centers_, [rows[[0, 3]].mean(0), rows[[1, 2, 3]].mean(0)])
-        assert found.centre_similarity_ == pytest.approx(np.cos(np.radians(79.32 - 25)), abs=1e-4)
-        # newcomers: 25° is 54.3° from the second, 110° is 85° from the first; 200° reaches none, the second is nearer
-        assert found.predict_membership(angles(25, 110, 200)).tolist() == [[True, False], [False, True], [False, True]]
-        assert found.predict_membership(angles(52)).tolist() == [[True, True]]
+        fitted = plain(n_clusters=2, threshold=0.6).fit(rows)
+        assert fitted.membership_.tolist() == [[True, False], [False, True], [False, True], [True, True]]
+        assert fitted.labels_.tolist() == [0, 1, 1, 0]
+        np.testing.assert_allclose(fitted.cluster_centers_, [rows[[0, 3]].mean(0), rows[[1, 2, 3]].mean(0)])
+        assert fitted.centre_similarity_ == pytest.approx(np.cos(np.radians(79.32 - 25)), abs=1e-4)
+        # new rows: 25° is 54.3° from the second, 110° is 85° from the first; 200° reaches none, the second is nearer
+        assert fitted.predict_membership(angles(25, 110, 200)).tolist() == [[True, False], [False, True], [False, True]]
+        assert fitted.predict_membership(angles(52)).tolist() == [[True, True]]
         # 52° is 27° from 25° and 27.3° from 79.3°: the label is that of the nearer centre
-        assert found.predict(angles(25, 110, 200, 52, 53)).tolist() == [0, 1, 1, 0, 1]
+        assert fitted.predict(angles(25, 110, 200, 52, 53)).tolist() == [0, 1, 1, 0, 1]
 
     @pytest.mark.parametrize("threshold", [-0.3, 0.2, 0.7])
     @pytest.mark.parametrize("seed", range(5))
-    def test_is_algorithm_1(self, threshold, seed):
+    def test_agrees_with_algorithm_1(self, threshold, seed):
         rows = np.random.default_rng(seed).normal(size=(30, 3))
-        found = plain(n_clusters=4, threshold=threshold).fit(rows)
-        assert [np.flatnonzero(column).tolist() for column in found.membership_.T] == algorithm_1(rows, 4, threshold)
+        fitted = plain(n_clusters=4, threshold=threshold).fit(rows)
+        assert [np.flatnonzero(column).tolist() for column in fitted.membership_.T] == algorithm_1(rows, 4, threshold)
 
-    def test_lowest_threshold_takes_everybody_but_seeds_everywhere(self):
+    def test_the_lowest_threshold_puts_all_rows_but_seeds_in_all_clusters(self):
         rows = np.random.default_rng(0).normal(size=(20, 3))
         counts = plain(n_clusters=4, threshold=-1).fit(rows).membership_.sum(1)
         assert sorted(counts) == [1] * 4 + [4] * 16
 
     def test_a_threshold_above_1_is_never_reached(self):
         rows = np.random.default_rng(0).normal(size=(20, 3))
-        found = plain(n_clusters=4, threshold=1.1).fit(rows)
-        assert (found.membership_.sum(1) == 1).all()
-        assert (found.membership_.argmax(1) == found.labels_).all()
+        fitted = plain(n_clusters=4, threshold=1.1).fit(rows)
+        assert (fitted.membership_.sum(1) == 1).all()
+        assert (fitted.membership_.argmax(1) == fitted.labels_).all()
 
     def test_a_threshold_of_1_is_reached_by_the_same_direction(self):
         rows = np.outer([1.0, 3.0, 0.7], [0.1, 0.2, 0.3])
@@ -146,41 +153,41 @@ class TestAssignment:
     @pytest.mark.parametrize("seed", range(5))
     def test_no_row_and_no_cluster_is_empty(self, options, seed):
         rows = np.random.default_rng(seed).normal(size=(25, 4))
-        found = OverlappingClusters(**options).fit(rows)
-        assert found.membership_.any(0).all()
-        assert found.membership_.any(1).all()
-        assert found.membership_[np.arange(25), found.labels_].all()
-        assert found.membership_.shape == (25, found.n_clusters_)
-        assert found.cluster_centers_.shape == (found.n_clusters_, 4)
+        fitted = OverlappingClusters(**options).fit(rows)
+        assert fitted.membership_.any(0).all()
+        assert fitted.membership_.any(1).all()
+        assert fitted.membership_[np.arange(25), fitted.labels_].all()
+        assert fitted.membership_.shape == (25, fitted.n_clusters_)
+        assert fitted.cluster_centers_.shape == (fitted.n_clusters_, 4)
 
 
 class TestValidation:
     @pytest.mark.parametrize("count", [3, 4, 5, 12, 40])
     def test_three_groups(self, count):
-        found = OverlappingClusters(count).fit(TRIANGLE)
-        assert found.labels_.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-        assert (found.membership_.sum(1) == 1).all()
-        assert found.centre_similarity_ == -0.5
-        assert (found.n_clusters_, found.threshold_) == (3, 0.2)
+        fitted = OverlappingClusters(count).fit(TRIANGLE)
+        assert fitted.labels_.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+        assert (fitted.membership_.sum(1) == 1).all()
+        assert fitted.centre_similarity_ == -0.5
+        assert (fitted.n_clusters_, fitted.threshold_) == (3, 0.2)
 
     def test_the_threshold_is_raised_by_hand(self):
         # seeds at 0° and 90°, others at 15° and 75°. At 0.2 and 0.3 both end in both clusters or 75° does (0.259 at
         # first; 67.5° = 0.383 from 7.5° at 0.3), so that centres are near; at 0.4 they are 7.5° and 82.5°: cos 75°
         rows = angles(0, 90, 15, 75)
-        found = OverlappingClusters(2).fit(rows)
-        assert found.threshold_ == 0.4
-        assert clusters_of(found) == {frozenset({0, 2}), frozenset({1, 3})}
-        assert found.centre_similarity_ == pytest.approx(np.cos(np.radians(75)))
+        fitted = OverlappingClusters(2).fit(rows)
+        assert fitted.threshold_ == 0.4
+        assert clusters_of(fitted) == {frozenset({0, 2}), frozenset({1, 3})}
+        assert fitted.centre_similarity_ == pytest.approx(np.cos(np.radians(75)))
         assert OverlappingClusters(2, threshold=0.3, validate=False).fit(rows).centre_similarity_ > 0.3
         assert OverlappingClusters(2, max_centre_similarity=1.0).fit(rows).threshold_ == 0.2
 
     @pytest.mark.parametrize("threshold", [0.45, 0.7])
-    def test_then_there_are_fewer_clusters_by_hand(self, threshold):
+    def test_the_number_of_clusters_is_reduced_by_hand(self, threshold):
         # three seeds: (cos 95° + cos 30° + cos 65°) / 3 = 0.40 whatever the threshold. Two: 30° is with 0°, not with
-        # 95°, and cos(95° - 15°) = 0.17; the threshold is as asked again
-        found = OverlappingClusters(3, threshold=threshold, distinct_seeds=False).fit(angles(0, 95, 30))
-        assert (found.n_clusters_, found.threshold_) == (2, threshold)
-        assert found.centre_similarity_ == pytest.approx(np.cos(np.radians(80)))
+        # 95°, and cos(95° - 15°) = 0.17; the threshold is the given one again
+        fitted = OverlappingClusters(3, threshold=threshold, distinct_seeds=False).fit(angles(0, 95, 30))
+        assert (fitted.n_clusters_, fitted.threshold_) == (2, threshold)
+        assert fitted.centre_similarity_ == pytest.approx(np.cos(np.radians(80)))
         assert plain(n_clusters=3, threshold=threshold).fit(angles(0, 95, 30)).centre_similarity_ == pytest.approx(
             0.4004, abs=1e-4
         )
@@ -188,10 +195,10 @@ class TestValidation:
     @pytest.mark.parametrize("distinct_seeds", [True, False])
     def test_rows_that_are_nearly_parallel_are_one_cluster(self, distinct_seeds):
         rows = np.ones((10, 6)) + 0.05 * np.random.default_rng(0).normal(size=(10, 6))
-        found = OverlappingClusters(4, distinct_seeds=distinct_seeds).fit(rows)
-        assert found.membership_.tolist() == [[True]] * 10
-        assert (found.n_clusters_, found.centre_similarity_, found.threshold_) == (1, 0.0, 0.2)
-        np.testing.assert_allclose(found.cluster_centers_[0], rows.mean(0))
+        fitted = OverlappingClusters(4, distinct_seeds=distinct_seeds).fit(rows)
+        assert fitted.membership_.tolist() == [[True]] * 10
+        assert (fitted.n_clusters_, fitted.centre_similarity_, fitted.threshold_) == (1, 0.0, 0.2)
+        np.testing.assert_allclose(fitted.cluster_centers_[0], rows.mean(0))
 
     def test_a_single_cluster_is_accepted_by_any_limit(self):
         assert OverlappingClusters(4, max_centre_similarity=-1).fit(np.eye(4)).n_clusters_ == 1
@@ -202,8 +209,8 @@ class TestInvariance:
     def test_separated_groups_do_not_depend_on_the_order(self, seed):
         rows, order = noisy_groups(), np.random.default_rng(seed).permutation(18)
         expected = {frozenset(range(6)), frozenset(range(6, 12)), frozenset(range(12, 18))}
-        found = clusters_of(OverlappingClusters(4).fit(rows[order]))
-        assert {frozenset(order[list(inside)].tolist()) for inside in found} == expected
+        fitted = clusters_of(OverlappingClusters(4).fit(rows[order]))
+        assert {frozenset(order[list(inside)].tolist()) for inside in fitted} == expected
 
     @pytest.mark.parametrize("factor", [0.01, 3.0, 1e-160, 1e200])
     def test_one_factor_for_all_rows_changes_nothing_but_centres(self, factor):
@@ -217,38 +224,39 @@ class TestInvariance:
 
     def test_input_unmodified_and_any_sequence(self):
         rows = noisy_groups()
-        found = OverlappingClusters().fit(rows)
+        fitted = OverlappingClusters().fit(rows)
         assert (rows == noisy_groups()).all()
-        assert (OverlappingClusters().fit(rows.tolist()).membership_ == found.membership_).all()
-        found.predict_membership(rows)
+        assert (OverlappingClusters().fit(rows.tolist()).membership_ == fitted.membership_).all()
+        fitted.predict_membership(rows)
         assert (rows == noisy_groups()).all()
 
-    def test_newcomers_that_are_like_members_join_them(self):
-        found = OverlappingClusters().fit(noisy_groups())
-        assert (found.predict_membership(noisy_groups(1)) == found.membership_).all()
-        assert found.predict_membership(np.empty((0, 5))).shape == (0, 3)
+    def test_new_rows_join_clusters_of_similar_rows(self):
+        fitted = OverlappingClusters().fit(noisy_groups())
+        assert (fitted.predict_membership(noisy_groups(1)) == fitted.membership_).all()
+        assert fitted.predict_membership(np.empty((0, 5))).shape == (0, 3)
 
 
 class TestDegenerate:
     @pytest.mark.parametrize("distinct_seeds", [True, False])
     @pytest.mark.parametrize("row", [[0.0, 0.0], [0.3, -0.7]], ids=["zeros", "row"])
     def test_single(self, distinct_seeds, row):
-        found = OverlappingClusters(distinct_seeds=distinct_seeds).fit([row])
-        assert found.membership_.tolist() == [[True]]
-        assert found.labels_.tolist() == [0]
-        assert found.cluster_centers_.tolist() == [row]
-        assert found.centre_similarity_ == 0
+        fitted = OverlappingClusters(distinct_seeds=distinct_seeds).fit([row])
+        assert fitted.membership_.tolist() == [[True]]
+        assert fitted.labels_.tolist() == [0]
+        assert fitted.cluster_centers_.tolist() == [row]
+        assert fitted.centre_similarity_ == 0
 
     @pytest.mark.parametrize("distinct_seeds", [True, False])
     def test_all_equal(self, distinct_seeds):
-        found = OverlappingClusters(distinct_seeds=distinct_seeds).fit(np.full((5, 3), 0.1))
-        assert found.membership_.tolist() == [[True]] * 5
+        fitted = OverlappingClusters(distinct_seeds=distinct_seeds).fit(np.full((5, 3), 0.1))
+        assert fitted.membership_.tolist() == [[True]] * 5
 
     def test_zeros_are_one_cluster(self):
         assert OverlappingClusters().fit(np.zeros((5, 3))).membership_.tolist() == [[True]] * 5
 
-    def test_what_is_only_rounding_points_nowhere(self):
-        # a row of 1e-17 beside rows of length 1 is a rest of a subtraction: cosine 0 with both centres, 0 reaches 0
+    def test_a_row_of_rounding_errors_has_no_direction(self):
+        # A row of 1e-17 beside rows of length 1 is what a subtraction leaves: its cosine is 0 with both centres, which
+        # reaches the threshold 0.
         rows = np.array([[1.0, 0.0], [0.0, 1.0], [-1e-17, 1e-17]])
         assert plain(n_clusters=2, threshold=0.0).fit(rows).membership_[2].tolist() == [True, True]
 
@@ -275,7 +283,7 @@ class TestDegenerate:
         with pytest.raises(UserError, match=sentence):
             OverlappingClusters(**options).fit(rows)
 
-    def test_bad_newcomers(self):
+    def test_bad_new_rows(self):
         for method in ("predict", "predict_membership"):
             with pytest.raises(NotFittedError, match="OverlappingClusters instance is not fitted yet"):
                 getattr(OverlappingClusters(), method)(np.eye(2))

@@ -1,4 +1,4 @@
-"""Clusters of clients whose models predict alike (FLIS)."""
+"""Clusters of clients whose models make similar predictions (FLIS)."""
 
 import numpy as np
 import pytest
@@ -17,24 +17,24 @@ class TestInferenceSimilarity:
         assert inference_similarity(np.eye(4)[self.PREDICTIONS]) == pytest.approx(self.SIMILARITY)
         assert inference_similarity(self.PREDICTIONS - 7) == pytest.approx(self.SIMILARITY)
 
-    def test_probabilities_and_nothing(self):
-        # (1, 0) and (.5, .5): cosine 1 / sqrt(2); a row of zeros is like nobody but itself
-        found = inference_similarity([[[1, 0]], [[0.5, 0.5]], [[0, 0]]])
-        assert found == pytest.approx(np.array([[1, 0.5**0.5, 0], [0.5**0.5, 1, 0], [0, 0, 1]]))
+    def test_probabilities_and_zeros(self):
+        # (1, 0) and (.5, .5): cosine 1 / sqrt(2); a row of zeros is similar to itself only
+        similarity = inference_similarity([[[1, 0]], [[0.5, 0.5]], [[0, 0]]])
+        assert similarity == pytest.approx(np.array([[1, 0.5**0.5, 0], [0.5**0.5, 1, 0], [0, 0, 1]]))
 
     def test_clusters_by_threshold(self):
         assert similarity_clusters(read_only(self.SIMILARITY), threshold=1.0).tolist() == [0, 1, 2, 0]
         assert similarity_clusters(self.SIMILARITY, threshold=0.75).tolist() == [0, 0, 1, 0]
-        # 2 agrees with 0 on a quarter but with 1 on nothing: all pairs of a cluster must be alike
+        # 2 agrees with 0 on a quarter but with 1 on nothing: all pairs of a cluster must be similar
         assert similarity_clusters(self.SIMILARITY, threshold=0.25).tolist() == [0, 0, 1, 0]
         assert similarity_clusters(self.SIMILARITY, threshold=0.0).tolist() == [0, 0, 0, 0]
 
     def test_labels_are_numbered_by_first_appearance(self):
         for seed in range(20):
-            alike = inference_similarity(np.random.default_rng(seed).integers(0, 3, (12, 9)))
+            similarity = inference_similarity(np.random.default_rng(seed).integers(0, 3, (12, 9)))
             for labels in (
-                similarity_clusters(alike, threshold=0.4),
-                similarity_clusters(alike, n_clusters=5),
+                similarity_clusters(similarity, threshold=0.4),
+                similarity_clusters(similarity, n_clusters=5),
             ):
                 numbers, first = np.unique(labels, return_index=True)
                 assert numbers.tolist() == list(range(len(numbers)))
@@ -50,12 +50,12 @@ class TestInferenceSimilarity:
         ):
             assert similarity_clusters(self.SIMILARITY, n_clusters=n).tolist() == labels
 
-    def test_follow_a_relabelling(self):
+    def test_labels_follow_a_permutation(self):
         order = np.array([2, 3, 1, 0])
-        found = similarity_clusters(inference_similarity(self.PREDICTIONS[order]), n_clusters=2)
-        assert found.tolist() == [0, 1, 1, 1]
+        labels = similarity_clusters(inference_similarity(self.PREDICTIONS[order]), n_clusters=2)
+        assert labels.tolist() == [0, 1, 1, 1]
 
-    def test_everybody_alike_one_client_and_none(self):
+    def test_equal_rows_one_row_and_no_row(self):
         assert similarity_clusters(np.ones((3, 3)), threshold=0.9).tolist() == [0, 0, 0]
         assert similarity_clusters([[1.0]], threshold=0.9).tolist() == [0]
         assert similarity_clusters(np.zeros((0, 0)), n_clusters=2).tolist() == []
@@ -68,7 +68,7 @@ class TestInferenceSimilarity:
             similarity_clusters(self.SIMILARITY)
         with pytest.raises(UserError, match="exactly one"):
             similarity_clusters(self.SIMILARITY, threshold=0.5, n_clusters=2)
-        with pytest.raises(UserError, match="clusters is 0"):
+        with pytest.raises(UserError, match="n_clusters is 0"):
             similarity_clusters(self.SIMILARITY, n_clusters=0)
         with pytest.raises(UserError, match="symmetric"):
             similarity_clusters(np.triu(np.ones((3, 3))), threshold=0.5)

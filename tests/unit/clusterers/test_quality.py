@@ -15,24 +15,24 @@ IN_BOTH = np.array([[True, False], [False, True], [True, True]])
 Q = 1 - np.sqrt(0.5)  # distance of (1, 1) from either axis
 
 
-def drawn(rows=30, seed=0):
+def random_rows(rows=30, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, 4))
 
 
 class TestOverlap:
     def test_by_hand(self):
-        found = overlap_quality(SHARED, IN_BOTH, truth=["a", "b", "b"])
-        assert found["overlap"] == pytest.approx(4 / 3)
+        quality = overlap_quality(SHARED, IN_BOTH, truth=["a", "b", "b"])
+        assert quality["overlap"] == pytest.approx(4 / 3)
         # centres (1, ½) and (½, 1) are equally near to (1, 1): it counts in the first, labels 0 1 0. Row 0 has a = q
         # and b = 1, row 1 is alone, row 2 has a = b = q
-        assert found["silhouette"] == pytest.approx((1 - Q) / 3)
+        assert quality["silhouette"] == pytest.approx((1 - Q) / 3)
         # row 0 in the first: a = q, b = (1 + q) / 2, and row 1 alike; row 2 is in all: two zeros of four memberships
         b = (1 + Q) / 2
-        assert found["silhouette_each"] == pytest.approx(2 * (b - Q) / b / 4)
+        assert quality["silhouette_each"] == pytest.approx(2 * (b - Q) / b / 4)
         # two rows in two clusters
-        assert found["silhouette_core"] == 0
+        assert quality["silhouette_core"] == 0
         # labels a b in the first cluster, b b in the second
-        assert found["purity"] == pytest.approx(3 / 4)
+        assert quality["purity"] == pytest.approx(3 / 4)
 
     def test_of_three_clusters_by_hand(self):
         # e1 e1 | e2 e2 | e3 e3, and (1, 1, 0) in the first two: q from their rows, 1 from the third's.
@@ -40,26 +40,26 @@ class TestOverlap:
         rows = np.eye(3)[[0, 0, 1, 1, 2, 2]]
         rows = np.vstack([rows, [1.0, 1.0, 0.0]])
         member = np.array([[1, 0, 0]] * 2 + [[0, 1, 0]] * 2 + [[0, 0, 1]] * 2 + [[1, 1, 0]], dtype=bool)
-        found = overlap_quality(rows, member, truth=[0, 0, 1, 1, 2, 2, 0])
+        quality = overlap_quality(rows, member, truth=[0, 0, 1, 1, 2, 2, 0])
         b = (2 + Q) / 3
         axes = (b - Q / 2) / b
         # third cluster: a = 0, so 1 each. The shared row, twice: a = q, b = 1
-        assert found["silhouette_each"] == pytest.approx((4 * axes + 2 * 1 + 2 * (1 - Q)) / 8)
-        assert found["silhouette_core"] == pytest.approx(1)
-        assert found["overlap"] == pytest.approx(8 / 7)
-        assert found["purity"] == pytest.approx((3 + 2 + 2) / 8)
+        assert quality["silhouette_each"] == pytest.approx((4 * axes + 2 * 1 + 2 * (1 - Q)) / 8)
+        assert quality["silhouette_core"] == pytest.approx(1)
+        assert quality["overlap"] == pytest.approx(8 / 7)
+        assert quality["purity"] == pytest.approx((3 + 2 + 2) / 8)
 
     def test_core_leaves_shared_rows_out(self):
         member = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [1, 1]], dtype=bool)
         rows = [[1, 0], [2, 0], [0, 1], [0, 3], [1, 1]]
-        found = overlap_quality(rows, member)
-        assert found["silhouette_core"] == pytest.approx(1)
-        assert found["silhouette"] < 1
-        assert "purity" not in found
+        quality = overlap_quality(rows, member)
+        assert quality["silhouette_core"] == pytest.approx(1)
+        assert quality["silhouette"] < 1
+        assert "purity" not in quality
 
     def test_rows_in_every_cluster_have_no_silhouette(self):
-        found = overlap_quality(drawn(6), np.ones((6, 3), dtype=bool), truth=[0, 0, 0, 0, 1, 1])
-        assert found == {
+        quality = overlap_quality(random_rows(6), np.ones((6, 3), dtype=bool), truth=[0, 0, 0, 0, 1, 1])
+        assert quality == {
             "overlap": 3.0,
             "silhouette": 0.0,
             "silhouette_each": 0.0,
@@ -72,12 +72,12 @@ class TestOverlap:
         assert overlap_quality(SHARED, empty) == overlap_quality(SHARED, IN_BOTH)
 
     def test_order_of_rows_and_lengths_do_not_matter(self):
-        rows = drawn()
+        rows = random_rows()
         member = OverlappingClusters(validate=False).fit(rows).membership_
-        found, order = overlap_quality(rows, member, np.arange(30) % 3), np.random.default_rng(1).permutation(30)
-        assert found["overlap"] > 1
-        assert overlap_quality(rows[order], member[order], (np.arange(30) % 3)[order]) == pytest.approx(found)
-        assert overlap_quality(1e-9 * rows, member, np.arange(30) % 3) == pytest.approx(found)
+        quality, order = overlap_quality(rows, member, np.arange(30) % 3), np.random.default_rng(1).permutation(30)
+        assert quality["overlap"] > 1
+        assert overlap_quality(rows[order], member[order], (np.arange(30) % 3)[order]) == pytest.approx(quality)
+        assert overlap_quality(1e-9 * rows, member, np.arange(30) % 3) == pytest.approx(quality)
 
     def test_input_unmodified(self):
         rows, member = SHARED.copy(), IN_BOTH.copy()
@@ -109,20 +109,20 @@ class TestOverlap:
 
 
 class TestPartition:
-    def test_all_silhouettes_are_scikit_learns(self):
+    def test_all_silhouettes_agree_with_scikit_learn(self):
         labels = np.random.default_rng(1).integers(0, 4, 30)
         labels[0] = 7  # alone
-        found = hard_quality(drawn(), labels)
-        expected = silhouette_score(drawn(), labels, metric="cosine")
-        assert found["overlap"] == 1
+        quality = hard_quality(random_rows(), labels)
+        expected = silhouette_score(random_rows(), labels, metric="cosine")
+        assert quality["overlap"] == 1
         for name in ("silhouette", "silhouette_each", "silhouette_core"):
-            assert found[name] == pytest.approx(expected)
+            assert quality[name] == pytest.approx(expected)
 
     def test_rows_of_zeros_are_at_distance_1(self):
         # e1 twice: a = 0, b = 1; zeros twice: a = 1, b = 1
-        found = hard_quality([[1, 0], [1, 0], [0, 0], [0, 0]], ["x", "x", "y", "y"], [0, 1, 1, 1])
-        assert found["silhouette"] == found["silhouette_each"] == 0.5
-        assert found["purity"] == 3 / 4
+        quality = hard_quality([[1, 0], [1, 0], [0, 0], [0, 0]], ["x", "x", "y", "y"], [0, 1, 1, 1])
+        assert quality["silhouette"] == quality["silhouette_each"] == 0.5
+        assert quality["purity"] == 3 / 4
 
     @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]], ids=["one", "as many as rows"])
     def test_undefined_is_zero(self, labels):
@@ -136,21 +136,21 @@ class TestPartition:
             hard_quality(SHARED, [0, 1])
 
 
-class TestCompared:
+class TestComparePartitions:
     def test_by_hand(self):
-        found = compare_partitions(np.eye(3)[[0, 1, 2, 0, 1, 2]], 3, random_state=0, truth=[0, 1, 2, 0, 1, 2])
+        quality = compare_partitions(np.eye(3)[[0, 1, 2, 0, 1, 2]], 3, random_state=0, truth=[0, 1, 2, 0, 1, 2])
         perfect = dict.fromkeys(("overlap", "silhouette", "silhouette_each", "silhouette_core", "purity"), 1.0)
-        assert found == {"kmeans": perfect, "hierarchical": perfect}
+        assert quality == {"kmeans": perfect, "hierarchical": perfect}
 
-    def test_what_each_goes_by(self):
-        # three rows point along e1 and one along e2: that is what cosines part. k-means parts long rows from short ones
+    def test_kmeans_goes_by_length_and_hierarchical_by_direction(self):
+        # three rows point along e1 and one along e2, which cosines separate. k-means separates long from short rows
         rows = np.array([[10.0, 0.0], [10.0, 0.1], [0.1, 0.0], [0.0, 0.1]])
-        found = compare_partitions(rows, 2, 0, truth=[0, 0, 0, 1])
-        assert found["hierarchical"]["purity"] == 1
-        assert found["kmeans"]["purity"] == 3 / 4
+        quality = compare_partitions(rows, 2, 0, truth=[0, 0, 0, 1])
+        assert quality["hierarchical"]["purity"] == 1
+        assert quality["kmeans"]["purity"] == 3 / 4
 
     def test_same_seed_same_result(self):
-        assert compare_partitions(drawn(), 5, 3) == compare_partitions(drawn(), 5, 3)
+        assert compare_partitions(random_rows(), 5, 3) == compare_partitions(random_rows(), 5, 3)
 
     @pytest.mark.parametrize(
         "rows",

@@ -5,7 +5,7 @@ from math import log
 
 import numpy as np
 import pytest
-from label_rows import ONE_HOT, clusters_as_values, draw_label_distributions, reference_symmetric_kl
+from label_distributions import ONE_HOT, clusters_as_values, draw_label_distributions, reference_symmetric_kl
 
 from shoal.clusterers import repulsive
 from shoal.clusterers.repulsive import RepulsiveClusters, objectives
@@ -13,19 +13,19 @@ from shoal.errors import UserError
 
 
 def naive_objectives(rows, labels):
-    """Eq. (3) with its sums written out: ordered pairs within, g < g' between."""
-    groups = [rows[labels == g] for g in np.unique(labels)]
+    """Returns both objectives of Eq. (3) by plain sums: ordered pairs within, g < g' between."""
+    clusters = [rows[labels == g] for g in np.unique(labels)]
     within = [
         sum(reference_symmetric_kl(p, q) for p in x for q in x) / (len(x) * (len(x) - 1)) if len(x) > 1 else 0.0
-        for x in groups
+        for x in clusters
     ]
-    between = sum(reference_symmetric_kl(p.mean(0), q.mean(0)) for p, q in combinations(groups, 2))
-    return np.mean(within), between / max(len(groups) * (len(groups) - 1), 1)
+    between = sum(reference_symmetric_kl(p.mean(0), q.mean(0)) for p, q in combinations(clusters, 2))
+    return np.mean(within), between / max(len(clusters) * (len(clusters) - 1), 1)
 
 
 class TestObjectives:
     def test_by_hand(self):
-        # groups {e0, e1} and {e0, e0}: within (13.8155 + 0)/2 with one-hot distance D = (1 - 1e-6) ln 1e6;
+        # clusters {e0, e1} and {e0, e0}: within (13.8155 + 0)/2 with one-hot distance D = (1 - 1e-6) ln 1e6;
         # means (½, ½) and (1, 0 -> 1e-6), so d = ½ [½ ln ½ - ln ½ + (½ - 1e-6) ln 5e5], divided by G(G-1) = 2
         within, between = objectives(np.eye(2)[[0, 1, 0, 0]], [7, 7, 3, 3])
         assert within == pytest.approx((1 - 1e-6) * log(1e6) / 2)
@@ -37,7 +37,7 @@ class TestObjectives:
         [draw_label_distributions(6), draw_label_distributions(6).round(1), np.zeros((6, 3))],
         ids=["drawn", "rounded", "zeros"],
     )
-    def test_are_the_double_sums(self, rows, labels):
+    def test_agree_with_the_double_sums(self, rows, labels):
         assert objectives(rows, labels) == pytest.approx(naive_objectives(rows, np.array(labels)), abs=1e-12)
 
     def test_empty(self):
@@ -54,7 +54,7 @@ def j(rows, labels):
 
 
 def algorithm_1(rows, labels):
-    """Word for word, J computed afresh for every swap that is tried."""
+    """Algorithm 1 as printed, with J computed again for every candidate swap."""
     labels, count = labels.copy(), labels.max() + 1
 
     def closest(g):
@@ -76,25 +76,25 @@ def algorithm_1(rows, labels):
 
 class TestRepulsiveClusters:
     @pytest.mark.parametrize("seed", range(3))
-    def test_is_algorithm_1(self, seed):
+    def test_agrees_with_algorithm_1(self, seed):
         x = draw_label_distributions(16, seed=seed)
-        found = RepulsiveClusters(4, random_state=seed)
+        fitted = RepulsiveClusters(4, random_state=seed)
         order = repulsive._shuffled_order(x, seed)
         expected = algorithm_1(x[order], np.arange(16) % 4)
-        assert len(found.fit(x).history_) > 2
-        assert clusters_as_values(x[order], expected) == clusters_as_values(x, found.labels_)
+        assert len(fitted.fit(x).history_) > 2
+        assert clusters_as_values(x[order], expected) == clusters_as_values(x, fitted.labels_)
 
     @pytest.mark.parametrize("swaps", ["closest", "all"])
-    @pytest.mark.parametrize(("rows", "groups"), [(6, 3), (20, 4), (23, 5), (7, 4), (9, 1)])
-    def test_sizes_history_and_objectives(self, swaps, rows, groups):
+    @pytest.mark.parametrize(("rows", "n_clusters"), [(6, 3), (20, 4), (23, 5), (7, 4), (9, 1)])
+    def test_sizes_history_and_objectives(self, swaps, rows, n_clusters):
         x = draw_label_distributions(rows).round(2)
-        found = RepulsiveClusters(groups, swaps=swaps).fit(x)
-        sizes = np.bincount(found.labels_)
-        assert len(sizes) == groups
-        assert sizes.max() - sizes.min() <= (rows % groups > 0)
-        assert (np.diff(found.history_) > 0).all()
-        assert found.history_[-1] == pytest.approx(j(x, found.labels_), abs=1e-10)
-        assert (found.within_, found.between_) == pytest.approx(naive_objectives(x, found.labels_), abs=1e-10)
+        fitted = RepulsiveClusters(n_clusters, swaps=swaps).fit(x)
+        sizes = np.bincount(fitted.labels_)
+        assert len(sizes) == n_clusters
+        assert sizes.max() - sizes.min() <= (rows % n_clusters > 0)
+        assert (np.diff(fitted.history_) > 0).all()
+        assert fitted.history_[-1] == pytest.approx(j(x, fitted.labels_), abs=1e-10)
+        assert (fitted.within_, fitted.between_) == pytest.approx(naive_objectives(x, fitted.labels_), abs=1e-10)
 
     def test_swaps_of_all_pairs_end_where_no_swap_helps(self):
         for seed in range(5):
@@ -106,7 +106,7 @@ class TestRepulsiveClusters:
                 other[[a, b]] = labels[[b, a]]
                 assert j(x, other) <= best + 1e-9
 
-    def test_swaps_of_all_pairs_reach_the_best_of_15_groupings(self):
+    def test_swaps_of_all_pairs_reach_the_best_of_15_partitions(self):
         # six clients in three pairs: the partner of 0 in 5 ways, the partner of the next free one in 3
         x = draw_label_distributions(6)
         best = max(
@@ -114,34 +114,34 @@ class TestRepulsiveClusters:
             for labels in {(0, *rest) for rest in np.ndindex(3, 3, 3, 3, 3)}
             if sorted(labels) == [0, 0, 1, 1, 2, 2]
         )
-        found = [RepulsiveClusters(3, random_state=seed, swaps="all").fit(x).history_[-1] for seed in range(4)]
-        assert max(found) == pytest.approx(best)
+        fitted = [RepulsiveClusters(3, random_state=seed, swaps="all").fit(x).history_[-1] for seed in range(4)]
+        assert max(fitted) == pytest.approx(best)
 
-    def test_two_kinds_are_parted_by_hand(self):
-        # four groups of two of four e0 and four e1: the best has both kinds in every group, J = (1 - 1e-6) ln 1e6
+    def test_two_kinds_of_rows_are_mixed_by_hand(self):
+        # four clusters of two rows, of four e0 and four e1: at best every cluster has both kinds, J = (1 - 1e-6) ln 1e6
         for seed in range(10):
-            found = RepulsiveClusters(4, random_state=seed).fit(np.eye(2)[[0, 0, 0, 0, 1, 1, 1, 1]])
-            assert sorted(found.labels_[:4]) == sorted(found.labels_[4:]) == [0, 1, 2, 3]
-            assert found.history_[-1] == pytest.approx((1 - 1e-6) * log(1e6))
+            fitted = RepulsiveClusters(4, random_state=seed).fit(np.eye(2)[[0, 0, 0, 0, 1, 1, 1, 1]])
+            assert sorted(fitted.labels_[:4]) == sorted(fitted.labels_[4:]) == [0, 1, 2, 3]
+            assert fitted.history_[-1] == pytest.approx((1 - 1e-6) * log(1e6))
 
     def test_a_swap_needs_a_rise_above_rounding(self):
-        found = RepulsiveClusters(4).fit(np.full((20, 7), 1 / 7))
-        assert found.history_.tolist() == pytest.approx([0.0], abs=1e-12)
-        assert found.n_iter_ == 1
+        fitted = RepulsiveClusters(4).fit(np.full((20, 7), 1 / 7))
+        assert fitted.history_.tolist() == pytest.approx([0.0], abs=1e-12)
+        assert fitted.n_iter_ == 1
 
     def test_sweeps_are_limited(self):
         x = draw_label_distributions(40)
         assert RepulsiveClusters(10).fit(x).n_iter_ > 1
         assert RepulsiveClusters(10, max_iter=1).fit(x).n_iter_ == 1
 
-    def test_only_the_top_groups_swap(self):
+    def test_only_the_top_clusters_swap(self):
         x = draw_label_distributions(40)
-        all_groups, few = RepulsiveClusters(10).fit(x), RepulsiveClusters(10, top=2).fit(x)
-        assert all_groups.history_[0] == few.history_[0]
-        assert len(few.history_) < len(all_groups.history_)
-        assert RepulsiveClusters(10, top=99).fit(x).labels_.tolist() == all_groups.labels_.tolist()
+        all_clusters, few = RepulsiveClusters(10).fit(x), RepulsiveClusters(10, top=2).fit(x)
+        assert all_clusters.history_[0] == few.history_[0]
+        assert len(few.history_) < len(all_clusters.history_)
+        assert RepulsiveClusters(10, top=99).fit(x).labels_.tolist() == all_clusters.labels_.tolist()
 
-    def test_seeds_start_elsewhere(self):
+    def test_seeds_start_from_different_clusters(self):
         x = draw_label_distributions(40)
         assert (
             RepulsiveClusters(10, random_state=1).fit(x).history_[0]
@@ -150,10 +150,10 @@ class TestRepulsiveClusters:
 
     def test_windows_and_blocks_change_nothing(self, monkeypatch):
         x = draw_label_distributions(60)
-        whole = [RepulsiveClusters(groups).fit(x).labels_.tolist() for groups in (3, 20)]
+        expected = [RepulsiveClusters(n).fit(x).labels_.tolist() for n in (3, 20)]
         monkeypatch.setattr(repulsive, "_WINDOW", 3)
         monkeypatch.setattr(repulsive, "_BLOCK", 4)
-        assert [RepulsiveClusters(groups).fit(x).labels_.tolist() for groups in (3, 20)] == whole
+        assert [RepulsiveClusters(n).fit(x).labels_.tolist() for n in (3, 20)] == expected
 
     @pytest.mark.parametrize("bad", [{"swaps": "some"}, {"top": 1}, {"top": 2.5}, {"max_iter": 0}])
     def test_bad_parameters(self, bad):

@@ -1,8 +1,8 @@
-"""What holds for every one of them."""
+"""What holds for both clusterers of label distributions in all variants."""
 
 import numpy as np
 import pytest
-from label_rows import ONE_HOT, clusters_as_values, draw_label_distributions
+from label_distributions import ONE_HOT, clusters_as_values, draw_label_distributions
 from sklearn.metrics import adjusted_rand_score
 
 from shoal.clusterers.repulsive import RepulsiveClusters
@@ -36,8 +36,8 @@ class TestEveryClusterer:
 
     def test_distinct_rows_are_permuted_with_their_labels(self, make):
         rows, order = draw_label_distributions(23), np.random.default_rng(5).permutation(23)
-        there = make().fit(rows[order]).labels_
-        assert adjusted_rand_score(make().fit(rows).labels_[order], there) == 1
+        reordered = make().fit(rows[order]).labels_
+        assert adjusted_rand_score(make().fit(rows).labels_[order], reordered) == 1
 
     def test_labels_are_numbered_by_first_appearance(self, make):
         labels = make(4).fit(draw_label_distributions(30)).labels_
@@ -60,9 +60,9 @@ class TestEveryClusterer:
 
     def test_input_unmodified_and_any_sequence(self, make):
         rows = draw_label_distributions(12).round(1)
-        kept = rows.copy()
+        original = rows.copy()
         labels = make().fit(rows).labels_
-        assert (rows == kept).all()
+        assert (rows == original).all()
         assert make().fit(rows.tolist()).labels_.tolist() == labels.tolist()
 
     def test_same_seed_same_result(self, make):
@@ -84,9 +84,9 @@ class TestEveryClusterer:
             ([0.5, 0.5], r"X has shape \(2,\); it must have two axes, rows and columns"),
             (np.zeros((3, 0)), r"X has 0 feature\(s\) \(shape=\(3, 0\)\) while a minimum of 1 is required"),
             (np.zeros((0, 3)), r"X has 0 sample\(s\) \(shape=\(0, 3\)\) while a minimum of 1 is required"),
-            ([["a", "b"]], r"X holds something that is not a number"),
-            ([[0.5, 0.5], [1.0]], r"X holds something that is not a number"),
-            ([[0.5, 1j]], r"X holds complex numbers; they must be real"),
+            ([["a", "b"]], r"X has an entry that is not a number"),
+            ([[0.5, 0.5], [1.0]], r"X has an entry that is not a number"),
+            ([[0.5, 1j]], r"X has complex numbers; they must be real"),
         ],
     )
     def test_bad_rows(self, make, rows, sentence):

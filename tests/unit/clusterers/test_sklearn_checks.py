@@ -56,7 +56,7 @@ def test_scikit_learn(estimator, check):
 
 
 class OnOtherRows(ClusterMixin, BaseEstimator):
-    """Clusters what a function makes of the rows."""
+    """Clusters the result of a function of the rows."""
 
     def __init__(self, estimator, function):
         self.estimator = estimator
@@ -91,5 +91,5 @@ def test_all_clusterers_are_checked():
     assert {type(e).__name__ for e in ESTIMATORS} == set(shoal.clusterers.__all__)
 
 
-def test_expected_failures_are_of_estimators_that_are_checked():
+def test_every_expected_failure_names_a_checked_estimator():
     assert set(EXPECTED) <= {repr(e) for e in ESTIMATORS}

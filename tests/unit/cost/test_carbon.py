@@ -1,4 +1,4 @@
-"""CodeCarbon as it is, on this machine, without a network."""
+"""The installed CodeCarbon on this machine, without a network."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ sys.stdin.readline()
 @pytest.fixture
 def calls(monkeypatch):
     """Every attempt to reach the network, which fails."""
-    made: list[tuple[object, ...]] = []
+    attempts: list[tuple[object, ...]] = []
 
-    def refused(*arguments: object, **_: object) -> None:
-        made.append(arguments)
+    def refuse(*arguments: object, **_: object) -> None:
+        attempts.append(arguments)
         raise OSError("no network in this test")
 
     for owner, name in (
         *((socket.socket, "connect"), (socket.socket, "connect_ex"), (socket.socket, "sendto")),
         *((socket, "getaddrinfo"), (socket, "gethostbyname"), (socket, "create_connection")),
     ):
-        monkeypatch.setattr(owner, name, refused)
-    return made
+        monkeypatch.setattr(owner, name, refuse)
+    return attempts
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def settings_that_ask_for_the_network(monkeypatch):
 
 @pytest.fixture
 def worker():
-    """A child process that works for 1.5 s of processor time when it is told to."""
+    """A child process that works for 1.5 s of processor time after a line of input."""
     with subprocess.Popen([sys.executable, "-c", WORK], stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout.readline() == "ready\n"
         yield child
         child.stdin.close()
 
 
-def told_to_work(child) -> float:
+def start_work(child) -> float:
     child.stdin.write("go\n")
     child.stdin.flush()
     return float(child.stdout.readline())
@@ -75,7 +75,7 @@ def test_children_are_counted_and_nothing_is_sent(
 ):
     monkeypatch.chdir(tmp_path)
     with Carbon("esp") as carbon:
-        cpu_s = told_to_work(worker)
+        cpu_s = start_work(worker)
     m = carbon.measurement
     assert calls == []
     assert list(tmp_path.iterdir()) == []  # no emissions.csv
@@ -98,7 +98,7 @@ def test_children_are_counted_and_nothing_is_sent(
         assert m.cpu_joules > 0
 
 
-def test_without_a_country_the_world_is_meant(calls):
+def test_without_a_country_the_average_of_the_world_counts(calls):
     with Carbon() as carbon:
         sum(range(10**6))
     assert carbon.measurement.country is None
@@ -107,7 +107,7 @@ def test_without_a_country_the_world_is_meant(calls):
     assert calls == []
 
 
-def test_an_error_in_between_is_not_swallowed():
+def test_an_error_in_the_measured_block_is_raised():
     carbon = Carbon()
     with pytest.raises(ZeroDivisionError), carbon:
         1 / 0  # noqa: B018
@@ -132,8 +132,8 @@ def test_not_installed(monkeypatch):
 def test_joules_are_split_by_time():
     m = EnergyMeasurement(10.0, 60.0, 40.0, 20.0, 0.0, 1e-5, None, "")
     # 1 : 2 : 0 of 60 J; the parts need not fill the whole time
-    assert split_joules(m, {"pre": 1.0, "train": 2.0, "comm": 0.0}) == pytest.approx(
-        {"pre": 20.0, "train": 40.0, "comm": 0.0}
+    assert split_joules(m, {"preparation": 1.0, "training": 2.0, "communication": 0.0}) == pytest.approx(
+        {"preparation": 20.0, "training": 40.0, "communication": 0.0}
     )
-    assert split_joules(m, {"pre": 0.0}) == {"pre": 0.0}
+    assert split_joules(m, {"preparation": 0.0}) == {"preparation": 0.0}
     assert split_joules(m, {}) == {}

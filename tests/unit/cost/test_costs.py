@@ -1,4 +1,4 @@
-"""Airtime, links and device profiles, against figures worked out by hand."""
+"""Airtime, links and device profiles, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -158,15 +158,15 @@ def test_a_mix_follows_its_shares():
     )
 
 
-def test_a_client_keeps_its_profile_in_any_company():
+def test_the_profile_of_a_client_does_not_depend_on_other_clients():
     mix = "pi:0.5,phone:0.5"
-    all_of_them = assign_profiles(mix, CLIENTS, seed=3)
-    assert assign_profiles(mix, CLIENTS[::-1], seed=3) == all_of_them
-    assert assign_profiles(mix, ["c7"], seed=3)["c7"] == all_of_them["c7"]
-    assert assign_profiles(mix, CLIENTS, seed=4) != all_of_them
+    profiles = assign_profiles(mix, CLIENTS, seed=3)
+    assert assign_profiles(mix, CLIENTS[::-1], seed=3) == profiles
+    assert assign_profiles(mix, ["c7"], seed=3)["c7"] == profiles["c7"]
+    assert assign_profiles(mix, CLIENTS, seed=4) != profiles
 
 
-def test_one_profile_for_all_and_nobody():
+def test_one_profile_for_all_clients_and_for_none():
     assert assign_profiles("jetson", ["a", "b"], seed=0) == {"a": PROFILES["jetson"], "b": PROFILES["jetson"]}
     assert assign_profiles("pi:0.2,phone:0.8", [], seed=0) == {}
 
@@ -197,20 +197,20 @@ def board(tmp_path):
     return path
 
 
-def test_profiles_of_ones_own(board):
+def test_a_profile_of_the_user(board):
     own = Profile(f"{board}#board", 1e9, 3, 1.5, 2**29, "own measurement")
     assert find_profile(f"{board}#board") == own
     assert set(assign_profiles(f"pi:0.5,{board}#board:0.5", CLIENTS[:50], seed=0).values()) == {own, PROFILES["pi"]}
 
 
-def test_wrong_profiles_of_ones_own(board):
-    with pytest.raises(UserError, match=r"boards.toml has no table \[bord\]; it has board, short, wrong"):
+def test_wrong_profiles_of_the_user(board):
+    with pytest.raises(UserError, match=r"boards.toml has no table \[bord\]. It has board, short, wrong"):
         find_profile(f"{board}#bord")
-    with pytest.raises(UserError, match=r"\[short\] lacks active_w, idle_w, memory_bytes"):
+    with pytest.raises(UserError, match=r"\[short\] has no active_w, idle_w, memory_bytes"):
         find_profile(f"{board}#short")
     with pytest.raises(UserError, match=r"\[wrong\]: active_w is -3; it must be a number above 0"):
         find_profile(f"{board}#wrong")
-    with pytest.raises(UserError, match=r"without a table, as in .*boards.toml#NAME; it has board, short, wrong"):
+    with pytest.raises(UserError, match=r"without a table, as in .*boards.toml#NAME. It has board, short, wrong"):
         find_profile(str(board))
     with pytest.raises(UserError, match="cannot be read: No such file"):
         find_profile("nowhere.toml#board")
@@ -222,7 +222,7 @@ def test_wrong_profiles_of_ones_own(board):
         find_profile(f"{board}#board")
 
 
-def test_the_facts_name_every_device_and_its_figures(board):
+def test_the_facts_name_every_device_and_its_numbers(board):
     mixed = CostModel({"a": PROFILES["pi"], "b": find_profile(f"{board}#board")}, link=find_link("lte-m"))
     facts = json.loads(json.dumps(mixed.facts()))
     assert facts["clients"] == {"a": "pi", "b": f"{board}#board"}
@@ -251,7 +251,7 @@ def test_wrong_mixes(spec, sentence):
         assign_profiles(spec, ["a"], seed=0)
 
 
-def test_the_page_of_devices_has_these_figures():
+def test_the_page_of_devices_has_these_numbers():
     page = (Path(__file__).parents[3] / "docs/devices.md").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
     tables = {row[0].removesuffix(" (default)").strip("`"): row[1:] for row in rows if len(row) >= 5}

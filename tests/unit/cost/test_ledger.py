@@ -1,4 +1,4 @@
-"""Numbers are worked out for the MLP of 6 inputs, 64, 30 and 4 classes: 384 + 1,920 + 120 multiply-adds per row."""
+"""Numbers are worked out for the MLP with layers of 6, 64, 30 and 4: 384 + 1,920 + 120 multiply-adds per sample."""
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ TRAINING = FORWARD + FORWARD + 2 * (64 * 30 + 30 * 4)
 
 
 def setting(**kw):
-    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort": 3, "batch_size": 8} | kw)
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort_size": 3, "batch_size": 8} | kw)
 
 
-class Listening(PlainFleet):
-    """Also weighs what would be sent."""
+class MessageSizes(PlainFleet):
+    """Also records the sizes of the messages of each stage."""
 
     def execute(self, plan):
         reports = super().execute(plan)
@@ -46,16 +46,16 @@ def run(tiny, name="fedavg", fleet=None, rounds=2, costs=None, **kw):
 
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
 def test_work_is_counted_from_the_steps_that_were_run(tiny, fleet):
-    result = run(tiny, fleet=fleet(tiny), epochs=3, cohort=6)
-    page = result.ledger.entries[0]
-    rows = [len(tiny[c]["train"].y) for c in page.clients]
-    assert page.flops.tolist() == [3 * n * TRAINING for n in rows]
+    result = run(tiny, fleet=fleet(tiny), epochs=3, cohort_size=6)
+    entry = result.ledger.entries[0]
+    sizes = [len(tiny[c]["train"].y) for c in entry.clients]
+    assert entry.flops.tolist() == [3 * n * TRAINING for n in sizes]
 
 
 def test_a_probe_costs_a_forward_pass_only(tiny):
     result = run(tiny, "powerd", epochs=1, options={"select": {"candidates": 6}})
     probe = next(p for p in result.ledger.entries if p.stage == "select")
-    assert probe.purpose == "pre"
+    assert probe.purpose == "preparation"
     assert probe.flops.tolist() == [len(tiny[c]["train"].y) * FORWARD for c in probe.clients]
 
 
@@ -66,8 +66,8 @@ def test_convolutions_without_padding():
 
     model = load_model("cnn-cifar", (3, 32, 32), 10)
     program = LocalTraining(model)
-    s = program.begin(Task({"global": model.init(0)}), {})
-    work = count_flops(program.phases[0], s, torch.zeros(1, 3, 32, 32))
+    state = program.begin(Task({"global": model.init(0)}), {})
+    work = count_flops(program.phases[0], state, torch.zeros(1, 3, 32, 32))
     # Multiply-adds of the convolutions on 30 x 30, 13 x 13, 4 x 4 outputs, then two dense layers.
     layers = [900 * 32 * 27, 169 * 64 * 288, 16 * 64 * 576, 256 * 64, 64 * 10]
     assert sum(layers) == 4_499_456
@@ -78,20 +78,23 @@ def test_convolutions_without_padding():
 def test_seconds_and_joules_follow_from_device_and_link(tiny):
     slow, fast = PROFILES["microcontroller"], PROFILES["jetson"]
     costs = CostModel(profiles={"c0": slow}, default_profile=fast, link=LINKS["ethernet"])
-    page = run(tiny, cohort=6, costs=costs).ledger.entries[0]
-    place = page.clients.index("c0")
-    for i, profile in ((place, slow), (place + 1, fast)):
-        assert page.compute_s[i] == pytest.approx(page.flops[i] / profile.flops_per_s)
-        assert page.compute_joules[i] == pytest.approx(page.compute_s[i] * profile.active_w)
-        down, up = LINKS["ethernet"].download(int(page.bytes_down[i])), LINKS["ethernet"].upload(int(page.bytes_up[i]))
-        assert page.radio_s[i] == pytest.approx(down.seconds + up.seconds)
-        assert page.radio_joules[i] == pytest.approx(down.joules + up.joules)
+    entry = run(tiny, cohort_size=6, costs=costs).ledger.entries[0]
+    index = entry.clients.index("c0")
+    for i, profile in ((index, slow), (index + 1, fast)):
+        assert entry.compute_s[i] == pytest.approx(entry.flops[i] / profile.flops_per_s)
+        assert entry.compute_joules[i] == pytest.approx(entry.compute_s[i] * profile.active_w)
+        down, up = (
+            LINKS["ethernet"].download(int(entry.bytes_down[i])),
+            LINKS["ethernet"].upload(int(entry.bytes_up[i])),
+        )
+        assert entry.radio_s[i] == pytest.approx(down.seconds + up.seconds)
+        assert entry.radio_joules[i] == pytest.approx(down.joules + up.joules)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_adds_up(tiny, name):
-    result = run(tiny, name, Listening(tiny), rounds=12)
-    parts = total_joules_by_part(of_clients(result.ledger))
+    result = run(tiny, name, MessageSizes(tiny), rounds=12)
+    parts = total_joules_by_part(client_entries(result.ledger))
     by_client = result.ledger.joules_by_client()
     by_round = [r.joules for r in result.rounds]
     for part in parts:
@@ -99,89 +102,89 @@ def test_it_adds_up(tiny, name):
         assert sum(r[part] for r in by_round) == pytest.approx(parts[part], rel=1e-12)
     assert result.ledger.total_joules == pytest.approx(sum(parts.values()), rel=1e-12)
     assert sum(result.ledger.spent_joules.values()) == pytest.approx(sum(parts.values()), rel=1e-12)
-    assert parts["train"] > 0
+    assert parts["training"] > 0
 
 
 @pytest.mark.parametrize("name", [m for m in METHODS if m != "centralised"])
 def test_bytes_are_those_of_the_messages(tiny, name):
-    fleet = Listening(tiny)
+    fleet = MessageSizes(tiny)
     result = run(tiny, name, fleet, rounds=3)
-    sent, pages = [x for x in fleet.all if x[3] != "evaluate"], of_clients(result.ledger)
-    assert [c for p in pages for c in p.clients] == [c for c, *_ in sent]
-    assert [b for p in pages for b in p.bytes_down.tolist()] == [down for _, down, _, _ in sent]
-    assert [b for p in pages for b in p.bytes_up.tolist()] == [up for _, _, up, _ in sent]
+    sent, entries = [x for x in fleet.all if x[3] != "evaluate"], client_entries(result.ledger)
+    assert [c for e in entries for c in e.clients] == [c for c, *_ in sent]
+    assert [b for e in entries for b in e.bytes_down.tolist()] == [down for _, down, _, _ in sent]
+    assert [b for e in entries for b in e.bytes_up.tolist()] == [up for _, _, up, _ in sent]
 
 
-def of_clients(ledger):
-    """Without what edges and the cloud sent each other."""
-    return [page for page in ledger.entries if page.link != EDGE_CLOUD]
+def client_entries(ledger):
+    """Returns the entries without those of the edge-cloud link."""
+    return [entry for entry in ledger.entries if entry.link != EDGE_CLOUD]
 
 
-def test_a_page_survives_as_a_line(tiny):
+def test_an_entry_can_be_read_from_its_line(tiny):
     import json
 
-    for page in run(tiny, "powerd").ledger.entries:
-        assert LedgerEntry.from_json(json.loads(json.dumps(page.line()))) == page
+    for entry in run(tiny, "powerd").ledger.entries:
+        assert LedgerEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 
 
 def test_a_round_lasts_as_long_as_its_slowest_client(tiny):
     costs = CostModel(profiles={"c5": PROFILES["microcontroller"]})
-    result = run(tiny, cohort=6, costs=costs)
-    page = result.ledger.of(1)[0]
-    assert page.clients[int(np.argmax(page.seconds))] == "c5"
-    assert result.rounds[0].sim_time_s == page.seconds.max()
+    result = run(tiny, cohort_size=6, costs=costs)
+    entry = result.ledger.of_round(1)[0]
+    assert entry.clients[int(np.argmax(entry.seconds))] == "c5"
+    assert result.rounds[0].sim_time_s == entry.seconds.max()
 
 
-def test_who_misses_the_deadline_is_charged_and_not_averaged(tiny):
+def test_a_late_report_is_charged_and_not_aggregated(tiny):
     slow = {"c5": PROFILES["microcontroller"]}
-    free = run(tiny, cohort=6, rounds=1, costs=CostModel(profiles=slow))
+    free = run(tiny, cohort_size=6, rounds=1, costs=CostModel(profiles=slow))
     seconds = sorted(free.ledger.entries[0].seconds.tolist())
     deadline_s = (seconds[-1] + seconds[-2]) / 2
-    late = run(tiny, cohort=6, rounds=1, costs=CostModel(profiles=slow, deadline_s=deadline_s))
+    late = run(tiny, cohort_size=6, rounds=1, costs=CostModel(profiles=slow, deadline_s=deadline_s))
     assert late.rounds[0].late_clients == ("c5",)
-    assert late.rounds[0].line()["late"] == 1
-    assert late.rounds[0].metrics != free.rounds[0].metrics  # the dropped one has no say in the loss either
+    assert late.rounds[0].to_json()["num_late_reports"] == 1
+    assert late.rounds[0].metrics != free.rounds[0].metrics  # the late report does not count in the loss either
     assert late.rounds[0].sim_time_s == deadline_s
     assert late.ledger.entries == free.ledger.entries
-    without = engine.run(build("fedavg", setting(cohort=6, rounds=1)), Deaf(tiny), rounds=1, seed=0)
+    without = engine.run(build("fedavg", setting(cohort_size=6, rounds=1)), WithoutC5(tiny), rounds=1, seed=0)
     for k, v in without.state.models["global"].items():
         assert torch.equal(v, late.state.models["global"][k])
 
 
-class Deaf(PlainFleet):
+class WithoutC5(PlainFleet):
     def execute(self, plan):
         return {c: r for c, r in super().execute(plan).items() if c != "c5"}
 
 
-def test_waiting_is_charged_when_asked(tiny):
+def test_waiting_is_charged_with_count_idle(tiny):
     costs = CostModel(profiles={"c5": PROFILES["microcontroller"]}, count_idle=True)
-    page = run(tiny, cohort=6, rounds=1, costs=costs).ledger.entries[0]
-    waiting = page.seconds.max() - page.seconds
-    assert page.idle_joules == pytest.approx(waiting * [costs.profile(c).idle_w for c in page.clients])
-    assert page.parts()["train"] == pytest.approx(float((page.compute_joules + page.idle_joules).sum()))
+    entry = run(tiny, cohort_size=6, rounds=1, costs=costs).ledger.entries[0]
+    waiting = entry.seconds.max() - entry.seconds
+    assert entry.idle_joules == pytest.approx(waiting * [costs.profile(c).idle_w for c in entry.clients])
+    assert entry.joules_by_part()["training"] == pytest.approx(float((entry.compute_joules + entry.idle_joules).sum()))
 
 
 def test_a_budget_ends_the_run_after_the_round_that_spends_it(tiny):
-    whole = run(tiny, rounds=6)
-    spent = np.cumsum([sum(r.joules.values()) for r in whole.rounds])
-    found = run(tiny, rounds=6, costs=CostModel(budget_joules=0.999 * spent[2]))
-    assert len(found.rounds) == 3
-    assert found.stop_reason == f"the clients' budget of {0.999 * spent[2]:g} J is spent"
-    assert found.rounds[-1].evaluation is not None
-    assert [r.joules for r in found.rounds] == [r.joules for r in whole.rounds[:3]]
+    unlimited = run(tiny, rounds=6)
+    spent = np.cumsum([sum(r.joules.values()) for r in unlimited.rounds])
+    limited = run(tiny, rounds=6, costs=CostModel(budget_joules=0.999 * spent[2]))
+    assert len(limited.rounds) == 3
+    assert limited.stop_reason == f"the clients' budget of {0.999 * spent[2]:g} J is spent"
+    assert limited.rounds[-1].evaluation is not None
+    assert [r.joules for r in limited.rounds] == [r.joules for r in unlimited.rounds[:3]]
 
 
-def test_clients_with_empty_batteries_leave(tiny):
+def test_depleted_clients_take_no_further_part(tiny):
     costs = CostModel(battery_joules=1e-9)  # one round's work is more than that
-    result = run(tiny, rounds=6, cohort=2, costs=costs)
+    result = run(tiny, rounds=6, cohort_size=2, costs=costs)
     cohorts = [set(p.clients) for p in result.ledger.entries]
     assert [len(c) for c in cohorts] == [2, 2, 2]
-    assert set.union(*cohorts) == set(tiny)  # everybody once
-    assert [set(r.left) for r in result.rounds] == cohorts
+    assert set.union(*cohorts) == set(tiny)  # every client once
+    assert [set(r.depleted_clients) for r in result.rounds] == cohorts
     assert result.stop_reason == "every battery is empty"
 
 
-def test_a_run_that_is_resumed_knows_what_was_spent(tiny):
+def test_a_resumed_run_counts_the_joules_spent_before(tiny):
     method, fleet = build("fedavg", setting(rounds=6)), PlainFleet(tiny)
     first = engine.run(method, fleet, rounds=3, seed=0)
     costs = CostModel(budget_joules=first.ledger.total_joules)

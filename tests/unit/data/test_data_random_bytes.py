@@ -1,6 +1,6 @@
-"""A file of the user's own may hold anything: it is read, or refused in one sentence.
+"""A file of a user may contain any bytes: it is read, or refused in one line.
 
-SVHN's files are not here: SciPy's reader of MATLAB files crashes the process on some damaged ones.
+Files of SVHN are missing here, because SciPy's reader of MATLAB files crashes the process on some damaged files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _bytes(write: Callable[[io.BytesIO], object]) -> bytes:
 
 
 @cache
-def whole_files() -> dict[str, bytes]:
+def undamaged_files() -> dict[str, bytes]:
     pixels = np.arange(9 * 8 * 3, dtype=np.uint8).reshape(9, 8, 3)
     table = pa.table({"a": X[:, 0], "lists": X[:, 1:].tolist(), "label": ["x", "y"] * 20})
     idx = b"\0\0\x08\x03" + np.array([2, 3, 3], ">u4").tobytes() + bytes(18)
@@ -64,22 +64,21 @@ def read(path: Path) -> object:
 
 
 @st.composite
-def contents(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Anything at all, or a whole file of which some bytes are others, missing or too many."""
+def contents(draw: st.DrawFn, undamaged: bytes) -> bytes:
+    """Draws any bytes, or an undamaged file in which some bytes are changed, removed or added."""
     if draw(st.integers(0, 3)) == 0:
         return draw(st.binary(max_size=300))
-    data = bytearray(whole)
+    data = bytearray(undamaged)
     for _ in range(draw(st.integers(1, 4))):
-        at, cut = draw(st.integers(0, len(data))), draw(st.sampled_from([0, 1, 2, 4, len(data)]))
-        at = (
-            max(0, len(data) - at) if draw(st.booleans()) else at
-        )  # draws tend to be small, and directories lie at ends
-        data[at : at + cut] = draw(st.binary(max_size=4))
+        start, num_replaced = draw(st.integers(0, len(data))), draw(st.sampled_from([0, 1, 2, 4, len(data)]))
+        # Draws tend to be small, but the directory of an archive is at the end of the file.
+        start = max(0, len(data) - start) if draw(st.booleans()) else start
+        data[start : start + num_replaced] = draw(st.binary(max_size=4))
     return bytes(data)
 
 
-def place(folder: Path, name: str, content: bytes) -> Path:
-    """The file, three times in each of two folders, so that a folder of images has what it needs."""
+def write_files(folder: Path, name: str, content: bytes) -> Path:
+    """Writes the file three times in each of two folders, so that a folder of images has enough images."""
     for kind in ("cat", "dog"):
         (folder / kind).mkdir(exist_ok=True)
         for number in ("", "2", "3"):
@@ -87,21 +86,21 @@ def place(folder: Path, name: str, content: bytes) -> Path:
     return folder / "cat" / name
 
 
-@pytest.mark.parametrize("name", whole_files())
-def test_whole_files_can_be_read(name, tmp_path):
-    """So that the next test changes what is right to begin with."""
-    path = place(tmp_path, name, whole_files()[name])
+@pytest.mark.parametrize("name", undamaged_files())
+def test_undamaged_files_can_be_read(name, tmp_path):
+    """The next test damages these files, so they must be correct."""
+    path = write_files(tmp_path, name, undamaged_files()[name])
     with pytest.raises(UserError) if name in ("single.npz", "latin1.csv") else nullcontext():
         read(path)
 
 
-@pytest.mark.parametrize("name", whole_files())
+@pytest.mark.parametrize("name", undamaged_files())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.data())
 def test_any_bytes_are_read_or_refused_in_one_line(name, tmp_path, drawn):
-    path = place(tmp_path, name, drawn.draw(contents(whole_files()[name])))
+    path = write_files(tmp_path, name, drawn.draw(contents(undamaged_files()[name])))
     try:
         read(path)
-    except UserError as refused:
-        said = str(refused).replace(str(tmp_path), "")
-        assert said.isprintable() and len(said) < 1000
+    except UserError as error:
+        text = str(error).replace(str(tmp_path), "")
+        assert text.isprintable() and len(text) < 1000

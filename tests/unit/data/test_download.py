@@ -18,18 +18,18 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 class Server:
-    """Answers each request with the next of `answers`; the last one serves all that follow."""
+    """Responds to each request with the next of `responses`, and repeats the last one."""
 
     def __init__(self) -> None:
-        self.answers: list[Callable[[BaseHTTPRequestHandler], None]] = []
+        self.responses: list[Callable[[BaseHTTPRequestHandler], None]] = []
         self.ranges: list[str | None] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.ranges.append(self.headers.get("Range"))
-                answer = outer.answers[min(len(outer.ranges), len(outer.answers)) - 1]
-                answer(self)
+                respond = outer.responses[min(len(outer.ranges), len(outer.responses)) - 1]
+                respond(self)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -54,8 +54,8 @@ def server() -> Iterator[Server]:
     server.http.server_close()
 
 
-def whole(handler: BaseHTTPRequestHandler) -> None:
-    """Ignores Range."""
+def complete(handler: BaseHTTPRequestHandler) -> None:
+    """Sends all bytes and ignores Range."""
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(BODY)))
     handler.end_headers()
@@ -79,7 +79,7 @@ def cut(handler: BaseHTTPRequestHandler) -> None:
 
 
 def silent_cut(handler: BaseHTTPRequestHandler) -> None:
-    """Without a length, only the expected size tells that something is missing."""
+    """Sends a part without a length, so that only the expected size shows that bytes are missing."""
     handler.send_response(200)
     handler.end_headers()
     handler.wfile.write(BODY[:300_000])
@@ -94,7 +94,7 @@ def part_of(path: Path) -> Path:
 
 
 def test_plain(server: Server, tmp_path: Path) -> None:
-    server.answers = [whole]
+    server.responses = [complete]
     seen: list[tuple[str, int, int | None]] = []
     path = tmp_path / "new" / "file.gz"
     assert fetch(server.url, path, SHA256, len(BODY), lambda *step: seen.append(step)) == path
@@ -105,16 +105,16 @@ def test_plain(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [cut, silent_cut])
-def test_goes_on_after_a_cut(server: Server, tmp_path: Path, first) -> None:
-    server.answers = [first, ranged]
+def test_a_download_resumes_after_an_interruption(server: Server, tmp_path: Path, first) -> None:
+    server.responses = [first, ranged]
     path = tmp_path / "file.gz"
     fetch(server.url, path, SHA256, len(BODY), backoff_s=0)
     assert path.read_bytes() == BODY
     assert server.ranges == [None, "bytes=300000-"]
 
 
-def test_a_later_call_goes_on_from_the_part(server: Server, tmp_path: Path) -> None:
-    server.answers = [ranged]
+def test_a_later_call_resumes_from_the_partial_file(server: Server, tmp_path: Path) -> None:
+    server.responses = [ranged]
     path = tmp_path / "file.gz"
     part_of(path).write_bytes(BODY[:123])
     fetch(server.url, path, SHA256)
@@ -122,16 +122,16 @@ def test_a_later_call_goes_on_from_the_part(server: Server, tmp_path: Path) -> N
     assert server.ranges == ["bytes=123-"]
 
 
-def test_starts_over_where_range_is_ignored(server: Server, tmp_path: Path) -> None:
-    server.answers = [cut, whole]
+def test_a_server_that_ignores_ranges_sends_the_file_again(server: Server, tmp_path: Path) -> None:
+    server.responses = [cut, complete]
     path = tmp_path / "file.gz"
     fetch(server.url, path, SHA256, backoff_s=0)
     assert path.read_bytes() == BODY
     assert server.ranges == [None, "bytes=300000-"]
 
 
-def test_starts_over_where_the_part_is_too_long(server: Server, tmp_path: Path) -> None:
-    server.answers = [status(416), whole]
+def test_a_partial_file_that_is_too_long_is_downloaded_again(server: Server, tmp_path: Path) -> None:
+    server.responses = [status(416), complete]
     path = tmp_path / "file.gz"
     part_of(path).write_bytes(BODY + b"more")
     fetch(server.url, path, SHA256, backoff_s=0)
@@ -140,7 +140,7 @@ def test_starts_over_where_the_part_is_too_long(server: Server, tmp_path: Path) 
 
 
 def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    server.answers = [whole]
+    server.responses = [complete]
     path = tmp_path / "file.gz"
     with pytest.raises(UserError, match=rf"file.gz has the wrong SHA-256: expected {'0' * 64}, got {SHA256}"):
         fetch(server.url, path, "0" * 64)
@@ -148,7 +148,7 @@ def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
 
 
 def test_404_is_final(server: Server, tmp_path: Path) -> None:
-    server.answers = [status(404)]
+    server.responses = [status(404)]
     with pytest.raises(UserError, match=rf"{server.url} answered with HTTP status 404"):
         fetch(server.url, tmp_path / "file.gz", SHA256, backoff_s=0)
     assert len(server.ranges) == 1
@@ -156,23 +156,23 @@ def test_404_is_final(server: Server, tmp_path: Path) -> None:
 
 
 def test_503_then_ok(server: Server, tmp_path: Path) -> None:
-    server.answers = [status(503), status(503), whole]
+    server.responses = [status(503), status(503), complete]
     path = tmp_path / "file.gz"
     fetch(server.url, path, SHA256, backoff_s=0)
     assert path.read_bytes() == BODY
     assert len(server.ranges) == 3
 
 
-def test_gives_up_in_the_end_and_keeps_the_part(server: Server, tmp_path: Path) -> None:
-    server.answers = [cut, status(503)]
+def test_after_the_last_attempt_the_partial_file_is_kept(server: Server, tmp_path: Path) -> None:
+    server.responses = [cut, status(503)]
     path = tmp_path / "file.gz"
-    with pytest.raises(UserError, match=r"failed 3 times, last with: HTTP status 503; run again.*SHOAL_DATA"):
+    with pytest.raises(UserError, match=r"failed 3 times, last with: HTTP status 503\. Run again.*SHOAL_DATA"):
         fetch(server.url, path, SHA256, num_attempts=3, backoff_s=0)
     assert part_of(path).read_bytes() == BODY[:300_000]
     assert not path.exists()
 
 
-def test_no_network_says_where_to_put_the_file(tmp_path: Path) -> None:
+def test_without_a_network_the_error_names_the_folder_for_the_file(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/file.gz"
@@ -182,8 +182,8 @@ def test_no_network_says_where_to_put_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full, a device that is always full")
-def test_full_disk_says_how_much_is_needed(server: Server, tmp_path: Path) -> None:
-    server.answers = [whole]
+def test_a_full_disk_is_reported_with_the_needed_bytes(server: Server, tmp_path: Path) -> None:
+    server.responses = [complete]
     path = tmp_path / "file.gz"
     part_of(path).symlink_to("/dev/full")
     with pytest.raises(UserError, match=rf"{tmp_path} is full: .* needs 0.7 MB"):
@@ -192,8 +192,8 @@ def test_full_disk_says_how_much_is_needed(server: Server, tmp_path: Path) -> No
     assert len(server.ranges) == 1
 
 
-def test_a_place_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
-    server.answers = [whole]
+def test_a_path_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
+    server.responses = [complete]
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match=r"file cannot be written: (Not a directory|File exists)"):
         fetch(server.url, tmp_path / "file" / "file.gz", SHA256)

@@ -12,7 +12,13 @@ def test_disjoint_clients_are_at_distance_one() -> None:
     f = heterogeneity_metrics(torch.tensor([[10, 0], [0, 30]]))
     assert f["js_distance"] == pytest.approx(1.0)
     assert f["class_imbalance"] == pytest.approx(1.0)
-    assert (f["clients"], f["rows"], f["min_size"], f["median_size"], f["max_size"]) == (2, 40, 10, 20, 30)
+    assert (f["num_clients"], f["num_samples"], f["min_samples"], f["median_samples"], f["max_samples"]) == (
+        2,
+        40,
+        10,
+        20,
+        30,
+    )
 
 
 def test_equal_clients_are_at_distance_zero() -> None:
@@ -44,7 +50,7 @@ def test_one_client_and_an_empty_one() -> None:
     assert heterogeneity_metrics(torch.tensor([[3, 5]]))["js_distance"] == 0
     f = heterogeneity_metrics(torch.tensor([[10, 0], [0, 0], [0, 10]]))
     assert f["js_distance"] == pytest.approx(1.0)
-    assert f["min_size"] == 0
+    assert f["min_samples"] == 0
 
 
 def test_many_clients_are_sampled_by_seed() -> None:

@@ -24,36 +24,36 @@ BASES = [
 ]
 
 
-def numbered(rows: int = 3001, classes: int = 10, owners: int = 20) -> Dataset:
-    """Feature 0 of row i is i, so that a row can be recognised; the label is i mod classes."""
-    i = torch.arange(rows)
-    train = Samples(torch.stack([i.float(), torch.ones(rows)], dim=1), i % classes)
+def numbered(num_samples: int = 3001, classes: int = 10, owners: int = 20) -> Dataset:
+    """Feature 0 of sample i is i, so that a sample can be recognised. The label is i mod classes."""
+    i = torch.arange(num_samples)
+    train = Samples(torch.stack([i.float(), torch.ones(num_samples)], dim=1), i % classes)
     return Dataset(
         "numbered",
         train,
         Samples(train.x[:5], train.y[:5]),
         tuple(str(c) for c in range(classes)),
-        owner=tuple(f"o{k % owners}" for k in range(rows)),
+        owner=tuple(f"o{k % owners}" for k in range(num_samples)),
     )
 
 
-def squares(rows: int = 400) -> Dataset:
-    """3 x 3 images; pixel values tell row and place apart."""
-    x = torch.arange(rows * 9, dtype=torch.float32).view(rows, 1, 3, 3) + 1
-    y = torch.arange(rows) % 4
+def squares(num_samples: int = 400) -> Dataset:
+    """3 x 3 images in which every pixel of every image has another value."""
+    x = torch.arange(num_samples * 9, dtype=torch.float32).view(num_samples, 1, 3, 3) + 1
+    y = torch.arange(num_samples) % 4
     return Dataset("squares", Samples(x, y), Samples(x[:4], y[:4]), ("a", "b", "c", "d"))
 
 
-def rows_of(data) -> list[int]:
+def sample_numbers(data) -> list[int]:
     return [int(v) for split in SPLITS for v in data[split].x[:, 0]]
 
 
 @pytest.mark.parametrize("spec", BASES)
-def test_every_row_is_used_once(spec: str) -> None:
+def test_every_sample_is_assigned_once(spec: str) -> None:
     d = numbered()
     f = partition(d, spec, clients=20, seed=1)
     assert len(f) == 20
-    assert sorted(row for client in f for row in rows_of(f[client])) == list(range(3001))
+    assert sorted(i for client in f for i in sample_numbers(f[client])) == list(range(3001))
     for data in f.values():
         for split in SPLITS:
             assert torch.equal(data[split].y, d.train.y[data[split].x[:, 0].long()])
@@ -70,13 +70,13 @@ def test_the_seed_decides(spec: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     clients=st.integers(1, 12),
-    rows=st.integers(100, 700),
+    num_samples=st.integers(100, 700),
     spec=st.sampled_from(["iid", "shards:2", "shards:3", "quantity:2", "dirichlet:1", "equal:0.1"]),
     seed=st.integers(0, 1000),
 )
-def test_any_count_is_dealt_completely(clients: int, rows: int, spec: str, seed: int) -> None:
-    f = partition(numbered(rows, classes=3), spec, clients=clients, seed=seed, min_samples=3)
-    assert sorted(row for data in f.values() for row in rows_of(data)) == list(range(rows))
+def test_any_number_of_samples_is_assigned_completely(clients: int, num_samples: int, spec: str, seed: int) -> None:
+    f = partition(numbered(num_samples, classes=3), spec, clients=clients, seed=seed, min_samples=3)
+    assert sorted(i for data in f.values() for i in sample_numbers(data)) == list(range(num_samples))
 
 
 def test_iid_and_shards_are_even() -> None:
@@ -100,15 +100,16 @@ def test_equal_skews_labels_and_not_sizes() -> None:
     f = partition(numbered(), "equal:0.1", clients=20, seed=0)
     assert set(sum(f.samples_per_client(s) for s in SPLITS).tolist()) == {150, 151}
     largest = f.label_counts().float().amax(dim=1) / f.label_counts().sum(dim=1)
-    assert largest[:10].median() > 0.5  # those before anything is used up
+    assert largest[:10].median() > 0.5  # the clients before any class is used up
     even = partition(numbered(), "equal:1000", clients=20, seed=0).label_counts()[:10].float()
     assert (even / even.sum(dim=1, keepdim=True) - 0.1).abs().max() < 0.1
 
 
 def test_equal_follows_each_clients_own_draw() -> None:
-    """Two classes, plenty of both: how often the first occurs with a client has the variance of a Beta(a, a), which is
-    1 / (4 (2 a + 1)): 0.0833 with a = 1; of the first half, for the
-    last take what is left."""
+    """The share of the first of two classes has the variance of a Beta(a, a), 1 / (4 (2 a + 1)): 0.0833 with a = 1.
+
+    Only the first half of the clients is checked, because the last clients get the remaining samples.
+    """
     f = partition(numbered(40_000, classes=2), "equal:1", clients=400, seed=0)
     shares = (f.label_counts()[:200, 0] / f.label_counts()[:200].sum(dim=1)).double()
     assert float(shares.var()) == pytest.approx(1 / 12, rel=0.15)
@@ -151,23 +152,23 @@ def test_natural_keeps_the_owners() -> None:
     d = numbered(1000, owners=7)
     f = partition(d, "natural", clients=None, seed=0)
     assert list(f) == [f"o{k}" for k in range(7)]
-    assert all({row % 7 for row in rows_of(f[f"o{k}"])} == {k} for k in range(7))
+    assert all({i % 7 for i in sample_numbers(f[f"o{k}"])} == {k} for k in range(7))
     some = partition(d, "natural", clients=3, seed=0)
     assert len(some) == 3 and set(some) < set(f)
-    assert sorted(rows_of(some[CENTRALISED_CLIENT])) == [i for i in range(1000) if f"o{i % 7}" in some]
-    with pytest.raises(UserError, match="clients is 8, but only 7 can take part"):
+    assert sorted(sample_numbers(some[CENTRALISED_CLIENT])) == [i for i in range(1000) if f"o{i % 7}" in some]
+    with pytest.raises(UserError, match="clients is 8, but only 7 owners have enough samples"):
         partition(d, "natural", clients=8, seed=0)
 
 
-def test_small_owners_are_left_out_only_when_told() -> None:
+def test_small_owners_are_left_out_only_with_drop() -> None:
     d = numbered(100)
     d = Dataset(d.name, d.train, d.test, d.classes, owner=("big",) * 50 + ("mid",) * 45 + ("tiny",) * 5)
-    with pytest.raises(UserError, match=r"1 of 3 clients have fewer than 10 rows: .*--min-size.*natural:drop"):
+    with pytest.raises(UserError, match=r"1 of 3 clients have fewer than 10 samples. .*--min-samples.*natural:drop"):
         partition(d, "natural", clients=None, seed=0)
     f = partition(d, "natural:drop", clients=None, seed=0)
     assert list(f) == ["big", "mid"]
-    assert f.note == "1 of 3 clients left out: fewer than 10 rows"
-    assert sorted(rows_of(f[CENTRALISED_CLIENT])) == list(range(95))
+    assert f.note == "1 of 3 clients left out: fewer than 10 samples"
+    assert sorted(sample_numbers(f[CENTRALISED_CLIENT])) == list(range(95))
     with pytest.raises(UserError, match="3 of 3 clients have fewer than 60"):
         partition(d, "natural:drop", clients=None, seed=0, min_samples=60)
 
@@ -193,7 +194,7 @@ def test_every_split_is_a_view_of_one_tensor() -> None:
     assert len(storages) == 1
 
 
-def test_the_pool_is_the_union_and_is_not_counted() -> None:
+def test_the_centralised_client_has_all_samples_and_is_not_counted() -> None:
     f = partition(numbered(), "dirichlet:1", clients=20, seed=0)
     for split in SPLITS:
         assert torch.equal(f[CENTRALISED_CLIENT][split].x, torch.cat([f[client][split].x for client in f]))
@@ -203,7 +204,7 @@ def test_the_pool_is_the_union_and_is_not_counted() -> None:
         f["c99"]
 
 
-def test_what_a_federation_says_of_itself() -> None:
+def test_the_facts_of_a_federation() -> None:
     d = numbered()
     f = partition(d, "iid", clients=10, seed=0)
     assert (f.name, f.partition, f.classes, f.input_shape) == ("numbered", "iid", d.classes, (2,))
@@ -215,13 +216,13 @@ def test_what_a_federation_says_of_itself() -> None:
     assert f.label_counts()[3].tolist() == sum(f["c3"][s].y.bincount(minlength=10) for s in SPLITS).tolist()
 
 
-def test_a_federation_moves_as_a_whole() -> None:
+def test_all_tensors_of_a_federation_move() -> None:
     f = partition(numbered(), "groups:2,1", clients=10, seed=0).to("meta")
     assert f["c3"]["train"].x.device.type == f.central.x.device.type == "meta"
     assert f.planted_groups is not None and len(f) == 10
 
 
-def test_rotation_turns_whole_clients() -> None:
+def test_rotation_turns_all_images_of_a_client() -> None:
     d = squares()
     f = partition(d, "iid+rotate:0,90,180,270", clients=8, seed=0)
     plain = partition(d, "iid", clients=8, seed=0)
@@ -272,14 +273,14 @@ def test_noise_grows_over_the_clients() -> None:
     assert f.shifts == {"c1": "noise 0.5", "c2": "noise 1", "c3": "noise 1.5", "c4": "noise 2"}
 
 
-def test_mislabelling_spares_the_test_rows() -> None:
+def test_mislabelling_spares_the_test_samples() -> None:
     f = partition(squares(4000), "iid+mislabel:0.8", clients=5, seed=0)
     plain = partition(squares(4000), "iid", clients=5, seed=0)
     for client in f:
         rate = float(f.shifts[client].removeprefix("mislabel "))
-        wrong = (f[client]["train"].y != plain[client]["train"].y).float().mean().item()
+        wrong_fraction = (f[client]["train"].y != plain[client]["train"].y).float().mean().item()
         assert 0 <= rate <= 0.8
-        assert wrong == pytest.approx(rate, abs=0.08)
+        assert wrong_fraction == pytest.approx(rate, abs=0.08)
         assert torch.equal(f[client]["test"].y, plain[client]["test"].y)
     assert (f[CENTRALISED_CLIENT]["val"].y != plain[CENTRALISED_CLIENT]["val"].y).any()
     assert f.planted_groups is None
@@ -306,8 +307,8 @@ def test_groups_and_rotations_combine() -> None:
     blocks = partition(squares(), "groups:2,10", clients=8, seed=0).planted_groups
     assert f.planted_groups is not None and blocks is not None
     expected = {client: 2 * blocks[client] + (client in f.shifts) for client in f}
-    known = sorted(set(expected.values()))
-    assert f.planted_groups == {client: known.index(code) for client, code in expected.items()}
+    combinations = sorted(set(expected.values()))
+    assert f.planted_groups == {client: combinations.index(code) for client, code in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -319,60 +320,64 @@ def test_groups_and_rotations_combine() -> None:
         ("iid:3", "'iid:3': it takes no argument, as in iid"),
         ("dirichlet", r"it needs 1 number\(s\), ALPHA, as in dirichlet:0.3"),
         ("dirichlet:1,2", "it needs 1 .* but has 2, as in dirichlet:0.3"),
-        ("dirichlet:x", "must be numbers with commas between, as in dirichlet:0.3"),
-        ("dirichlet:0", "ALPHA is 0 but must be above 0, as in dirichlet:0.3"),
+        ("dirichlet:x", "must be numbers with commas between them, as in dirichlet:0.3"),
+        ("dirichlet:0", "ALPHA is 0, but it must be above 0, as in dirichlet:0.3"),
         ("dirichlet:nan", "numbers must be finite"),
-        ("equal:0", "ALPHA is 0 but must be above 0, as in equal:0.3"),
-        ("quantity:-1", "ALPHA is -1 but must be above 0, as in quantity:0.5"),
+        ("equal:0", "ALPHA is 0, but it must be above 0, as in equal:0.3"),
+        ("quantity:-1", "ALPHA is -1, but it must be above 0, as in quantity:0.5"),
         ("groups:2", r"it needs 2 number\(s\), RHO, ALPHA, but has 1, as in groups:5,1.0"),
-        ("groups:2.5,1", "RHO is 2.5 but must be a whole number"),
-        ("groups:11,1", "11 groups cannot be made of 20 clients and 10 classes: 10 at most"),
+        ("groups:2.5,1", "RHO is 2.5, but it must be a whole number"),
+        ("groups:11,1", "20 clients and 10 classes cannot form 11 groups, but at most 10"),
         ("labels:0-2/3-5", "each of the classes 0 to 9 must be in exactly one group, as in labels:0-2/3-5/6-9"),
         ("labels:0-5/5-9", "exactly one group"),
         ("labels:0-9/", "class numbers need / between"),
         ("labels:a/b", "class numbers need / between"),
-        ("shards:0", "K is 0 but must be a whole number"),
-        ("shards:200", "4000 shards cannot be cut from 3001 rows"),
-        ("natural:keep", "nothing but drop may follow the colon, as in natural"),
-        ("iid+rotate:90", "only square images can be turned"),
-        ("iid+invert:2", "SHARE is 2 but must lie between 0 and 1, as in invert:0.5"),
-        ("iid+noise:0", "SIGMA is 0 but must be above 0"),
+        ("shards:0", "K is 0, but it must be a whole number"),
+        ("shards:200", "4000 shards cannot be cut from 3001 samples"),
+        ("natural:keep", "only drop may follow the colon, as in natural"),
+        ("iid+rotate:90", "only square images can be rotated"),
+        ("iid+invert:2", "FRACTION is 2, but it must be between 0 and 1, as in invert:0.5"),
+        ("iid+noise:0", "SIGMA is 0, but it must be above 0"),
         ("iid+mislabel", "it needs 1"),
     ],
 )
-def test_specs_that_will_not_do(spec: str, message: str) -> None:
+def test_wrong_partitions_are_refused(spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         partition(numbered(), spec, clients=20, seed=0)
 
 
-def test_requests_that_will_not_do() -> None:
+def test_impossible_requests_are_refused() -> None:
     d = numbered(1000)
-    with pytest.raises(UserError, match="clients is 101, but 1000 training rows are enough for 100 with at least 10"):
+    with pytest.raises(
+        UserError, match="clients is 101, but 1000 training samples are enough for 100 with at least 10"
+    ):
         partition(d, "iid", clients=101, seed=0)
     with pytest.raises(UserError, match="'iid' needs the number of clients"):
         partition(d, "iid", clients=None, seed=0)
     with pytest.raises(UserError, match="clients is 0"):
         partition(d, "iid", clients=0, seed=0)
-    with pytest.raises(UserError, match=r"in 1000 draws .* fewer than 10 rows: ask for fewer clients, a larger ALPHA"):
+    with pytest.raises(
+        UserError, match=r"in 1000 draws .* fewer than 10 samples. Ask for fewer clients, a larger ALPHA"
+    ):
         partition(d, "dirichlet:0.01", clients=50, seed=0)
-    with pytest.raises(UserError, match="min_size is 2, but a client needs at least 3"):
+    with pytest.raises(UserError, match="min_samples is 2, but a client needs at least 3"):
         partition(d, "iid", clients=5, seed=0, min_samples=2)
     with pytest.raises(UserError, match="leave nothing to train on"):
         partition(d, "iid", clients=5, seed=0, val_fraction=0.5, test_fraction=0.5)
-    with pytest.raises(UserError, match=r"val_share is -0.1"):
+    with pytest.raises(UserError, match=r"val_fraction is -0.1"):
         partition(d, "iid", clients=5, seed=0, val_fraction=-0.1)
-    with pytest.raises(UserError, match="a client of 4 rows nothing to train on"):
+    with pytest.raises(UserError, match="a client of 4 samples nothing to train on"):
         partition(numbered(40), "iid", clients=10, seed=0, min_samples=4, val_fraction=0.4, test_fraction=0.5)
-    with pytest.raises(UserError, match="does not say which client owns which row"):
+    with pytest.raises(UserError, match="squares has no owners of samples"):
         partition(squares(), "natural", clients=None, seed=0)
 
 
-def test_a_federation_of_ones_own_tensors() -> None:
-    def rows(*values: int) -> Samples:
+def test_a_federation_from_tensors() -> None:
+    def samples(*values: int) -> Samples:
         return Samples(torch.tensor(values).float()[:, None], torch.tensor(values) % 2)
 
-    clients = {"north": {"train": rows(1, 2), "test": rows(3)}, "south": {"train": rows(4), "val": rows(5)}}
-    f = Federation.from_clients(clients, central=rows(8, 9), classes=("even", "odd"))
+    clients = {"north": {"train": samples(1, 2), "test": samples(3)}, "south": {"train": samples(4), "val": samples(5)}}
+    f = Federation.from_clients(clients, central=samples(8, 9), classes=("even", "odd"))
     assert f["north"]["train"].x.squeeze(1).tolist() == [1, 2]
     assert f["north"]["val"].x.shape == (0, 1)
     assert f["south"]["val"].y.tolist() == [1]
@@ -384,24 +389,24 @@ def test_a_federation_of_ones_own_tensors() -> None:
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({}, "'train' must hold at least one row"),
+        ({}, "'train' must have at least one sample"),
         ({"trial": (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))}, "split 'trial' must be one of train"),
         ({"train": (torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))}, r"shape \(3,\) .* has \(2,\)"),
-        ({"train": (torch.zeros(2, 2), torch.zeros(1, dtype=torch.int64))}, "2 rows but 1 labels"),
+        ({"train": (torch.zeros(2, 2), torch.zeros(1, dtype=torch.int64))}, "2 samples but 1 labels"),
         ({"train": (torch.zeros(1, 2), torch.tensor([2]))}, r"not all int64 in 0\.\.1"),
         ({"train": (torch.zeros(1, 2), torch.tensor([1.0]))}, "labels of torch.float32"),
     ],
 )
-def test_tensors_that_will_not_do(splits, message: str) -> None:
+def test_wrong_tensors_are_refused(splits, message: str) -> None:
     central = Samples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(UserError, match=message):
         Federation.from_clients({"a": {k: Samples(*v) for k, v in splits.items()}}, central, ("x", "y"))
 
 
-def test_a_client_cannot_be_named_like_the_pool() -> None:
-    rows = Samples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+def test_a_client_cannot_have_the_name_of_the_centralised_client() -> None:
+    samples = Samples(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(UserError, match="client names must differ"):
-        Federation.from_clients({CENTRALISED_CLIENT: {"train": rows}}, rows, ("x", "y"))
+        Federation.from_clients({CENTRALISED_CLIENT: {"train": samples}}, samples, ("x", "y"))
 
 
 def test_a_hundred_thousand_clients() -> None:

@@ -1,9 +1,8 @@
-"""Rows that no client holds."""
+"""Public samples, which no client has."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from shoal.data.prepare import proportional_mask
 from shoal.errors import UserError
 from shoal.experiment import assemble
 from shoal.experiment.job import make_job
-from shoal.experiment.run import check_same_job, resume_run, run, run_job
+from shoal.experiment.run import check_same_job, run, run_job
 from shoal.methods import METHODS, dry_build
 from shoal.store.reader import read_run
 from shoal.types import Samples
@@ -22,14 +21,14 @@ from shoal.types import Samples
 BASES = ["iid", "dirichlet:0.5", "groups:5,1.0", "labels:0-2/3-5/6-9", "shards:2", "quantity:1", "natural"]
 
 
-def numbered(rows: int = 1000, classes: int = 10, owners: int = 20) -> Dataset:
-    """The feature of row i is i; its label i mod classes, its owner i mod owners."""
-    i = torch.arange(rows)
+def numbered(num_samples: int = 1000, classes: int = 10, owners: int = 20) -> Dataset:
+    """The feature of sample i is i, its label i mod classes, and its owner i mod owners."""
+    i = torch.arange(num_samples)
     train, names = Samples(i.float()[:, None], i % classes), tuple(str(c) for c in range(classes))
     return Dataset("numbered", train, Samples(train.x[:5], train.y[:5]), names, tuple(f"o{k % owners}" for k in i))
 
 
-def held(federation: Federation) -> list[int]:
+def client_samples(federation: Federation) -> list[int]:
     return [int(v) for data in federation.values() for split in SPLITS for v in data[split].x.flatten()]
 
 
@@ -43,20 +42,20 @@ def counts_of(y: list[int], count: int, seed: int = 0) -> list[int]:
     return np.bincount(labels[proportional_mask(labels, count, seed)], minlength=max(y) + 1).tolist()
 
 
-class TestSetAside:
+class TestProportionalMask:
     def test_largest_remainders_by_hand(self):
-        # 5 of 9 rows in classes of 5, 3 and 1: quotas 25/9, 15/9, 5/9, so 2, 1, 0 and remainders 7, 6, 5 of 9:
-        # the two rows that are left go to the first two classes.
+        # 5 of 9 samples in classes of 5, 3 and 1: quotas 25/9, 15/9, 5/9, so 2, 1, 0 and remainders 7, 6, 5 of 9:
+        # the two remaining samples go to the first two classes.
         assert counts_of([0] * 5 + [1] * 3 + [2], 5) == [3, 2, 0]
 
-    def test_shares_that_come_out_even(self):
+    def test_fractions_that_come_out_even(self):
         assert counts_of([0, 1] * 10 + [2] * 20, 8) == [2, 2, 4]
 
     def test_fewer_than_classes(self):
-        """No class has two, however large it is, and chance says which have one."""
+        """No class has two samples, however large it is, and the classes that have one are random."""
         y = [0] * 90 + [1] * 5 + [3] * 5
-        found = {tuple(counts_of(y, 2, seed)) for seed in range(30)}
-        assert found == {(1, 1, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1)}
+        counts = {tuple(counts_of(y, 2, seed)) for seed in range(30)}
+        assert counts == {(1, 1, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1)}
 
     def test_all_and_none(self):
         assert counts_of([0, 1, 1, 2], 4) == [1, 2, 1]
@@ -65,25 +64,25 @@ class TestSetAside:
 
 
 @pytest.mark.parametrize("spec", BASES)
-def test_every_row_is_a_clients_or_public(spec):
+def test_every_sample_is_public_or_has_a_client(spec):
     federation = partition(numbered(), spec, clients=20, seed=1, public_samples=200, min_samples=5)
     public = federation.public_samples.x.flatten().int().tolist()
-    assert sorted(held(federation) + public) == list(range(1000))
+    assert sorted(client_samples(federation) + public) == list(range(1000))
     assert torch.bincount(federation.public_samples.y).tolist() == [20] * 10
     assert [i % 10 for i in public] == federation.public_samples.y.tolist()
     assert int(federation.label_counts().sum()) == 800
 
 
-def test_chance_is_the_seeds():
-    taken = [
+def test_the_seed_chooses_the_public_samples():
+    drawn = [
         partition(numbered(), "iid", clients=20, seed=s, public_samples=30).public_samples.x.flatten().tolist()
         for s in (0, 0, 1)
     ]
-    assert taken[0] == taken[1] != taken[2]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
-# As they were before there were public rows.
-WITHOUT = {
+# The data of clients must not change: digests from before public samples existed.
+DIGESTS = {
     "iid": "ccb59878e62f",
     "dirichlet:0.5": "0324ce8c12ce",
     "groups:5,1.0": "d4b989c2f6f6",
@@ -95,9 +94,9 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("spec", BASES)
-def test_without_them_nothing_has_changed(spec):
+def test_clients_without_public_samples_have_the_same_data(spec):
     federation = partition(numbered(), spec, clients=20, seed=1, min_samples=5)
-    assert digest(federation) == WITHOUT[spec]
+    assert digest(federation) == DIGESTS[spec]
     assert federation.public_samples is None
 
 
@@ -108,14 +107,16 @@ def test_a_natural_partition_keeps_its_owners():
         assert {int(v) % 20 for split in SPLITS for v in data[split].x.flatten()} == {int(client[1:])}
 
 
-def test_a_natural_client_without_rows_is_not_lost_in_silence():
-    """50 clients of one row each beside one of 950: of 960 public rows some must be of theirs."""
+def test_a_natural_client_that_loses_its_samples_is_an_error():
+    """50 clients have one sample each and one has 950, so that 960 public samples include some of the 50 clients."""
     d = numbered()
     owned = Dataset(d.name, d.train, d.test, d.classes, tuple(f"o{i}" if i < 50 else "big" for i in range(1000)))
-    shares = {"min_size": 1, "val_share": 0, "test_share": 0}
-    assert len(partition(owned, "natural", seed=0, **shares)) == 51
-    with pytest.raises(UserError, match="a smaller --min-size or --public, now 960, or leave them out"):
-        partition(owned, "natural", seed=0, public_samples=960, **shares)
+    fractions = {"min_samples": 1, "val_fraction": 0, "test_fraction": 0}
+    assert len(partition(owned, "natural", seed=0, **fractions)) == 51
+    with pytest.raises(
+        UserError, match="a smaller --min-samples or --public-samples, now 960, or leave these clients out"
+    ):
+        partition(owned, "natural", seed=0, public_samples=960, **fractions)
 
 
 def test_shifts_leave_them_as_they_are():
@@ -128,9 +129,9 @@ def test_shifts_leave_them_as_they_are():
 @pytest.mark.parametrize(
     ("public", "message"),
     [
-        (-1, "public is -1, but of the training rows of numbered 0 to 999 can be public"),
-        (1000, "public is 1000, but of the training rows of numbered 0 to 999 can be public"),
-        (900, "100 training rows are enough for 10 .* a smaller --min-size or --public, now 900"),
+        (-1, "public_samples is -1, but 0 to 999 training samples of numbered can be public"),
+        (1000, "public_samples is 1000, but 0 to 999 training samples of numbered can be public"),
+        (900, "100 training samples are enough for 10 .* a smaller --min-samples or --public-samples, now 900"),
     ],
 )
 def test_refused(public, message):
@@ -140,7 +141,7 @@ def test_refused(public, message):
 
 @pytest.fixture
 def own(tmp_path):
-    """Every third of 60 rows is sensitive; rows of label 2 are all so."""
+    """Every third of 60 samples is sensitive, and so are all samples of label 2."""
     rng = np.random.default_rng(0)
     path = tmp_path / "own.csv"
     rows = [f"{i},{rng.normal()},{2 if i % 6 == 0 else i % 2},h{i % 4},{int(i % 3 == 0)}" for i in range(60)]
@@ -149,37 +150,37 @@ def own(tmp_path):
 
 
 @pytest.mark.parametrize("spec", ["natural", "iid"])
-def test_sensitive_rows_are_never_public(own, spec):
+def test_sensitive_samples_are_never_public(own, spec):
     path, columns = own
     dataset = load(path, **columns)
-    free = int((~dataset.is_sensitive).sum())
-    shares = {"min_size": 1, "val_share": 0, "test_share": 0}
-    federation = partition(dataset, spec, clients=4, seed=3, public_samples=free - 4, **shares)
-    which = (dataset.train.x[:, None] == federation.public_samples.x[None]).all(-1).float().argmax(0)
-    assert len(which.unique()) == free - 4
-    assert not dataset.is_sensitive[which].any()
+    num_open = int((~dataset.is_sensitive).sum())
+    fractions = {"min_samples": 1, "val_fraction": 0, "test_fraction": 0}
+    federation = partition(dataset, spec, clients=4, seed=3, public_samples=num_open - 4, **fractions)
+    indices = (dataset.train.x[:, None] == federation.public_samples.x[None]).all(-1).float().argmax(0)
+    assert len(indices.unique()) == num_open - 4
+    assert not dataset.is_sensitive[indices].any()
     assert sum(len(data["train/high"].y) for data in federation.values()) == int(dataset.is_sensitive.sum())
-    with pytest.raises(UserError, match=f"public is {free + 1}, .* 0 to {free} can be public"):
-        partition(dataset, spec, clients=4, seed=3, public_samples=free + 1, **shares)
+    with pytest.raises(UserError, match=f"public_samples is {num_open + 1}, but 0 to {num_open} training samples"):
+        partition(dataset, spec, clients=4, seed=3, public_samples=num_open + 1, **fractions)
 
 
 class TestOwnTensors:
-    rows = Samples(torch.arange(6.0)[:, None], torch.arange(6) % 2)
+    samples = Samples(torch.arange(6.0)[:, None], torch.arange(6) % 2)
 
     def federation(self, public) -> Federation:
-        return Federation.from_clients({"a": {"train": self.rows}}, self.rows, ("x", "y"), public_samples=public)
+        return Federation.from_clients({"a": {"train": self.samples}}, self.samples, ("x", "y"), public_samples=public)
 
-    def test_given_apart(self):
-        federation = self.federation((self.rows.x[:3], self.rows.y[:3]))
+    def test_public_samples_are_given_separately(self):
+        federation = self.federation((self.samples.x[:3], self.samples.y[:3]))
         assert federation.public_samples.y.tolist() == [0, 1, 0]
         assert federation.to("cpu").public_samples.x.flatten().tolist() == [0, 1, 2]
         assert self.federation(None).public_samples is None
-        assert self.federation((self.rows.x[:0], self.rows.y[:0])).public_samples is None
+        assert self.federation((self.samples.x[:0], self.samples.y[:0])).public_samples is None
 
     def test_refused(self):
-        with pytest.raises(UserError, match=r"public has rows of shape \(2,\)"):
+        with pytest.raises(UserError, match=r"public_samples has samples of shape \(2,\)"):
             self.federation((torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)))
-        with pytest.raises(UserError, match=r"public has labels .* not all int64 in 0\.\.1"):
+        with pytest.raises(UserError, match=r"public_samples has labels .* not all int64 in 0\.\.1"):
             self.federation((torch.zeros(1, 1), torch.tensor([2])))
 
 
@@ -187,7 +188,7 @@ SEEN: list[Samples | None] = []
 
 
 def curious(setting):
-    """A method that would have 12 rows."""
+    """A method that requests 12 public samples."""
     SEEN.append(setting.request_public_samples(12))
     return METHODS["fedavg"](setting)
 
@@ -199,45 +200,35 @@ class TestJobs:
     def job(self, **keys):
         return make_job({**BASE, "method": f"{__name__}:curious", **keys})
 
-    def test_a_method_says_how_many(self):
+    def test_a_method_requests_a_number(self):
         assert dry_build(f"{__name__}:curious", {}).num_public_requested == 12
         assert dry_build("fedavg", {}).num_public_requested == 0
-        made = assemble.assemble_job(self.job())
-        assert len(SEEN[-1].y) == 12 == made.job.public_samples
-        assert SEEN[-1] is made.federation.public_samples
+        experiment = assemble.assemble_job(self.job())
+        assert len(SEEN[-1].y) == 12 == experiment.job.public_samples
+        assert SEEN[-1] is experiment.federation.public_samples
 
-    def test_the_user_says_how_many(self):
-        assert len(assemble.assemble_job(self.job(public=40)).federation.public_samples.y) == 40
-        assert assemble.assemble_job(self.job(public=0)).federation.public_samples is None
+    def test_the_job_sets_the_number(self):
+        assert len(assemble.assemble_job(self.job(public_samples=40)).federation.public_samples.y) == 40
+        assert assemble.assemble_job(self.job(public_samples=0)).federation.public_samples is None
         assert SEEN[-1] is None
 
-    def test_they_are_told(self, tmp_path):
-        result = run_job(make_job(BASE | {"public": 30}), tmp_path / "run")
-        assert result["public"] == 30
+    def test_the_number_is_recorded(self, tmp_path):
+        result = run_job(make_job(BASE | {"public_samples": 30}), tmp_path / "run")
+        assert result["num_public_samples"] == 30
         record = read_run(tmp_path / "run")
-        assert record.partition["public"] == 30
-        assert record.partition["note"] == "30 training rows are public"
-        assert record.config["public"] == 30
+        assert record.partition["num_public_samples"] == 30
+        assert record.partition["note"] == "30 training samples are public"
+        assert record.config["public_samples"] == 30
 
-    def test_a_recipe_goes_on_with_what_the_method_wanted(self, tmp_path):
+    def test_a_recipe_resumes_with_the_number_that_the_method_requested(self, tmp_path):
         run_job(self.job(), tmp_path / "run")
         check_same_job(tmp_path / "run", self.job())
-        with pytest.raises(UserError, match="was run with public 12, not 7"):
-            check_same_job(tmp_path / "run", self.job(public=7))
-
-    def test_older_runs_can_be_resumed(self, tmp_path):
-        run_job(make_job(BASE), tmp_path / "run")
-        (tmp_path / "run/result.json").unlink()
-        for name in ("config.json", "partition.json"):
-            path = tmp_path / "run" / name
-            content = json.loads(path.read_text())
-            del content["public"]
-            path.write_text(json.dumps(content))
-        assert resume_run(tmp_path / "run")["public"] == 0
+        with pytest.raises(UserError, match="was run with public_samples 12, not 7"):
+            check_same_job(tmp_path / "run", self.job(public_samples=7))
 
     def test_refused(self):
-        with pytest.raises(UserError, match="public is -1: it must be at least 0"):
-            self.job(public=-1)
+        with pytest.raises(UserError, match="public_samples is -1: it must be at least 0"):
+            self.job(public_samples=-1)
         federation = partition(load("digits"), "iid", clients=5, seed=0)
-        with pytest.raises(UserError, match=r"public is 3, but .* is given a federation"):
-            run("fedavg", federation, public=3)
+        with pytest.raises(UserError, match=r"public_samples is 3, but .* gets a federation"):
+            run("fedavg", federation, public_samples=3)

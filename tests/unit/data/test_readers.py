@@ -65,7 +65,7 @@ def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "labels"
     path.write_bytes(idx(np.array([1, 26, 27], dtype=np.uint8)))
     assert read_idx_labels(path, 27, first_label=1).tolist() == [0, 25, 26]
-    with pytest.raises(UserError, match="1 labels lie outside the 26 classes; the first is 26"):
+    with pytest.raises(UserError, match=r"1 labels are not among the 26 classes\. The first is 26"):
         read_idx_labels(path, 26, first_label=1)
 
 
@@ -74,7 +74,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         read_idx(tmp_path / "absent")
 
 
-def test_cifar_rows_are_labels_then_planes(tmp_path: Path) -> None:
+def test_cifar_samples_are_labels_then_planes(tmp_path: Path) -> None:
     pixels = np.arange(3 * 1024, dtype=np.uint32).astype(np.uint8)
     path = tmp_path / "batch.bin"
     path.write_bytes(bytes([7]) + pixels.tobytes() + bytes([9]) + pixels[::-1].tobytes())
@@ -97,7 +97,7 @@ def test_damaged_cifar_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="truncated: 3072 bytes are not a multiple of 3073"):
         read_cifar([path], 10)
     path.write_bytes(bytes([10]) + bytes(3072))
-    with pytest.raises(UserError, match="1 labels lie outside the 10 classes; the first is 10"):
+    with pytest.raises(UserError, match=r"1 labels are not among the 10 classes\. The first is 10"):
         read_cifar([path], 10)
 
 
@@ -117,13 +117,13 @@ def test_damaged_svhn_is_refused(tmp_path: Path) -> None:
     x = np.zeros((32, 32, 3, 2), dtype=np.uint8)
     for compress in (False, True):
         savemat(path, {"X": x, "y": np.array([[10], [3]], dtype=np.uint8)}, do_compression=compress)
-        whole = path.read_bytes()
-        for length in (0, 60, 150, len(whole) // 2, len(whole) - 3):
-            path.write_bytes(whole[:length])
+        content = path.read_bytes()
+        for length in (0, 60, 150, len(content) // 2, len(content) - 3):
+            path.write_bytes(content[:length])
             with pytest.raises(UserError, match="truncated"):
                 read_svhn(path)
     savemat(path, {"X": x, "y": np.array([[11], [3]], dtype=np.uint8)})
-    with pytest.raises(UserError, match="1 labels lie outside the 10 classes; the first is 11"):
+    with pytest.raises(UserError, match=r"1 labels are not among the 10 classes\. The first is 11"):
         read_svhn(path)
     savemat(path, {"X": x[:16], "y": np.array([[1], [3]], dtype=np.uint8)})
     with pytest.raises(UserError, match=r"X has shape \(16, 32, 3, 2\)"):

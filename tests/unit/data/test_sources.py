@@ -49,8 +49,8 @@ def write_idx_set(folder: Path, train: str, test: str, labels: list[int], gz: bo
 
 
 def dataset(x: list[list[float]], y: list[int], classes: int = 2) -> Dataset:
-    rows = Samples(torch.tensor(x), torch.tensor(y))
-    return Dataset("mine", rows, rows, tuple(str(c) for c in range(classes)))
+    samples = Samples(torch.tensor(x), torch.tensor(y))
+    return Dataset("mine", samples, samples, tuple(str(c) for c in range(classes)))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def dataset(x: list[list[float]], y: list[int], classes: int = 2) -> Dataset:
         ([[1.0], [2.0]], [-1, 1], 2, r"labels from -1 to 1"),
         ([[1.0], [2.0]], [0, 0], 1, "at least 2 are needed"),
         ([], [], 2, "the training part is empty"),
-        ([[1.0], [2.0]], [0], 2, "2 rows but 1 labels"),
+        ([[1.0], [2.0]], [0], 2, "2 samples but 1 labels"),
     ],
 )
 def test_unfit_data_is_refused(x, y, classes: int, message: str) -> None:
@@ -75,7 +75,7 @@ def test_fit_data_pass() -> None:
     fit = dataset([[1.0], [2.0]], [0, 1])
     assert validate(fit) is fit
     assert fit.input_shape == (1,)
-    with pytest.raises(UserError, match="1 owners for 2 training rows"):
+    with pytest.raises(UserError, match="1 owners for 2 training samples"):
         validate(replace(fit, owner=("a",)))
 
 
@@ -90,17 +90,17 @@ def test_digits() -> None:
     assert not torch.equal(load("digits", seed=1).test.x, d.test.x)
 
 
-def test_rows_keeps_a_stratified_part() -> None:
+def test_max_train_samples_keeps_a_stratified_part() -> None:
     d = load("digits", max_train_samples=500)
     assert len(d.train.y) == 500
-    assert d.note == "a stratified 500 of 1,438 training rows"
+    assert d.note == "a stratified 500 of 1,438 training samples"
     assert (d.train.y.bincount() / 500 - load("digits").train.y.bincount() / 1438).abs().max() < 0.003
     assert load("digits", max_train_samples=10).train.y.sort().values.tolist() == list(range(10))
-    with pytest.raises(UserError, match="rows is 2000, but digits has 1438"):
+    with pytest.raises(UserError, match="max_train_samples is 2000, but digits has 1438"):
         load("digits", max_train_samples=2000)
 
 
-def test_synthetic_follows_its_recipe() -> None:
+def test_synthetic_data_follow_their_formula() -> None:
     d = load("synthetic:0,0", clients=400, seed=3)
     assert d.owner is not None and len(set(d.owner)) == 400
     assert d.input_shape == (60,)
@@ -142,7 +142,7 @@ def test_synthetic_forms(name: str) -> None:
 def test_synthetic_bounds_are_checked() -> None:
     with pytest.raises(UserError, match="must not be below 0"):
         load("synthetic:-1,1")
-    with pytest.raises(UserError, match=r"rows per client 9\.\.8"):
+    with pytest.raises(UserError, match=r"samples per client 9\.\.8"):
         load("synthetic:1,1,9,8")
     with pytest.raises(UserError, match="clients is 0"):
         load("synthetic:1,1", clients=0)
@@ -165,7 +165,7 @@ def test_emnist_letters_are_upright_and_start_at_a(empty_machine: Path, gz: bool
     assert [d.classes[y] for y in d.train.y] == ["A", "Z", "B"]
     upright = (pixels.transpose(0, 2, 1) - pixels.mean()) / pixels.std()
     assert np.allclose(d.train.x[:, 0].numpy(), upright, atol=1e-4)
-    assert d.note == "3 of 124,800 training rows; 3 of 20,800 test rows"
+    assert d.note == "3 of 124,800 training samples; 3 of 20,800 test samples"
 
 
 def test_mnist_without_writers_has_no_owner(empty_machine: Path) -> None:
@@ -173,7 +173,7 @@ def test_mnist_without_writers_has_no_owner(empty_machine: Path) -> None:
     assert load("mnist").owner is None
 
 
-def test_own_data_come_before_the_cache(empty_machine: Path) -> None:
+def test_the_folder_of_the_user_comes_before_the_cache(empty_machine: Path) -> None:
     write_idx_set(empty_machine / "cache" / "shoal" / "mnist", "train", "t10k", [0, 1])
     assert len(load("mnist").train.y) == 2
     write_idx_set(empty_machine / "own" / "mnist", "train", "t10k", [0, 1, 2])
@@ -182,7 +182,7 @@ def test_own_data_come_before_the_cache(empty_machine: Path) -> None:
     assert len(load("mnist").train.y) == 2
 
 
-def test_the_system_folder_is_looked_at(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_in_the_system_folder_are_found(empty_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SOURCES["fashion-mnist"].system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
     write_idx_set(empty_machine / "system", "train", "t10k", [0, 1, 2])
     monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], system_folders=(empty_machine / "system",)))
@@ -202,10 +202,10 @@ def test_cifar100_in_its_official_folder(empty_machine: Path) -> None:
     assert d.train.x[0, 2, 5, 5].item() == pytest.approx(-0.4409 / 0.2762)
 
 
-def test_absent_set_says_what_to_do(empty_machine: Path) -> None:
+def test_the_error_for_a_missing_set_says_what_to_do(empty_machine: Path) -> None:
     with pytest.raises(UserError, match=r"shoal data get svhn` \(246 MB\), or put train_32x32.mat, test_32x32.mat"):
         load("svhn", download=False)
-    with pytest.raises(UserError, match="'digits' cannot be downloaded: what can be is mnist"):
+    with pytest.raises(UserError, match=r"'digits' cannot be downloaded\. The sets to download are mnist"):
         get_folder("digits")
 
 
@@ -216,9 +216,9 @@ def test_listing(empty_machine: Path) -> None:
     assert lines["cifar10"].where == "download, 170 MB"
     assert lines["digits"].where == "built in"
     digits = load("digits")
-    assert lines["digits"].rows == (len(digits.train.y), len(digits.test.y))
+    assert lines["digits"].num_samples == (len(digits.train.y), len(digits.test.y))
     assert {f"emnist:{s}" for s in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")} <= set(lines)
-    assert [lines[f"emnist:{s}"].classes for s in ("balanced", "byclass", "letters")] == [47, 62, 26]
+    assert [lines[f"emnist:{s}"].num_classes for s in ("balanced", "byclass", "letters")] == [47, 62, 26]
 
 
 def test_records_are_complete() -> None:
@@ -297,7 +297,7 @@ def test_single_files_are_downloaded(empty_machine: Path, home, monkeypatch) -> 
     assert len(load("fashion-mnist", download=False).train.y) == 2
 
 
-def test_unpacking_takes_what_is_needed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_needed_files_are_unpacked(tmp_path: Path) -> None:
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w") as zipped:
         zipped.writestr("gzip/wanted", "w")
@@ -315,9 +315,9 @@ def test_unpacking_is_all_or_nothing(tmp_path: Path) -> None:
         link = tarfile.TarInfo("d/link")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         tar.addfile(link)
-    with pytest.raises(UserError, match=r"not in this archive.*d/absent"):
+    with pytest.raises(UserError, match=r"missing in this archive.*d/absent"):
         unpack(archive, ["d/good", "d/absent"], tmp_path / "out")
-    with pytest.raises(UserError, match="not in this archive: d/link as a regular file"):
+    with pytest.raises(UserError, match="d/link is not a regular file"):
         unpack(archive, ["d/good", "d/link"], tmp_path / "out")
     archive.write_bytes(archive.read_bytes()[:20])
     with pytest.raises(UserError, match=r"a.tar.gz: damaged archive"):
@@ -342,10 +342,10 @@ def test_official_files_have_the_recorded_checksums(name: str) -> None:
         ("mnist", (60_000, 1, 28, 28), ""),
         ("fashion-mnist", (60_000, 1, 28, 28), ""),
         ("cifar10", (50_000, 3, 32, 32), ""),
-        ("svhn", (30_000, 3, 32, 32), "30,000 of 73,257 training rows; 10,000 of 26,032 test rows"),
+        ("svhn", (30_000, 3, 32, 32), "30,000 of 73,257 training samples; 10,000 of 26,032 test samples"),
     ],
 )
-def test_official_sets_are_standardised(name: str, shape: tuple[int, ...], note: str) -> None:
+def test_published_sets_are_standardised(name: str, shape: tuple[int, ...], note: str) -> None:
     d = load(name, download=False)
     assert d.train.x.shape == shape and len(d.test.y) == 10_000
     assert d.note == note
@@ -355,7 +355,7 @@ def test_official_sets_are_standardised(name: str, shape: tuple[int, ...], note:
 
 
 @pytest.mark.data
-def test_mnist_knows_its_writers() -> None:
+def test_the_owners_of_mnist_are_its_writers() -> None:
     d = load("mnist", download=False)
     assert d.owner is not None
     sizes = np.unique(np.array(d.owner), return_counts=True)[1]

@@ -64,7 +64,7 @@ def test_npz_with_all_its_parts(tmp_path: Path) -> None:
     assert d.test.y.tolist() == [0, 1]
 
 
-def test_owners_follow_the_rows_that_stay(tmp_path: Path) -> None:
+def test_owners_follow_the_training_samples(tmp_path: Path) -> None:
     x = np.arange(40.0)[:, None]
     d = load(save(tmp_path, x=x, y=Y, client=[f"k{i:02d}" for i in range(40)]))
     assert d.owner is not None and len(d.owner) == 32
@@ -103,9 +103,9 @@ def with_nan() -> np.ndarray:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X}, "one of the arrays y, Y, labels is needed; it holds x"),
-        ({"a": X, "y": Y}, "one of the arrays x, X, images is needed; it holds a, y"),
-        ({"x": X, "y": Y[:-1]}, "40 rows but 39 labels"),
+        ({"x": X}, "one of the arrays y, Y, labels is needed; the arrays are x"),
+        ({"a": X, "y": Y}, "one of the arrays x, X, images is needed; the arrays are a, y"),
+        ({"x": X, "y": Y[:-1]}, "40 samples but 39 labels"),
         ({"x": X, "y": np.zeros(40, int)}, "at least 2 classes, but every label is '0'"),
         ({"x": with_nan(), "y": Y}, "column '1' has 2 values that are missing, NaN, infinite"),
         ({"x": np.ones((40, 3)), "y": Y}, "every feature is the same number, 1.0"),
@@ -114,16 +114,16 @@ def with_nan() -> np.ndarray:
         ({"x": X, "y": X}, r"labels have shape \(40, 3\)"),
         ({"x": X[:, 0], "y": Y}, "features have 1 axes"),
         ({"x": X.astype(str), "y": Y}, "features are of type <U.*must be numbers"),
-        ({"x": X[:0], "y": Y[:0]}, "no rows or no features"),
+        ({"x": X[:0], "y": Y[:0]}, "no samples or no features"),
         ({"x": X, "y": Y, "x_test": X}, "one of the arrays y_test, Y_test, labels_test is needed"),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "the test part: label '2' does not occur in the training"),
-        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, r"test part have shape \(2,\), but must have \(3,\)"),
+        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, r"test part have shape \(2,\), but they must have \(3,\)"),
         ({"x": X, "y": Y, "client": ["a"]}, r"clients have shape \(1,\)"),
         ({"x": X, "y": Y + 1, "classes": ["no", "yes"]}, "labels must be in 0..1"),
         ({"x": X, "y": np.array([{}] * 40)}, "arrays of Python objects are refused"),
     ],
 )
-def test_npz_that_will_not_do(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+def test_wrong_npz_files_are_refused(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(save(tmp_path, **arrays))
 
@@ -196,7 +196,7 @@ def test_truncated_parquet(tmp_path: Path) -> None:
     ("header", "rows", "options", "message"),
     [
         ("a,b,y,site", ROWS, {}, "no label column 'label'; the columns are a, b, y, site"),
-        ("a,b,label,site", ROWS, {"client_column": "who"}, "no client column 'who'; the columns are a, b, label"),
+        ("a,b,label,site", ROWS, {"client_column": "owner"}, "no client column 'owner'; the columns are a, b, label"),
         ("a,b,label,site", ROWS, {"drop_columns": ["c"]}, "no drop column 'c'"),
         ("a,b,label,site", ROWS, {}, "column 'site' is of type string.*--drop-column site"),
         ("a,a,label,site", ROWS, {}, "2 columns named 'a'"),
@@ -206,10 +206,10 @@ def test_truncated_parquet(tmp_path: Path) -> None:
         ("a,label", [], {}, "columns but no rows"),
         ("label", ["0", "1"], {}, "no feature columns"),
         ("a,label", ["1,0", "2"], {}, "cannot be read as a csv table"),
-        ("a,label", ["1,0"], {}, "1 row"),
+        ("a,label", ["1,0"], {}, r"1 sample\(s\) cannot be divided"),
     ],
 )
-def test_csv_that_will_not_do(tmp_path: Path, header: str, rows: list[str], options: dict, message: str) -> None:
+def test_wrong_csv_files_are_refused(tmp_path: Path, header: str, rows: list[str], options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(csv(tmp_path, header, rows), **options)
 
@@ -256,7 +256,7 @@ def test_images_that_differ_are_named(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
-def test_folders_that_will_not_do(tmp_path: Path) -> None:
+def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no images in it"):
         load(str(tmp_path))
     images(tmp_path / "cat", ["a.png", "b.png"])
@@ -266,19 +266,19 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dog: a class folder without any image"):
         load(str(tmp_path))
     Image.fromarray(RNG.integers(0, 256, (30, 40), dtype=np.uint8)).save(tmp_path / "dog" / "a.png")
-    whole = (tmp_path / "dog" / "a.png").read_bytes()
-    (tmp_path / "dog" / "a.png").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"dog/a.png: not a whole image"):
+    content = (tmp_path / "dog" / "a.png").read_bytes()
+    (tmp_path / "dog" / "a.png").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"dog/a.png: not a complete image"):
         load(str(tmp_path))
     with pytest.raises(UserError, match=r"client_column is 'site', but .* is not a table"):
         load(str(tmp_path), client_column="site")
 
 
-def test_paths_that_will_not_do(tmp_path: Path) -> None:
+def test_wrong_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent.csv' does not exist"):
         load(str(tmp_path / "absent.csv"))
     (tmp_path / "own.txt").write_text("x")
-    with pytest.raises(UserError, match=r"ends in '.txt', but must be a folder or end in .npz, .csv, .parquet"):
+    with pytest.raises(UserError, match=r"ends in '.txt', but it must be a folder or end in .npz, .csv, .parquet"):
         load(str(tmp_path / "own.txt"))
 
 
@@ -331,16 +331,16 @@ def test_a_column_that_is_dropped_may_be_in_any_encoding(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TEXT.encode("utf-16-le"), r"line 1, byte 2: 0x00 is no text.*UTF-16 needs a byte order mark"),
-        (TEXT.encode("utf-32"), r"0x00 is no text"),
-        (TEXT.encode("utf-16")[:-1], r"own.csv: begins as UTF-16, but is not.*truncated data"),
-        (b"\xff\xfe\x00\xd8a\x00", r"own.csv: begins as UTF-16, but is not.*illegal"),
+        (TEXT.encode("utf-16-le"), r"line 1, byte 2: 0x00 is not text.*UTF-16 needs a byte order mark"),
+        (TEXT.encode("utf-32"), r"0x00 is not text"),
+        (TEXT.encode("utf-16")[:-1], r"own.csv: starts as UTF-16, but it is not UTF-16.*truncated data"),
+        (b"\xff\xfe\x00\xd8a\x00", r"own.csv: starts as UTF-16, but it is not UTF-16.*illegal"),
         ("\ufeff".encode("utf-16-le"), "cannot be read as a csv table: Empty CSV file"),
         (b"\xef\xbb\xbf", "cannot be read as a csv table: Empty CSV file"),
         (TEXT.replace(",", ";").encode(), "no label column 'label'.*separated by something other than commas?"),
     ],
 )
-def test_text_that_will_not_do(tmp_path: Path, content: bytes, message: str) -> None:
+def test_wrong_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "own.csv").write_bytes(content)
     with pytest.raises(UserError, match=message):
         load(str(tmp_path / "own.csv"))
@@ -350,7 +350,7 @@ def test_a_single_array_is_no_npz(tmp_path: Path) -> None:
     with (tmp_path / "own.npz").open("wb") as file:
         np.save(file, X)
     with pytest.raises(
-        UserError, match=r"own.npz: holds a single array \(.npy\), but must be an .npz file with x and y"
+        UserError, match=r"own.npz contains a single array \(.npy\), but it must be an .npz file with x and y"
     ):
         load(str(tmp_path / "own.npz"))
 

@@ -1,4 +1,4 @@
-"""What is declared of a setting holds, wherever it is shown."""
+"""Declarations of settings, and what follows from them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from shoal.experiment.settings import JobSettings
 from shoal.models import model_names
 from shoal.stages.edges import Topology
 
-OF_THE_RUN = {name for name, declared in SETTINGS.items() if declared.scope == "run" and name != "method"}
+RUN_SETTINGS = {name for name, declared in SETTINGS.items() if declared.scope == "run" and name != "method"}
 NUMBERS = [name for name, declared in SETTINGS.items() if declared.bounds]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_descriptions_are_sentences_that_say_more_than_the_name(name):
+def test_every_description_is_a_sentence(name):
     assert complaint(name, SETTINGS[name].description) == ""
 
 
@@ -51,20 +51,20 @@ def test_poor_descriptions_are_found(text, wrong):
     assert complaint("batch_size", text) == wrong
 
 
-def test_no_description_is_there_twice():
-    twice = [text for text, times in Counter(d.description for d in SETTINGS.values()).items() if times > 1]
-    assert twice == []
+def test_descriptions_differ():
+    repeated = [text for text, times in Counter(d.description for d in SETTINGS.values()).items() if times > 1]
+    assert repeated == []
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_default_that_is_no_value_is_put_in_words(name):
+def test_an_unset_default_has_words(name):
     assert (SETTINGS[name].unset_meaning == "") == (SETTINGS[name].default not in (None, (), {}))
 
 
-def test_defaults_in_words_are_those_that_are_used():
-    assert SETTINGS["cloud_every"].unset_meaning.startswith(f"{Topology.cloud_every_rounds} ")
-    assert SETTINGS["long_link"].unset_meaning.startswith(f"{DEFAULT_CLOUD_LINK} ")
-    assert SETTINGS["sensitive"].unset_meaning.startswith(f"{DEFAULT_SENSITIVE_FRACTION}, ")
+def test_words_for_defaults_match_the_values():
+    assert SETTINGS["cloud_every_rounds"].unset_meaning.startswith(f"{Topology.cloud_every_rounds} ")
+    assert SETTINGS["cloud_link"].unset_meaning.startswith(f"{DEFAULT_CLOUD_LINK} ")
+    assert SETTINGS["sensitive_fraction"].unset_meaning.startswith(f"{DEFAULT_SENSITIVE_FRACTION}, ")
     assert SETTINGS["clients"].unset_meaning.startswith(f"{len(load_federation(Job()))}, ")
 
 
@@ -74,20 +74,20 @@ def test_defaults_in_words_are_those_that_are_used():
         ("model", model_names()),
         ("devices", PROFILES),
         ("link", LINKS),
-        ("long_link", LINKS),
+        ("cloud_link", LINKS),
         ("device", DEVICES),
         ("partition", [*BASES, *SHIFTS]),
         ("fleet", SETTINGS["fleet"].choices),
         ("measure", SETTINGS["measure"].choices),
-        ("edges", ["chance", "alike", "mixed", "none"]),
+        ("edges", ["random", "similar", "diverse", "none"]),
     ],
 )
-def test_descriptions_have_every_value(setting_name, values):
+def test_descriptions_name_every_value(setting_name, values):
     words = re.findall(r"[\w-]+", SETTINGS[setting_name].description)
     assert set(values) <= set(words)
 
 
-def test_every_panel_and_every_part_is_used():
+def test_every_panel_and_every_scope_is_used():
     assert {declared.panel for declared in SETTINGS.values()} == set(PANELS)
     assert {declared.scope for declared in SETTINGS.values()} == set(get_args(Scope))
 
@@ -102,8 +102,8 @@ def test_every_panel_and_every_part_is_used():
         ({"rounds": 0}, "rounds is 0: it must be at least 1"),
         ({"rounds": 2.5}, "rounds is 2.5: it must be a whole number, at least 1"),
         ({"clients": 0}, "clients is 0: it must be at least 1"),
-        ({"val_share": 1.0}, "val_share is 1: it must be at least 0 and below 1"),
-        ({"test_share": 0}, "test_share is 0: it must be above 0 and below 1"),
+        ({"val_fraction": 1.0}, "val_fraction is 1: it must be at least 0 and below 1"),
+        ({"test_fraction": 0}, "test_fraction is 0: it must be above 0 and below 1"),
         ({"cohort": "all"}, "cohort is 'all': it must be a number"),
         ({"unseen": float("inf")}, "unseen is inf: it must be a finite number"),
         ({"model": 3}, "model is 3: it must be a text"),
@@ -115,14 +115,14 @@ def test_every_panel_and_every_part_is_used():
         ({"set": {"train": 1}}, "set is {'train': 1}: it must be a table of tables"),
     ],
 )
-def test_an_error_names_the_setting_the_value_and_what_is_right(values, sentence):
+def test_an_error_names_the_setting_the_value_and_the_accepted_values(values, sentence):
     with pytest.raises(UserError) as refused:
         make_job(values)
     assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_bounds_are_said_as_they_are(name):
+def test_bounds_in_words_are_the_enforced_ones(name):
     for bound in SETTINGS[name].bounds.split(" and "):
         words, number = bound.rsplit(" ", 1)
         value, outside = float(number), {"above": 0, "at least": -1, "below": 0}[words]
@@ -133,7 +133,7 @@ def test_bounds_are_said_as_they_are(name):
             assert getattr(make_job({name: inside}), name) == inside
 
 
-def test_the_defaults_of_two_jobs_are_apart():
+def test_jobs_do_not_share_mutable_defaults():
     assert Job().set == {}
     assert Job().set is not Job().set
 
@@ -153,27 +153,27 @@ def test_a_declaration_is_read_from_the_field():
 
 
 class TestRunInMemory:
-    def test_it_is_typed_with_what_it_takes(self):
+    def test_its_type_has_exactly_the_settings_of_the_run(self):
         keys = inspect.signature(shoal.run).parameters["keys"]
         assert keys.annotation == "Unpack[JobSettings]"
-        assert set(typing.get_type_hints(JobSettings)) == OF_THE_RUN
+        assert set(typing.get_type_hints(JobSettings)) == RUN_SETTINGS
 
-    @pytest.mark.parametrize("name", sorted(OF_THE_RUN))
+    @pytest.mark.parametrize("name", sorted(RUN_SETTINGS))
     def test_it_takes_every_setting_of_the_run(self, name):
         quick = {"rounds": 1, "cohort": 2, "epochs": 1, "model": "linear", "fleet": "plain"}
-        value = {"edges": 2, "long_link": "wifi", "cloud_every": 1}.get(name, SETTINGS[name].default)
-        more = {"edges": 2} if name in ("long_link", "cloud_every") else {}
+        value = {"edges": 2, "cloud_link": "wifi", "cloud_every_rounds": 1}.get(name, SETTINGS[name].default)
+        more = {"edges": 2} if name in ("cloud_link", "cloud_every_rounds") else {}
         result = shoal.run("fedavg", tiny_federation(), **quick | more | ({} if name in quick else {name: value}))
         assert len(result.rounds) == 1
 
-    @pytest.mark.parametrize("name", sorted(set(SETTINGS) - OF_THE_RUN - {"method"}))
-    def test_it_refuses_every_other(self, name):
+    @pytest.mark.parametrize("name", sorted(set(SETTINGS) - RUN_SETTINGS - {"method"}))
+    def test_it_refuses_every_other_setting(self, name):
         endings = {
-            "data": "shoal.run is given a federation; say it to shoal.load",
-            "partition": "shoal.run is given a federation; say it to shoal.partition",
-            "device": "shoal.run is given a federation; say it to shoal.partition",
-            "measurement": "only runs that are kept are measured: use the command line",
-            "storage": "shoal.run writes no checkpoints: use the command line",
+            "data": "shoal.run gets a federation that has its data. Pass the setting to shoal.load.",
+            "partition": "shoal.run gets a federation that is divided already. Pass the setting to shoal.partition.",
+            "device": "shoal.run gets a federation that is divided already. Pass the setting to shoal.partition.",
+            "measurement": "shoal.run measures no energy. Use the command line.",
+            "storage": "shoal.run writes no checkpoints. Use the command line.",
         }
         with pytest.raises(UserError) as refused:
             shoal.run("fedavg", tiny_federation(), **{name: SETTINGS[name].default})
@@ -182,7 +182,7 @@ class TestRunInMemory:
     @pytest.mark.parametrize(
         ("function", "parts"), [(shoal.load, ["data"]), (shoal.partition, ["partition", "device"])]
     )
-    def test_what_it_refuses_is_taken_where_it_says(self, function, parts):
+    def test_refused_settings_are_parameters_of_the_named_function(self, function, parts):
         names = {name for name, declared in SETTINGS.items() if declared.scope in parts}
         assert names - {"data", "partition"} <= set(inspect.signature(function).parameters)
 

@@ -1,4 +1,4 @@
-"""Rows of a recipe that have names of their own."""
+"""Recipes with named variants."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_tables_call_runs_by_their_variants(tmp_path):
         run_job(job, tmp_path / str(name))
     runs = [read_run(tmp_path / str(name)) for name in (None, "Mine", "Mine too")]
     assert [label for label, _ in runs_by_job(runs)] == ["fedavg", "Mine", "Mine too"]
-    assert "variant" not in runs[0].config  # as before there were any
+    assert "variant" not in runs[0].config  # a run without a variant does not have the key
 
 
 def test_layers_win_option_by_option():

@@ -29,33 +29,33 @@ def plan_for(model, clients, **kw):
     return Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(clients)})
 
 
-def gap(a, b):
+def max_difference(a, b):
     return max(tree.max_abs_difference(a[c].tensors["model"], b[c].tensors["model"]) for c in a)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 128])
-def test_grouping_never_changes_a_result(tiny, width):
+def test_stacking_never_changes_a_result(tiny, width):
     plan = plan_for(load_model("mlp-dropout", (6,), 4), tiny, momentum=0.5, clip=1.0)
     plain, vector = PlainFleet(tiny), VectorFleet(tiny, max_stack_clients=width)
     expected, found = plain.execute(plan), vector.execute(plan)
-    assert gap(expected, found) < 1e-6
+    assert max_difference(expected, found) < 1e-6
     assert tree.max_abs_difference(plain.private, vector.private) < 1e-6
     for c in expected:
         assert found[c].metrics["loss"] == pytest.approx(expected[c].metrics["loss"], rel=1e-5)
 
 
-def test_company_does_not_matter(tiny):
+def test_other_clients_of_a_stack_do_not_matter(tiny):
     """A client gets the same result alone, with a larger client, and in another order."""
     model = load_model("mlp", (6,), 4)
-    everybody = plan_for(model, tiny)
-    alone = Plan(everybody.program, {"c1": everybody.tasks["c1"]})
-    backwards = Plan(everybody.program, dict(reversed(everybody.tasks.items())))
-    a, b, c = (VectorFleet(tiny).execute(p)["c1"] for p in (everybody, alone, backwards))
-    assert gap({"c": a}, {"c": b}) < 1e-6
-    assert gap({"c": a}, {"c": c}) < 1e-6
+    all_clients = plan_for(model, tiny)
+    alone = Plan(all_clients.program, {"c1": all_clients.tasks["c1"]})
+    backwards = Plan(all_clients.program, dict(reversed(all_clients.tasks.items())))
+    a, b, c = (VectorFleet(tiny).execute(p)["c1"] for p in (all_clients, alone, backwards))
+    assert max_difference({"c": a}, {"c": b}) < 1e-6
+    assert max_difference({"c": a}, {"c": c}) < 1e-6
 
 
-def test_nothing_to_do_for_a_split_without_rows(tiny):
+def test_a_split_without_samples_has_no_steps(tiny):
     @dataclass(frozen=True)
     class Count:
         name: str = "count"
@@ -69,8 +69,8 @@ def test_nothing_to_do_for_a_split_without_rows(tiny):
         def begin(self, task, private):
             return {"n": torch.tensor(0.0)}
 
-        def end(self, task, s, counts):
-            return Report({"n": s}, {}, counts), None
+        def end(self, task, state, counts):
+            return Report({"n": state}, {}, counts), None
 
     data = {c: dict(tiny[c]) for c in tiny}
     data["c0"]["val"] = type(data["c0"]["val"])(data["c0"]["val"].x[:0], data["c0"]["val"].y[:0])
@@ -78,10 +78,10 @@ def test_nothing_to_do_for_a_split_without_rows(tiny):
     for fleet in (PlainFleet(data), VectorFleet(data)):
         reports = fleet.execute(plan)
         assert reports["c0"].tensors["n"]["n"] == 0
-        assert reports["c2"].tensors["n"]["n"] == 50  # five rows, times ten by finish
+        assert reports["c2"].tensors["n"]["n"] == 50  # five samples, times ten at the end of the phase
 
 
-def test_what_cannot_be_stacked_runs_one_by_one_and_says_so_once(tiny, caplog):
+def test_a_program_that_cannot_be_stacked_runs_one_by_one_with_one_warning(tiny, caplog):
     model = load_model(f"{__name__}:WithDropout", (6,), 4)
     plan = plan_for(model, tiny)
     fleet = VectorFleet(tiny)
@@ -90,16 +90,16 @@ def test_what_cannot_be_stacked_runs_one_by_one_and_says_so_once(tiny, caplog):
         fleet.execute(plan)
     assert [r for r in caplog.messages if "client by client" in r] == caplog.messages
     assert len(caplog.messages) == 1
-    assert gap(PlainFleet(tiny).execute(plan), found) == 0
+    assert max_difference(PlainFleet(tiny).execute(plan), found) == 0
 
 
-def test_a_network_with_chance_of_its_own_repeats_itself(tiny):
+def test_a_network_with_its_own_randomness_is_reproducible(tiny):
     model = load_model(f"{__name__}:WithDropout", (6,), 4)
     plan = plan_for(model, tiny)
     torch.manual_seed(5)
     first = PlainFleet(tiny).execute(plan)
     torch.manual_seed(6)
-    assert gap(first, PlainFleet(tiny).execute(plan)) == 0
+    assert max_difference(first, PlainFleet(tiny).execute(plan)) == 0
 
 
 def test_batch_norm_is_never_padded(caplog):
@@ -110,7 +110,7 @@ def test_batch_norm_is_never_padded(caplog):
     with caplog.at_level(logging.WARNING):
         found = VectorFleet(federation).execute(plan)
     assert "batch norm" in caplog.text
-    assert gap(PlainFleet(federation).execute(plan), found) == 0
+    assert max_difference(PlainFleet(federation).execute(plan), found) == 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Broken:
     def begin(self, task, private):
         return {"n": torch.zeros(1)}
 
-    def end(self, task, s, counts):
+    def end(self, task, state, counts):
         if counts["train"] > 20:
             raise KeyError("weights")
         return Report({}, {}, counts), None

@@ -1,4 +1,4 @@
-"""Worker processes: the same results, whoever dies, and nothing left behind."""
+"""Worker processes give the same results even if a worker dies, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def run(fleet):
 
 @pytest.fixture
 def pool(tiny):
-    made = []
+    fleets = []
 
     def make(inside=PlainFleet, workers=2, pieces=2, **kw):
-        made.append(PoolFleet(kw.pop("method", method()), tiny, {}, inside, workers, pieces))
-        return made[-1]
+        fleets.append(PoolFleet(kw.pop("method", method()), tiny, {}, inside, workers, pieces))
+        return fleets[-1]
 
     yield make
-    for fleet in made:
+    for fleet in fleets:
         fleet.close()
 
 
@@ -62,19 +62,19 @@ def test_plain_workers_give_the_very_same_bits(tiny, pool):
 
 @dataclass(frozen=True)
 class Slow(LocalTraining):
-    """Tells on a file that it is at work, and takes its time."""
+    """Writes a file when it starts, and is slow."""
 
-    mark: str = ""
+    folder: str = ""
 
     def begin(self, task, private):
-        Path(self.mark, f"{os.getpid()}").touch()
+        Path(self.folder, f"{os.getpid()}").touch()
         time.sleep(0.2)
         return super().begin(task, private)
 
 
 def test_kill_9_of_a_worker_in_mid_round_changes_nothing(tiny, pool, tmp_path):
     model = load_model("mlp", (6,), 4)
-    program = Slow(model, mark=str(tmp_path))
+    program = Slow(model, folder=str(tmp_path))
     base = method()
     slow = replace(base, stages=(base.stages[0], replace(base.stages[1], program=program), *base.stages[2:]))
     fleet = pool(method=slow)
@@ -88,7 +88,7 @@ def test_kill_9_of_a_worker_in_mid_round_changes_nothing(tiny, pool, tmp_path):
     )
     found = fleet.execute(plan)
     killed, _ = killer.communicate(timeout=300)
-    assert len(set(os.listdir(tmp_path))) == 3  # two workers, and one that took over
+    assert len(set(os.listdir(tmp_path))) == 3  # two workers, and the successor of one of them
     assert int(killed) not in [w.process.pid for w in fleet._workers]
     for c in tiny:
         assert tree.max_abs_difference(expected[c].tensors["model"], found[c].tensors["model"]) == 0
@@ -115,11 +115,11 @@ class Deadly:
     def begin(self, task, private):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def end(self, task, s, counts):
+    def end(self, task, state, counts):
         return Report(), None
 
 
-def test_work_that_always_kills_its_worker_is_given_up(pool):
+def test_work_that_always_kills_its_worker_raises(pool):
     with pytest.raises(ClientError, match="died 3 times over the same work"):
         pool().execute(Plan(Deadly(), {"c0": Task()}))
 
@@ -146,12 +146,13 @@ import sys
 from pathlib import Path
 from shoal.experiment.run import run_job
 from shoal.experiment.job import Job
-run_job(Job(rounds=100000, clients=6, cohort=3, rows=300, fleet="pool", workers=2, pieces=2), Path(sys.argv[1]))
+job = Job(rounds=100000, clients=6, cohort=3, max_train_samples=300, fleet="pool", workers=2, pieces=2)
+run_job(job, Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_run(tmp_path, how, request):
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_run(tmp_path, signal_number, request):
     before = set(os.listdir("/dev/shm"))
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], stderr=subprocess.DEVNULL)
     request.addfinalizer(parent.kill)
@@ -161,42 +162,42 @@ def test_no_process_outlives_the_run(tmp_path, how, request):
         time.sleep(0.01)
     workers = children(parent.pid)
     assert len(workers) == 2
-    parent.send_signal(how)
+    parent.send_signal(signal_number)
     parent.wait(timeout=300)
     for _ in range(500):
-        left = [pid for pid in workers if Path(f"/proc/{pid}").exists() and "Z" not in state(pid)]
-        if not left:
+        remaining = [pid for pid in workers if Path(f"/proc/{pid}").exists() and "Z" not in process_state(pid)]
+        if not remaining:
             break
         time.sleep(0.01)
-    assert left == []
+    assert remaining == []
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def state(pid):
+def process_state(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2]
     except OSError:
         return "Z"
 
 
-def test_models_travel_once():
+def test_models_are_sent_once():
     from shoal.fleet.pool import read_work, work_message
 
     model, other = {"w": torch.zeros(1000)}, {"w": torch.ones(1000)}
     ten = {f"c{i}": Task({"g": model}, {}, 1) for i in range(10)}
     one = len(work_message("train", {"c0": Task({"g": model}, {}, 1)}, {}, {}))
     assert len(work_message("train", ten, {}, {})) - one < 1000
-    knows, held = {}, {}
-    read_work(work_message("train", ten, {}, knows), held)
-    later = work_message("train", {"c10": Task({"g": model}), "c11": Task({"g": other})}, {}, knows)
+    sent_models, received_models = {}, {}
+    read_work(work_message("train", ten, {}, sent_models), received_models)
+    later = work_message("train", {"c10": Task({"g": model}), "c11": Task({"g": other})}, {}, sent_models)
     assert len(later) < 2 * 4000
-    _, tasks, _ = read_work(later, held)
+    _, tasks, _ = read_work(later, received_models)
     assert float(tasks["c10"].models["g"]["w"].sum()) == 0
     assert float(tasks["c11"].models["g"]["w"].sum()) == 1000
 
 
 @pytest.mark.parametrize("inside", [PlainFleet, VectorFleet])
-def test_a_large_round_goes_out_in_pieces(tiny, pool, inside, monkeypatch):
+def test_a_large_round_is_sent_in_pieces(tiny, pool, inside, monkeypatch):
     monkeypatch.setattr("shoal.fleet.dealing.PIECE_CLIENTS", 1)
     model = load_model("mlp", (6,), 4)
     program = LocalTraining(model, epochs=2, batch_size=4, keeps_model=True)
@@ -212,7 +213,7 @@ def test_a_large_round_goes_out_in_pieces(tiny, pool, inside, monkeypatch):
             assert tree.max_abs_difference(plain.private[c], fleet.private[c]) < 1e-5
 
 
-def test_a_program_that_changed_is_not_run_as_it_was(tiny, pool):
+def test_a_program_that_changed_runs_in_its_new_form(tiny, pool):
     model = load_model("mlp", (6,), 4)
     fleet = pool()
     for epochs in (1, 3):

@@ -1,4 +1,4 @@
-"""A recorded step is the same step: the same bits, whenever recording begins."""
+"""A recorded step gives the same bits as the step itself, whenever recording begins."""
 
 import pytest
 import torch
@@ -35,9 +35,9 @@ class Branching(nn.Module):
         return self.out(x) if float(x.detach().sum()) > 0 else -self.out(x)
 
 
-def results(tiny, fleet_type, model, after):
+def run_twice(tiny, fleet_type, model, record_after_calls):
     fleet = fleet_type(tiny)
-    fleet.recorder = Recorder(after)
+    fleet.recorder = Recorder(record_after_calls)
     program = LocalTraining(model, epochs=3, batch_size=4, momentum=0.9, clip=1.0, weight_decay=0.01, mu=0.1)
     plan = Plan(program, {c: Task({"g": model.init(0)}, {"lr": 0.1}, seed=i) for i, c in enumerate(tiny)})
     first = {c: r.tensors["model"] for c, r in fleet.execute(plan).items()}
@@ -51,17 +51,17 @@ def results(tiny, fleet_type, model, after):
 @pytest.mark.parametrize("name", ["mlp", "mlp-dropout", f"{__name__}:OwnDropout"])
 def test_the_moment_of_recording_does_not_matter(tiny, fleet, name, after):
     model = load_model(name, (6,), 4)
-    expected, none = results(tiny, fleet, model, 10**9)
-    found, some = results(tiny, fleet, model, after)
+    expected, none = run_twice(tiny, fleet, model, 10**9)
+    found, some = run_twice(tiny, fleet, model, after)
     assert not num_recordings(none)
     assert num_recordings(some)
     assert tree.max_abs_difference(expected, found) == 0
 
 
-def test_what_cannot_be_recorded_runs_as_it_is(tiny):
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(tiny):
     model = load_model(f"{__name__}:Branching", (6,), 4)
-    expected, _ = results(tiny, PlainFleet, model, 10**9)
-    found, recorder = results(tiny, PlainFleet, model, 1)
+    expected, _ = run_twice(tiny, PlainFleet, model, 10**9)
+    found, recorder = run_twice(tiny, PlainFleet, model, 1)
     assert not num_recordings(recorder)
     assert tree.max_abs_difference(expected, found) == 0
 
@@ -72,8 +72,8 @@ def test_batch_norm_and_convolutions_are_recorded_too():
     federation = tiny_federation(3, (1, 6, 6))
     for name in ("networks:SmallBatchNorm", "networks:SmallConvolution"):
         model = load_model(name, (1, 6, 6), 4)
-        expected, _ = results(federation, PlainFleet, model, 10**9)
-        found, recorder = results(federation, PlainFleet, model, 2)
+        expected, _ = run_twice(federation, PlainFleet, model, 10**9)
+        found, recorder = run_twice(federation, PlainFleet, model, 2)
         assert num_recordings(recorder)
         assert tree.max_abs_difference(expected, found) == 0
 
@@ -98,8 +98,8 @@ def test_models_of_other_names_are_not_confused(tiny):
 
 
 @pytest.mark.parametrize("fleet_type", [PlainFleet, VectorFleet])
-def test_what_a_fleet_did_before_does_not_matter(fleet_type):
-    """Large enough that kernels for shared and for stacked weights round differently."""
+def test_earlier_work_of_a_fleet_does_not_matter(fleet_type):
+    """The network is so large that kernels for shared and for stacked weights round differently."""
     from federations import tiny_federation
 
     federation = tiny_federation(5, (1, 28, 28))
@@ -113,11 +113,11 @@ def test_what_a_fleet_did_before_does_not_matter(fleet_type):
     later = [{c: r.tensors["model"] for c, r in fleet.execute(plan).items()} for _ in range(4)]
     assert num_recordings(fleet.recorder)
     assert all(tree.max_abs_difference(first, found) == 0 for found in later)
-    assert tree.max_abs_difference(begin, plan.tasks["c0"].models) == 0  # working in place never reaches what was sent
+    assert tree.max_abs_difference(begin, plan.tasks["c0"].models) == 0  # the models of a task never change
 
 
-def test_nothing_is_written_over_that_is_still_read(tiny):
-    """A sum of a matrix and its transpose, and a leaf that is a view of another."""
+def test_nothing_is_overwritten_that_is_still_read(tiny):
+    """The step adds a matrix and its transpose, and one leaf is a view of another."""
     from shoal.types import Phase, Report
 
     class Aliasing:

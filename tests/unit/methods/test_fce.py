@@ -1,4 +1,4 @@
-"""FedClusterEnsemble: clusters of the first round's models, members in turn, the surest model answers."""
+"""FedClusterEnsemble: clusters of the first round's models, members in turn, and the most confident model predicts."""
 
 from dataclasses import replace
 
@@ -35,24 +35,24 @@ MLP = load_model("mlp", (6,), 4)
 
 
 def setting(options=None, **kw):
-    return Setting(**{"model": MLP, "rounds": 8, "cohort": 6, "batch_size": 8, "options": options or {}} | kw)
+    return Setting(**{"model": MLP, "rounds": 8, "cohort_size": 6, "batch_size": 8, "options": options or {}} | kw)
 
 
-def grouped_federation(clients=6, rows=40):
-    """Even clients hold classes 0 and 1, odd ones 2 and 3: two groups."""
+def clustered_federation(clients=6, rows=40):
+    """Even clients have classes 0 and 1, odd ones 2 and 3, which makes two clusters."""
     g = torch.Generator().manual_seed(0)
     centres = 3 * torch.randn(4, 6, generator=g)
 
-    def draw(count, held):
-        y = torch.tensor(held)[torch.randint(0, len(held), (count,), generator=g)]
+    def draw(count, classes):
+        y = torch.tensor(classes)[torch.randint(0, len(classes), (count,), generator=g)]
         return Samples(torch.randn(count, 6, generator=g) + centres[y], y)
 
     data = {f"c{i}": {s: draw(rows, [[0, 1], [2, 3]][i % 2]) for s in ("train", "test")} for i in range(clients)}
     return shoal.Federation.from_clients(data, draw(200, [0, 1, 2, 3]), tuple("0123"))
 
 
-class Absent(PlainFleet):
-    """A fleet in which some do not answer in some rounds' training, or are not there at all."""
+class PartlyAbsentFleet(PlainFleet):
+    """A fleet in which some clients do not respond in training, or are absent."""
 
     def __init__(self, data, silent=(), away=()):
         super().__init__(data)
@@ -65,13 +65,13 @@ class Absent(PlainFleet):
         return {c: r for c, r in super().execute(plan).items() if c not in self.silent}
 
 
-def play(method, fleet, rounds, state=None, seed=0):
+def run_method(method, fleet, rounds, state=None, seed=0):
     return engine.run(method, fleet, rounds=rounds, seed=seed, state=state)
 
 
 class TestRules:
-    # three models, two rows, two classes; of the first row the second model has the largest logit, 5, the third the
-    # largest probability, for 3 - (-3) = 6 is the widest margin
+    # Three models, two samples, two classes. For the first sample the second model has the largest logit, 5, and the
+    # third model the largest probability, because 3 - (-3) = 6 is the widest margin.
     logits = torch.tensor([[[1.0, 0.0], [9.0, 8.0]], [[5.0, 4.0], [0.0, 7.0]], [[-3.0, 3.0], [0.0, 1.0]]])
 
     @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ class TestRules:
             ("energy", [1, 0], [0, 0]),  # ln(e^5 + e^4) = 5.3; ln(e^9 + e^8) = 9.3
         ],
     )
-    def test_the_surest_model_answers(self, rule, experts, classes):
-        found = Confidence(rule).combine(self.logits)
-        assert found.model_index.tolist() == experts
-        assert found.logits.argmax(-1).tolist() == classes
+    def test_the_most_confident_model_predicts(self, rule, experts, classes):
+        combined = Confidence(rule).combine(self.logits)
+        assert combined.model_index.tolist() == experts
+        assert combined.logits.argmax(-1).tolist() == classes
         for row, k in enumerate(experts):
-            assert torch.equal(found.logits[row], self.logits[k, row])
+            assert torch.equal(combined.logits[row], self.logits[k, row])
 
-    def test_scores_by_hand(self):
+    def test_confidences_by_hand(self):
         assert Confidence("logit").combine(self.logits).confidence.tolist() == [5.0, 9.0]
         assert Confidence("energy").combine(self.logits).confidence[0] == pytest.approx(np.log(np.exp(5) + np.exp(4)))
         assert Confidence("probability").combine(self.logits).confidence[0] == pytest.approx(1 / (1 + np.exp(-6)))
@@ -98,35 +98,35 @@ class TestRules:
         """Algorithm 3 is the argmax over models and classes, modulo classes."""
         logits = torch.randn(4, 50, 10, generator=torch.Generator().manual_seed(1))
         flat = logits.transpose(0, 1).flatten(1).argmax(-1)
-        found = Confidence().combine(logits)
-        assert torch.equal(found.logits.argmax(-1), flat % 10)
-        assert torch.equal(found.model_index, flat // 10)
+        combined = Confidence().combine(logits)
+        assert torch.equal(combined.logits.argmax(-1), flat % 10)
+        assert torch.equal(combined.model_index, flat // 10)
 
-    def test_all_answer(self):
-        # votes for the first row: 0, 0, 1; probabilities of class 0: .731, .731, .002, mean .488
+    def test_all_models_predict_together(self):
+        # Votes for the first sample are 0, 0, 1; probabilities of class 0: .731, .731, .002, mean .488
         assert Confidence("majority").combine(self.logits).logits.argmax(-1).tolist() == [0, 1]
-        found = Confidence("average").combine(self.logits)
-        assert found.logits[0].exp()[0] == pytest.approx((2 / (1 + np.exp(-1)) + 1 / (1 + np.exp(6))) / 3)
-        assert found.logits.argmax(-1).tolist() == [1, 1]
-        assert found.model_index.tolist() == [2, 1]  # the surest of the class that was chosen
+        combined = Confidence("average").combine(self.logits)
+        assert combined.logits[0].exp()[0] == pytest.approx((2 / (1 + np.exp(-1)) + 1 / (1 + np.exp(6))) / 3)
+        assert combined.logits.argmax(-1).tolist() == [1, 1]
+        assert combined.model_index.tolist() == [2, 1]  # the most confident model of the predicted class
 
     def test_of_equal_votes_the_larger_mean(self):
         logits = torch.tensor([[[2.0, 0.0]], [[0.0, 3.0]]])
         assert Confidence("majority").combine(logits).logits.argmax(-1).tolist() == [1]
 
     @pytest.mark.parametrize("rule", ["logit", "probability", "energy", "density", "average", "majority"])
-    def test_a_single_model_answers_by_every_rule(self, rule):
+    def test_a_single_model_predicts_by_every_rule(self, rule):
         logits = torch.randn(1, 30, 10, generator=torch.Generator().manual_seed(2))
-        found = Confidence(rule).combine(logits)
-        assert torch.equal(found.logits.argmax(-1), logits[0].argmax(-1))
-        assert not found.model_index.any()
+        combined = Confidence(rule).combine(logits)
+        assert torch.equal(combined.logits.argmax(-1), logits[0].argmax(-1))
+        assert not combined.model_index.any()
 
     def test_masked_classes_are_never_chosen(self):
         held = torch.tensor([[True, False], [False, True], [True, True]])
-        found = mask_absent_classes(self.logits, held)
-        assert found.argmax(-1).tolist() == [[0, 0], [1, 1], [1, 1]]
-        assert bool(found.isfinite().all())
-        assert torch.equal(found[2], self.logits[2])
+        combined = mask_absent_classes(self.logits, held)
+        assert combined.argmax(-1).tolist() == [[0, 0], [1, 1], [1, 1]]
+        assert bool(combined.isfinite().all())
+        assert torch.equal(combined[2], self.logits[2])
 
     def test_densities_decide_and_logits_count_beside_them(self):
         densities = torch.tensor([[0.0, 0.0], [-3.0, 0.0], [-9.0, -9.0]])
@@ -136,7 +136,7 @@ class TestRules:
         assert score[1] == pytest.approx(1 / (2 + np.exp(-9)))
 
     @pytest.mark.parametrize("model", ["mlp", "networks:SmallConvolution"])
-    def test_models_together_say_what_each_says(self, model):
+    def test_ensemble_logits_are_those_of_each_model(self, model):
         net = load_model(model, (1, 6, 6), 4)
         models = {f"expert-{k:03d}": net.init(k) for k in (2, 0, 1)}
         for rows in (3, 300):
@@ -147,10 +147,10 @@ class TestRules:
     @pytest.mark.parametrize(
         ("option", "sentence"),
         [
-            ({"trust": -1}, "serve.trust is -1"),
+            ({"logit_weight": -1}, "serve.logit_weight is -1"),
             ({"ridge": 0}, "serve.ridge is 0"),
-            ({"shrink": 2}, "serve.shrink is 2"),
-            ({"width": 0}, "serve.width is 0"),
+            ({"covariance_shrinkage": 2}, "serve.covariance_shrinkage is 2"),
+            ({"max_features": 0}, "serve.max_features is 0"),
             ({"rule": "loudest"}, "option serve.rule is 'loudest'"),
         ],
     )
@@ -160,7 +160,7 @@ class TestRules:
 
 
 class TestDensities:
-    def told(self):
+    def moments(self):
         """Two clusters on a line of features (x, 0): one with classes around 0 and 4, the other around 10."""
         rows = [
             torch.tensor([[-1.0, 1.0], [1.0, -1.0], [3.0, 1.0], [5.0, -1.0]]),
@@ -176,32 +176,32 @@ class TestDensities:
         # within classes x and y have variance 1 and covariance -1 everywhere; ridge 1 makes it [[2, -1], [-1, 2]], of
         # determinant 3, with the inverse [[2, 1], [1, 2]] / 3; (6, 0) is at 4 * 2/3 from class 1, 36 * 2/3 from class 0
         # and 16 * 2/3 from class 2
-        router = fit_discriminant(self.told(), shrinkage=0.5, ridge=1.0)
+        router = fit_discriminant(self.moments(), shrinkage=0.5, ridge=1.0)
         found = log_densities(router, torch.tensor([[6.0, 0.0]]))[:, 0]
         half = 0.5 * np.log(3)
         assert found[0] == pytest.approx(np.log(np.exp(-4 / 3) + np.exp(-12)) - half, abs=1e-5)
         assert found[1] == pytest.approx(-16 / 3 - half, abs=1e-5)
 
-    def test_a_class_that_a_cluster_does_not_hold_attracts_nothing(self):
+    def test_a_class_without_samples_in_a_cluster_has_no_density(self):
         """The empty class's centre would be at the origin."""
-        router = fit_discriminant(self.told(), shrinkage=0.0, ridge=1.0)
+        router = fit_discriminant(self.moments(), shrinkage=0.0, ridge=1.0)
         assert log_densities(router, torch.zeros(1, 2)).argmax(0).tolist() == [0]
         assert log_densities(router, torch.tensor([[10.0, 0.0]])).argmax(0).tolist() == [1]
 
-    def test_members_tell_their_moments(self):
+    def test_members_report_their_moments(self):
         federation = tiny_federation(1)
         program, params = ComputeFeatureMoments(MLP, 256), MLP.init(3)
         (report,) = PlainFleet(federation).execute(Plan(program, {"c0": Task({"m": params})})).values()
         x, y = federation["c0"]["train"]
         hidden = F.relu(F.linear(x, params["fc1.weight"], params["fc1.bias"]))
         h = torch.cat([hidden, F.relu(F.linear(hidden, params["fc2.weight"], params["fc2.bias"]))], 1)
-        told = report.tensors["moments"]
-        assert told["count"].tolist() == y.bincount(minlength=4).tolist()
-        torch.testing.assert_close(told["mean"], torch.stack([h[y == c].sum(0) for c in range(4)]) / len(y))
-        torch.testing.assert_close(told["square"], h.T @ h / len(y))
+        moments = report.tensors["moments"]
+        assert moments["count"].tolist() == y.bincount(minlength=4).tolist()
+        torch.testing.assert_close(moments["mean"], torch.stack([h[y == c].sum(0) for c in range(4)]) / len(y))
+        torch.testing.assert_close(moments["square"], h.T @ h / len(y))
 
-    def test_what_members_tell_adds_up_however_it_comes(self):
-        federation = grouped_federation(4)
+    def test_reported_moments_add_up_in_any_order(self):
+        federation = clustered_federation(4)
         program = ComputeFeatureMoments(MLP, 256)
         tasks = {c: Task({"m": MLP.init(3)}) for c in federation}
         reports = PlainFleet(federation).execute(Plan(program, tasks))
@@ -225,27 +225,27 @@ class TestDensities:
         net = load_model("cnn-cifar", (3, 32, 32), 4)
         assert net.features(net.init(0), torch.randn(2, 3, 32, 32), 256).shape == (2, 32 + 64 + 64 + 64)
 
-    def test_a_network_without_relu_is_refused_before_anybody_is_asked(self):
+    def test_a_network_without_relu_is_refused_before_any_client_is_queried(self):
         method = build("fce", setting({"serve": {"rule": "density"}}, model=load_model("linear", (6,), 4)))
         with pytest.raises(UserError, match="has no ReLU"):
             method.init(0)
 
 
 class TestMethod:
-    def test_groups_are_found_and_trained_apart(self):
-        federation = grouped_federation()
-        result = play(build("fce", setting()), PlainFleet(federation), 6)
-        assert result.groups == {f"c{i}": [f"expert-00{i % 2}"] for i in range(6)}
-        assert result.accuracy["mean"] > 0.9
+    def test_clusters_are_found_and_trained_separately(self):
+        federation = clustered_federation()
+        result = run_method(build("fce", setting()), PlainFleet(federation), 6)
+        assert result.clusters == {f"c{i}": [f"expert-00{i % 2}"] for i in range(6)}
+        assert result.accuracy["local"] > 0.9
         assert [r.metrics["train.updates"] for r in result.rounds] == [6, 4, 4, 4, 4, 4]  # round(.7 * 3) of each
-        assert result.rounds[0].metrics["cluster.groups"] == 2
+        assert result.rounds[0].metrics["cluster.num_clusters"] == 2
         assert result.rounds[0].metrics["cluster.noise"] == 0
         assert "cluster.noise" not in result.rounds[1].metrics
 
-    def test_the_first_models_are_means_weighed_by_rows(self):
+    def test_the_first_models_are_means_weighted_by_samples(self):
         federation = tiny_federation(4)
-        method = build("fce", setting({"cluster": {"reach": 100.0}}))  # one cluster
-        result = play(method, PlainFleet(federation), 1)
+        method = build("fce", setting({"cluster": {"radius": 100.0}}))  # one cluster
+        result = run_method(method, PlainFleet(federation), 1)
         plan = method.stages[1].plan(
             replace(method.init(0), cohort=tuple(federation)), engine.derive_seed(0, 0, "train")
         )
@@ -255,74 +255,74 @@ class TestMethod:
         assert tree.max_abs_difference(result.state.models["expert-000"], expected) < 1e-6
 
     def test_one_client_of_each_in_turn_and_its_model_is_the_clusters(self):
-        federation = grouped_federation()
-        method = build("fce", setting({"select": {"take": "one"}}))
-        state = play(method, PlainFleet(federation), 1).state
+        federation = clustered_federation()
+        method = build("fce", setting({"select": {"per_cluster": "one"}}))
+        state = run_method(method, PlainFleet(federation), 1).state
         for number, pair in enumerate([("c0", "c1"), ("c2", "c3"), ("c4", "c5"), ("c0", "c1")]):
-            fleet = Recording(federation)
-            state = play(method, fleet, number + 2, state).state
+            fleet = RecordingFleet(federation)
+            state = run_method(method, fleet, number + 2, state).state
             assert tuple(fleet.sent) == pair
             for place, client in enumerate(pair):
                 model, sent = state.models[f"expert-00{place}"], fleet.sent[client].tensors["model"]
                 assert all(torch.equal(model[k], sent[k]) for k in sent)
 
-    def test_with_one_cluster_a_share_takes_part(self):
-        options = {"select": {"take": "one"}, "cluster": {"reach": 100.0}}
-        result = play(build("fce", setting(options)), PlainFleet(grouped_federation()), 3)
+    def test_with_one_cluster_a_fraction_of_it_is_selected(self):
+        options = {"select": {"per_cluster": "one"}, "cluster": {"radius": 100.0}}
+        result = run_method(build("fce", setting(options)), PlainFleet(clustered_federation()), 3)
         assert len(result.state.models) == 1
-        assert [r.cohort for r in result.rounds] == [6, 4, 4]
+        assert [r.cohort_size for r in result.rounds] == [6, 4, 4]
 
-    def test_everybody_takes_part_before_anybody_does_twice(self):
-        fleet = Recording(grouped_federation(6))
-        play(build("fce", setting({"select": {"share": 0.34}})), fleet, 4)
+    def test_all_clients_train_before_any_client_trains_twice(self):
+        fleet = RecordingFleet(clustered_federation(6))
+        run_method(build("fce", setting({"select": {"cluster_fraction": 0.34}})), fleet, 4)
         assert fleet.order[6:] == ["c0", "c1", "c2", "c3", "c4", "c5"]
 
-    def test_who_was_silent_joins_by_what_it_makes_of_the_first_model(self):
-        federation = grouped_federation()
+    def test_a_client_without_a_first_report_joins_by_its_update_of_the_first_model(self):
+        federation = clustered_federation()
         method = build("fce", setting())
-        state = play(method, Absent(federation, silent=["c4", "c5"]), 1).state
+        state = run_method(method, PartlyAbsentFleet(federation, silent=["c4", "c5"]), 1).state
         assert set(state.membership) == {"c0", "c1", "c2", "c3"}
         assert len(method.models_for(state, "c5")) == 2  # served by all until then
         first = method.init(0).models["expert-000"]
-        fleet = Recording(federation)
-        after = play(method, fleet, 2, state)
+        fleet = RecordingFleet(federation)
+        after = run_method(method, fleet, 2, state)
         assert {"c4", "c5"} < set(fleet.sent)
         assert tree.max_abs_difference(fleet.asked["c4"].models["expert"], first) == 0
-        assert after.groups["c4"] == ["expert-000"]
-        assert after.groups["c5"] == ["expert-001"]
-        # a model that sets out from the first weights is averaged into none
+        assert after.clusters["c4"] == ["expert-000"]
+        assert after.clusters["c5"] == ["expert-001"]
+        # A model that starts from the first weights is averaged into no cluster model.
         others = [c for c in fleet.sent if c in ("c0", "c2")]
         expected = tree.weighted_mean([fleet.sent[c].tensors["model"] for c in others], [1.0] * len(others))
         assert tree.max_abs_difference(after.state.models["expert-000"], expected) < 1e-6
 
-    def test_newcomers_stand_behind_all(self):
-        federation = grouped_federation(8)
-        method = build("fce", setting({"select": {"take": "one"}}))
-        state = play(method, Absent(federation, away=["c6", "c7"]), 1).state
-        fleet = Recording(federation)
-        play(method, fleet, 6, state)
+    def test_late_joining_clients_are_last_in_turn(self):
+        federation = clustered_federation(8)
+        method = build("fce", setting({"select": {"per_cluster": "one"}}))
+        state = run_method(method, PartlyAbsentFleet(federation, away=["c6", "c7"]), 1).state
+        fleet = RecordingFleet(federation)
+        run_method(method, fleet, 6, state)
         evens = [c for c in fleet.order if int(c[1]) % 2 == 0]
         assert evens == ["c0", "c6", "c2", "c4", "c0", "c6"]  # c6 joins in the second round, behind c0
 
-    def test_who_is_away_holds_up_nobody(self):
-        federation = grouped_federation()
-        method = build("fce", setting({"select": {"take": "one"}}))
-        state = play(method, PlainFleet(federation), 1).state
-        fleet = Recording(federation)
+    def test_an_absent_client_does_not_delay_others(self):
+        federation = clustered_federation()
+        method = build("fce", setting({"select": {"per_cluster": "one"}}))
+        state = run_method(method, PlainFleet(federation), 1).state
+        fleet = RecordingFleet(federation)
         fleet._roster = ("c1", "c2", "c3", "c4", "c5")
-        play(method, fleet, 4, state)
+        run_method(method, fleet, 4, state)
         assert [c for c in fleet.order if int(c[1]) % 2 == 0] == ["c2", "c4", "c2"]
 
-    def test_a_first_round_without_answers_is_tried_again(self):
-        federation = grouped_federation()
+    def test_a_first_round_without_reports_is_tried_again(self):
+        federation = clustered_federation()
         method = build("fce", setting())
-        state = play(method, Absent(federation, silent=federation), 1).state
+        state = run_method(method, PartlyAbsentFleet(federation, silent=federation), 1).state
         assert not state.membership
-        result = play(method, PlainFleet(federation), 2, state)
-        assert len(result.groups) == 6
+        result = run_method(method, PlainFleet(federation), 2, state)
+        assert len(result.clusters) == 6
 
-    def test_who_has_no_rows_is_in_no_cluster_and_not_asked_again(self):
-        federation = grouped_federation()
+    def test_a_client_without_samples_is_in_no_cluster_and_not_selected_again(self):
+        federation = clustered_federation()
         method = build("fce", setting())
         stage = method.stages[1]
         state = replace(method.init(0), cohort=tuple(federation), roster=tuple(federation))
@@ -334,9 +334,9 @@ class TestMethod:
         assert len(method.models_for(after, "c5")) == 2
 
     def test_a_client_is_served_its_clusters_model_by_name(self):
-        federation = grouped_federation()
+        federation = clustered_federation()
         method = build("fce", setting())
-        state = play(method, PlainFleet(federation), 2).state
+        state = run_method(method, PlainFleet(federation), 2).state
         assert list(method.models_for(state, "c3")) == ["expert-001"]
         assert list(method.models_for(state, None)) == ["expert-000", "expert-001"]
         x = federation.central.x
@@ -345,53 +345,53 @@ class TestMethod:
         assert set(unseen.model_index.tolist()) == {0, 1}
         assert torch.equal(method.predict(method.models_for(state, None), {}, x), unseen.logits)
 
-    def test_the_router_knows_whose_rows_they_are(self):
-        federation = grouped_federation()
+    def test_the_router_knows_the_cluster_of_samples(self):
+        federation = clustered_federation()
         method = build("fce", setting({"serve": {"rule": "density"}}))
-        result = play(method, PlainFleet(federation), 3)
+        result = run_method(method, PlainFleet(federation), 3)
         models = method.models_for(result.state, None)
         assert set(models) == {"expert-000", "expert-001", EXTRACTOR, ROUTER}
         answer = method.predict_routed(models, {}, federation.central.x)
         assert (answer.model_index == (federation.central.y > 1)).float().mean() > 0.97
-        assert sum(r.metrics["train.updates"] for r in result.rounds) == 14  # what is told beside is no update
-        again = play(method, VectorFleet(federation), 3)
+        assert sum(r.metrics["train.updates"] for r in result.rounds) == 14  # a report of moments is no update
+        again = run_method(method, VectorFleet(federation), 3)
         assert tree.max_abs_difference(result.state.memory["describe"], again.state.memory["describe"]) < 1e-4
-        # the mean of the first round, weighed by rows: all have as many
-        fleet = Recording(federation)
-        play(method, fleet, 1)
+        # The mean of the first round is weighted by samples, and all clients have equally many.
+        fleet = RecordingFleet(federation)
+        run_method(method, fleet, 1)
         mean = tree.weighted_mean([fleet.trained[c].tensors["model"] for c in federation], [1.0] * 6)
         assert tree.max_abs_difference(models[EXTRACTOR], mean) < 1e-6
 
     def test_without_statistics_of_every_cluster_logits_decide(self):
-        federation = grouped_federation()
+        federation = clustered_federation()
         method = build("fce", setting({"serve": {"rule": "density"}}))
-        state = play(method, PlainFleet(federation), 1).state
+        state = run_method(method, PlainFleet(federation), 1).state
         moments = {k: x.clone() for k, x in state.memory["describe"]["moments"].items()}
         moments["count"][1] = 0
         state = replace(state, memory={**state.memory, "describe": {"moments": moments}})
         assert ROUTER not in method.models_for(state, None)
 
-    @pytest.mark.parametrize("mask", ["read", "told"])
+    @pytest.mark.parametrize("mask", ["inferred", "reported"])
     def test_the_server_knows_which_classes_a_cluster_holds(self, mask):
-        federation = grouped_federation()
+        federation = clustered_federation()
         method = build("fce", setting({"serve": {"mask": mask}}))
-        state = play(method, PlainFleet(federation), 2).state
+        state = run_method(method, PlainFleet(federation), 2).state
         models = method.models_for(state, None)
         assert models[ROUTER]["mask"].tolist() == [[True, True, False, False], [False, False, True, True]]
         answer = method.predict_routed(models, {}, federation.central.x)
         assert torch.equal(answer.model_index, (answer.logits.argmax(-1) > 1).long())
 
-    def test_diverged_models_are_left_to_the_loop(self):
+    def test_diverged_models_are_refused_by_the_engine(self):
         method = build("fce", setting(lr=1e30))
         with pytest.raises(UserError, match="no longer finite"):
-            play(method, PlainFleet(grouped_federation()), 2)
+            run_method(method, PlainFleet(clustered_federation()), 2)
 
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
-            ({"select": {"share": 0.0}}, "select.share is 0.0"),
-            ({"cluster": {"reach": 0.0}}, "reach is 0.0"),
-            ({"cluster": {"smallest": 0}}, "smallest is 0"),
+            ({"select": {"cluster_fraction": 0.0}}, "select.cluster_fraction is 0.0"),
+            ({"cluster": {"radius": 0.0}}, "cluster.radius is 0.0"),
+            ({"cluster": {"min_size": 0}}, "cluster.min_size is 0"),
         ],
     )
     def test_bad_options(self, options, sentence):
@@ -399,8 +399,8 @@ class TestMethod:
             build("fce", setting(options))
 
 
-class Recording(PlainFleet):
-    """Keeps what was asked and sent in training."""
+class RecordingFleet(PlainFleet):
+    """Keeps the tasks and the reports of training."""
 
     def __init__(self, data):
         super().__init__(data)
@@ -415,36 +415,38 @@ class Recording(PlainFleet):
         return reports
 
 
-@pytest.mark.parametrize(("take", "clients", "total"), [("share", 10, 423), ("share", 20, 846), ("share", 30, 1269)])
-def test_updates_of_sixty_rounds(take, clients, total):
-    """n + 59 times the share of each cluster: 4 + 3 + 3, 7 + 7 + 6, 10 + 10 + 10 members."""
-    assert clients + 59 * cohort(take, clients) == total
+@pytest.mark.parametrize(
+    ("per_cluster", "clients", "total"), [("fraction", 10, 423), ("fraction", 20, 846), ("fraction", 30, 1269)]
+)
+def test_updates_of_sixty_rounds(per_cluster, clients, total):
+    """n + 59 times the fraction of each cluster: 4 + 3 + 3, 7 + 7 + 6, 10 + 10 + 10 members."""
+    assert clients + 59 * cohort_size(per_cluster, clients) == total
 
 
 @pytest.mark.parametrize(("clients", "rounds", "total"), [(10, 60, 187), (20, 60, 197), (30, 60, 207), (30, 30, 117)])
 def test_updates_of_one_client_in_turn(clients, rounds, total):
-    assert clients + (rounds - 1) * cohort("one", clients) == total
+    assert clients + (rounds - 1) * cohort_size("one", clients) == total
 
 
-def cohort(take, clients):
+def cohort_size(per_cluster, clients):
     names = [f"c{i:02d}" for i in range(clients)]
     groups = np.repeat(np.arange(3), [len(part) for part in np.array_split(np.arange(clients), 3)])
     membership = {c: torch.eye(3)[k] for c, k in zip(names, groups.tolist(), strict=True)}
     models = {f"expert-00{k}": {} for k in range(3)}
     state = ServerState(1, models, membership=membership, roster=tuple(names))
-    return len(SelectRoundRobin(per_cluster=take).fold(state, {}, 0).cohort)
+    return len(SelectRoundRobin(per_cluster=per_cluster).fold(state, {}, 0).cohort)
 
 
-def test_batch_norm_and_buffers_travel_with_their_clusters():
+def test_batch_norm_and_buffers_belong_to_cluster_models():
     federation = tiny_federation(5, (1, 6, 6))
     model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
     assert model.uses(nn.modules.batchnorm._BatchNorm)
-    result = play(build("fce", setting({"serve": {"rule": "density"}}, model=model)), PlainFleet(federation), 2)
+    result = run_method(build("fce", setting({"serve": {"rule": "density"}}, model=model)), PlainFleet(federation), 2)
     assert set(result.state.models["expert-000"]) == set(model.init(0))
 
 
-def test_a_newcomer_trains_at_the_rate_of_the_first_round():
-    """Its last layer is compared with those of the first round: at a lower rate it would stay near those weights."""
+def test_a_late_joining_client_trains_at_the_rate_of_the_first_round():
+    """Its last layer is compared with those of the first round. With a lower rate it would stay near the first ones."""
     stage = build("fce", Setting(MLP, 40, 3, options={"train": {"schedule": "cosine"}})).stages[1]
     first = MLP.init(0)
     member = {"a": torch.tensor([1.0])}
@@ -455,7 +457,7 @@ def test_a_newcomer_trains_at_the_rate_of_the_first_round():
     assert rates["a"] < 0.05
 
 
-def test_a_newcomer_that_diverged_keeps_nobody_out():
+def test_a_late_joining_client_that_diverged_does_not_block_others():
     stage = build("fce", Setting(MLP, 40, 3)).stages[1]
     models = {c: MLP.init(k) for k, c in enumerate("abcd")}
     told = {c: Report({"model": m}, {"loss": (1.0, 1.0)}, {"train": 5}) for c, m in models.items()}
@@ -466,14 +468,14 @@ def test_a_newcomer_that_diverged_keeps_nobody_out():
     assert set(after.membership) == {"a", "b", "d"}
 
 
-def test_statistics_are_of_the_rows_that_are_trained_on():
-    options = {"train": {"rows": "low"}, "serve": {"rule": "density", "mask": "told"}}
+def test_moments_are_of_the_samples_that_are_trained_on():
+    options = {"train": {"sensitivity": "low"}, "serve": {"rule": "density", "mask": "reported"}}
     method = build("fce", Setting(MLP, 4, 3, options=options))
     assert {phase.split for program in method.programs.values() for phase in program.phases} == {"train/low"}
 
 
 class Recurrent(nn.Module):
-    """What torch cannot stack."""
+    """A network that torch cannot stack."""
 
     def __init__(self, input_shape, classes):
         super().__init__()
@@ -483,7 +485,7 @@ class Recurrent(nn.Module):
         return self.last(self.steps(x.flatten(1)[..., None])[0][:, -1])
 
 
-def test_networks_that_cannot_be_stacked_answer_one_after_the_other():
+def test_networks_that_cannot_be_stacked_predict_one_after_the_other():
     model = load_model(f"{__name__}:Recurrent", (6,), 3)
     models = {f"expert-{k:03d}": model.init(k) for k in range(2)}
     x = torch.randn(5, 6)

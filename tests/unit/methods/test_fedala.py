@@ -49,7 +49,7 @@ def row(label):
         (1, 1.0, 0.0),
     ],
 )
-def test_weights_go_down_the_slope_and_stay_within_0_and_1(label, lr, weight):
+def test_weights_follow_the_gradient_and_stay_within_0_and_1(label, lr, weight):
     """Own slope 0, received 1, weights 1/2: logits of x = 1 are (1/2, -1/2), so P(class 0) = e / (1 + e). Of class 0
     the slope of the loss in the model's numbers is -+1/(1+e), times the gaps of 1 and -1: -1/(1+e) in both weights; of
     class 1 it is e/(1+e). Biases are equal in both models: their weights have no slope."""
@@ -71,16 +71,16 @@ def test_training_starts_between_the_models():
 
 @pytest.mark.parametrize(("layers", "below"), [(1, {"fc1", "fc2"}), (2, {"fc1"}), (3, set())])
 def test_lower_layers_are_as_received(layers, below):
-    ala = LocalAggregation(MLP, layers=layers)
+    local_aggregation = LocalAggregation(MLP, layers=layers)
     own, received = MLP.init(1), MLP.init(0)
-    weights = {k: torch.zeros_like(own[k]) for k in ala.param_names}
-    start = ala.initial_model(ala.begin(received, {"model": own, "weights": weights}))
+    weights = {k: torch.zeros_like(own[k]) for k in local_aggregation.param_names}
+    start = local_aggregation.initial_model(local_aggregation.begin(received, {"model": own, "weights": weights}))
     assert {k.split(".")[0] for k in start if torch.equal(start[k], received[k])} == below
-    assert all(torch.equal(start[k], own[k]) for k in ala.param_names)
+    assert all(torch.equal(start[k], own[k]) for k in local_aggregation.param_names)
     assert list(start) == list(received)
 
 
-def test_who_has_no_model_yet_trains_the_received_one():
+def test_a_client_without_a_model_trains_the_received_one():
     task = Task({"global": MLP.init(0)}, {"lr": 0.1}, seed=3)
     training = LocalTraining(MLP, batch_size=1000)
     report, private = run_program(AggregateAndTrain(LocalAggregation(MLP), training), task, DATA, {})
@@ -103,11 +103,13 @@ def test_a_pull_is_towards_the_received_model():
 
 def test_learned_weights_fit_the_client_better():
     own, received = MLP.init(1), MLP.init(0)
-    ala = LocalAggregation(MLP, layers=3, epochs=10, batch_size=1000, sample_fraction=1.0)
-    _, private = run_program(LearnAggregationWeights(ala), Task({"global": received}), DATA, {"model": own})
+    local_aggregation = LocalAggregation(MLP, layers=3, epochs=10, batch_size=1000, sample_fraction=1.0)
+    _, private = run_program(
+        LearnAggregationWeights(local_aggregation), Task({"global": received}), DATA, {"model": own}
+    )
 
     def loss(private):
-        logits = aggregated_predict(ala)({"global": received}, private, DATA["train"].x)
+        logits = aggregated_predict(local_aggregation)({"global": received}, private, DATA["train"].x)
         return float(torch.nn.functional.cross_entropy(logits, DATA["train"].y))
 
     assert loss(private) < loss({}) - 0.05
@@ -122,20 +124,20 @@ def test_the_newest_model_is_served_by_the_last_weights():
     assert build("fedala", setting).predict({"global": line(5.0)}, kept(1.0, 0.25), x).tolist() == [[2.0, -2.0]]
 
 
-def test_who_is_back_is_asked_until_done():
+def test_a_returning_client_gets_a_task_until_it_is_done():
     stage = RunOnSecondParticipation(LearnAggregationWeights(LocalAggregation(LINEAR)), one_model_for, name="ala")
     state = ServerState(0, {"global": line(1.0)}, cohort=("a", "b", "c"))
 
-    def asked(state):
+    def recipients(state):
         return set(stage.plan(state, 0).tasks)
 
-    assert asked(state) == set()
+    assert recipients(state) == set()
     state = stage.fold(state, {}, 0)
-    assert asked(state) == {"a", "b", "c"}
+    assert recipients(state) == {"a", "b", "c"}
     done, not_yet = (Report(metrics={"done": (x, 1.0)}) for x in (1.0, 0.0))
     state = stage.fold(replace(state, cohort=("a", "b", "c", "d")), {"a": done, "c": not_yet}, 0)  # b is silent
-    assert asked(state) == {"b", "c", "d"}
-    assert asked(replace(state, cohort=("a", "d", "e"))) == {"d"}
+    assert recipients(state) == {"b", "c", "d"}
+    assert recipients(replace(state, cohort=("a", "d", "e"))) == {"d"}
 
 
 def run(data, name, **options):
@@ -145,38 +147,39 @@ def run(data, name, **options):
 
 
 def test_without_learning_it_is_fedavg(tiny):
-    """Weights stay at 1: what is served is the global model. Batches hold all rows, so their order does not matter."""
+    """Weights stay at 1, so the global model is served. Batches have all samples, so their order does not matter."""
     base, _ = run(tiny, "fedavg")
-    found, _ = run(tiny, "fedala", ala={"epochs": 0, "first_epochs": 0})
+    unlearned, _ = run(tiny, "fedala", local_aggregation={"epochs": 0, "first_epochs": 0})
     learned, _ = run(tiny, "fedala")
-    assert tree.max_abs_difference(base.state.models, found.state.models) < 1e-5
-    assert base.accuracy == pytest.approx(found.accuracy, abs=1e-6)
+    assert tree.max_abs_difference(base.state.models, unlearned.state.models) < 1e-5
+    assert base.accuracy == pytest.approx(unlearned.accuracy, abs=1e-6)
     assert tree.max_abs_difference(base.state.models, learned.state.models) > 1e-3
 
 
-def test_first_passes_are_made_once_and_charged(tiny):
-    """Everybody is in every round, so everybody is back in the second. A pass is over round(0.8 n) rows: forward 4848
-    operations and 240 for slopes of the last layer (see test_personal)."""
-    found, fleet = run(tiny, "fedala", ala={"first_epochs": 7})
-    pages = [p for p in found.ledger.entries if p.stage == "ala"]
-    assert [p.round for p in pages] == [2]
-    rows = {c: len(tiny[c]["train"].y) for c in tiny}
-    assert sorted(pages[0].flops.tolist()) == sorted(7 * round(0.8 * n) * (4848 + 240) for n in rows.values())
+def test_first_epochs_are_run_once_and_charged(tiny):
+    """All clients train in every round, so all return in the second. An epoch has round(0.8 n) samples, with 4848
+    operations forward and 240 for gradients of the last layer (see test_personal_models).
+    """
+    result, fleet = run(tiny, "fedala", local_aggregation={"first_epochs": 7})
+    entries = [p for p in result.ledger.entries if p.stage == "ala"]
+    assert [p.round for p in entries] == [2]
+    num_samples = {c: len(tiny[c]["train"].y) for c in tiny}
+    assert sorted(entries[0].flops.tolist()) == sorted(7 * round(0.8 * n) * (4848 + 240) for n in num_samples.values())
     assert all(set(p) == {"model", "weights"} for p in fleet.private.values())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 0}, r"ala\.layers is 0; it must be 1 or more"),
-        ({"layers": 4}, r"ala\.layers is 4; it must be from 1 to 3, the layers of mlp"),
-        ({"share": 0}, r"ala\.share is 0; it must be above 0 and at most 1"),
-        ({"lr": 0}, r"ala\.lr is 0; it must be above 0"),
-        ({"epochs": -1}, r"ala\.epochs is -1; it must be 0 or more"),
-        ({"first_epochs": -1}, r"ala\.first_epochs is -1; it must be 0 or more"),
-        ({"batch_size": 0}, r"ala\.batch_size is 0; it must be 1 or more"),
+        ({"layers": 0}, r"local_aggregation\.layers is 0; it must be 1 or more"),
+        ({"layers": 4}, r"local_aggregation\.layers is 4; it must be from 1 to 3, the number of layers of mlp"),
+        ({"sample_fraction": 0}, r"local_aggregation\.sample_fraction is 0; it must be above 0 and at most 1"),
+        ({"lr": 0}, r"local_aggregation\.lr is 0; it must be above 0"),
+        ({"epochs": -1}, r"local_aggregation\.epochs is -1; it must be 0 or more"),
+        ({"first_epochs": -1}, r"local_aggregation\.first_epochs is -1; it must be 0 or more"),
+        ({"batch_size": 0}, r"local_aggregation\.batch_size is 0; it must be 1 or more"),
     ],
 )
 def test_bad_input(options, message):
     with pytest.raises(UserError, match=message):
-        build("fedala", Setting(MLP, rounds=3, cohort_size=1, options={"ala": options}))
+        build("fedala", Setting(MLP, rounds=3, cohort_size=1, options={"local_aggregation": options}))

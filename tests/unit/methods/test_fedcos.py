@@ -15,7 +15,7 @@ from shoal.types import Samples, Task
 
 LINEAR = load_model("linear", (1,), 2)
 MLP = load_model("mlp", (6,), 4)
-# One row of each class at x = 0: the loss has no slope where biases are equal.
+# One sample of each class at x = 0: the loss has no gradient if the biases are equal.
 FLAT = dict.fromkeys(("train", "val", "test"), Samples(torch.zeros(2, 1), torch.tensor([0, 1])))
 
 
@@ -32,7 +32,7 @@ def test_cosine_over_all_parameters():
 
 
 @pytest.mark.parametrize(("epochs", "slope"), [(1, 3.1), (2, 3.1 + 0.01 * 0.894427)])
-def test_clients_are_drawn_along_the_direction(epochs, slope):
+def test_updates_follow_the_direction(epochs, slope):
     """Only the cosine has a slope. Where training starts it is d / sqrt(0.0001) = 100 d: with d = (0.1, -0.1), mu 0.02
     and lr 0.5 the first step is 0.01 * 100 * 0.1 = 0.1. Now a = w - w_received = d, |a|^2 = |d|^2 = <a, d> = 0.02, so
     with r = 0.02 * 0.02 + 0.0001 = 0.0005 the slope is d / r^0.5 - <a, d> |d|^2 a / r^1.5 = 4.472136 - 3.577709."""
@@ -42,7 +42,7 @@ def test_clients_are_drawn_along_the_direction(epochs, slope):
     assert private is None
 
 
-def test_along_with_a_pull():
+def test_with_a_proximal_term():
     """After the first step, to 3.1, a pull of mu = 1 adds a slope of 0.1: 0.05 less."""
     task = Task({"global": line(3.0), "direction": line(0.1)}, {"lr": 0.5})
     report, _ = run_program(AlignedTraining(LINEAR, epochs=2, cosine=0.02, mu=1.0), task, FLAT, {})
@@ -50,26 +50,29 @@ def test_along_with_a_pull():
 
 
 @pytest.mark.parametrize("extra", [{}, {"direction": line(0.0)}])
-def test_without_a_direction_nothing_is_asked(extra):
+def test_without_a_direction_training_is_unchanged(extra):
     report, _ = run_program(AlignedTraining(LINEAR), Task({"global": line(3.0)} | extra, {"lr": 0.5}), FLAT, {})
     assert tree.max_abs_difference(report.tensors["model"], line(3.0)) == 0
 
 
-def ends(data, name, rounds=3, **options):
+def run_method(data, name, rounds=3, **options):
     setting = Setting(MLP, rounds=rounds, cohort_size=4, batch_size=8, epochs=2, lr=0.1, momentum=0.5, options=options)
     method = build(name, setting)
     return engine.run(method, PlainFleet(data), rounds=rounds, seed=0, central_samples=data.central)
 
 
 def test_the_first_round_and_a_weight_of_0_are_fedavg(tiny):
-    assert tree.max_abs_difference(ends(tiny, "fedavg", 1).state.models, ends(tiny, "fedcos", 1).state.models) == 0
-    base = ends(tiny, "fedavg").state.models
-    assert tree.max_abs_difference(base, ends(tiny, "fedcos", train={"cosine": 0.0}).state.models) == 0
-    assert tree.max_abs_difference(base, ends(tiny, "fedcos").state.models) > 1e-3
+    assert (
+        tree.max_abs_difference(run_method(tiny, "fedavg", 1).state.models, run_method(tiny, "fedcos", 1).state.models)
+        == 0
+    )
+    base = run_method(tiny, "fedavg").state.models
+    assert tree.max_abs_difference(base, run_method(tiny, "fedcos", train={"cosine": 0.0}).state.models) == 0
+    assert tree.max_abs_difference(base, run_method(tiny, "fedcos").state.models) > 1e-3
 
 
-def test_the_direction_is_what_the_last_round_changed(tiny):
-    two, three = ends(tiny, "fedcos", 2), ends(tiny, "fedcos", 3)
+def test_the_direction_is_the_last_update_of_the_global_model(tiny):
+    two, three = run_method(tiny, "fedcos", 2), run_method(tiny, "fedcos", 3)
     change = {k: three.state.models["global"][k] - v for k, v in two.state.models["global"].items()}
     assert tree.max_abs_difference(three.state.memory["train"]["direction"], change) == 0
     stage = build("fedcos", Setting(MLP, rounds=3, cohort_size=1)).stages[-1]
@@ -79,13 +82,13 @@ def test_the_direction_is_what_the_last_round_changed(tiny):
 
 def test_two_models_are_sent_from_the_second_round_on(tiny):
     """A model has 6 * 64 + 64 + 64 * 30 + 30 + 30 * 4 + 4 = 2522 numbers of 4 bytes; 4 clients take part."""
-    base, found = ends(tiny, "fedavg"), ends(tiny, "fedcos")
-    more = [b.bytes_down - a.bytes_down for a, b in zip(base.rounds, found.rounds, strict=True)]
-    assert more[0] == 0
-    assert all(4 * 2522 * 4 < x < 4 * (2522 * 4 + 1000) for x in more[1:])
-    assert [r.bytes_up for r in base.rounds] == [r.bytes_up for r in found.rounds]
+    base, result = run_method(tiny, "fedavg"), run_method(tiny, "fedcos")
+    extra_bytes = [b.bytes_down - a.bytes_down for a, b in zip(base.rounds, result.rounds, strict=True)]
+    assert extra_bytes[0] == 0
+    assert all(4 * 2522 * 4 < x < 4 * (2522 * 4 + 1000) for x in extra_bytes[1:])
+    assert [r.bytes_up for r in base.rounds] == [r.bytes_up for r in result.rounds]
     method = build("fedcos", Setting(MLP, rounds=3, cohort_size=1))
-    assert set(method.models_for(found.state, "c0")) == {"global"}  # it is needed for training only
+    assert set(method.models_for(result.state, "c0")) == {"global"}  # it is needed for training only
 
 
 def test_a_stronger_cosine_turns_updates_more():
@@ -95,8 +98,8 @@ def test_a_stronger_cosine_turns_updates_more():
 
     def angle(weight):
         report, _ = run_program(AlignedTraining(MLP, epochs=3, cosine=weight), task, {"train": rows}, {})
-        gone = {k: v - task.models["global"][k] for k, v in report.tensors["model"].items()}
-        return float(cosine(gone, task.models["direction"]))
+        update = {k: v - task.models["global"][k] for k, v in report.tensors["model"].items()}
+        return float(cosine(update, task.models["direction"]))
 
     assert angle(0.0) < angle(0.02) < angle(0.2)
 

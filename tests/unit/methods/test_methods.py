@@ -11,12 +11,19 @@ from shoal.models import load_model
 
 def setting(**kw):
     return Setting(
-        **{"model": load_model("linear", (6,), 4), "rounds": 3, "cohort": 6, "batch_size": 1000, "epochs": 1, "lr": 0.1}
+        **{
+            "model": load_model("linear", (6,), 4),
+            "rounds": 3,
+            "cohort_size": 6,
+            "batch_size": 1000,
+            "epochs": 1,
+            "lr": 0.1,
+        }
         | kw
     )
 
 
-def ends(tiny, name, **kw):
+def run_method(tiny, name, **kw):
     method = build(name, setting(**kw))
     fleet = PlainFleet(tiny)
     return engine.run(method, fleet, rounds=3, seed=0, central_samples=tiny.central), fleet
@@ -24,34 +31,34 @@ def ends(tiny, name, **kw):
 
 def test_one_full_step_of_fedavg_is_one_step_on_the_pool(tiny):
     """With one full-batch step per client and weights by size, averaging is gradient descent on the union."""
-    fed, _ = ends(tiny, "fedavg")
-    pool, _ = ends(tiny, "centralised")
+    fed, _ = run_method(tiny, "fedavg")
+    pool, _ = run_method(tiny, "centralised")
     assert tree.max_abs_difference(fed.state.models, pool.state.models) < 1e-6
 
 
 def test_fedprox_without_pull_is_fedavg(tiny):
     kw = {"batch_size": 8, "epochs": 2}
-    plain, _ = ends(tiny, "fedavg", **kw)
-    none, _ = ends(tiny, "fedprox", options={"train": {"mu": 0.0}}, **kw)
-    some, _ = ends(tiny, "fedprox", **kw)
+    plain, _ = run_method(tiny, "fedavg", **kw)
+    none, _ = run_method(tiny, "fedprox", options={"train": {"mu": 0.0}}, **kw)
+    some, _ = run_method(tiny, "fedprox", **kw)
     assert tree.max_abs_difference(plain.state.models, none.state.models) == 0
     assert tree.max_abs_difference(plain.state.models, some.state.models) > 1e-4
 
 
 def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone(tiny):
-    base, _ = ends(tiny, "fedavg")
-    tuned, fleet = ends(tiny, "fedavg-ft")
+    base, _ = run_method(tiny, "fedavg")
+    tuned, fleet = run_method(tiny, "fedavg-ft")
     assert tree.max_abs_difference(base.state.models, tuned.state.models) == 0
     assert set(fleet.private) == set(tiny)
-    none, still = ends(tiny, "fedavg-ft", options={"personalise": {"epochs": 0}})
+    none, still = run_method(tiny, "fedavg-ft", options={"personalise": {"epochs": 0}})
     assert tree.max_abs_difference(still.private["c0"]["model"], dict(none.state.models["global"])) == 0
     assert none.accuracy == base.accuracy
-    assert tuned.accuracy["mean"] > base.accuracy["mean"]
+    assert tuned.accuracy["local"] > base.accuracy["local"]
     assert tuned.accuracy["central"] == base.accuracy["central"]
 
 
-def test_local_clients_start_alike_and_part(tiny):
-    result, fleet = ends(tiny, "local")
+def test_local_clients_start_equal_and_diverge(tiny):
+    result, fleet = run_method(tiny, "local")
     first = build("local", setting()).init(0)
     assert tree.max_abs_difference(first.models, result.state.models) == 0
     assert tree.max_abs_difference(fleet.private["c0"], fleet.private["c1"]) > 1e-3
@@ -60,14 +67,14 @@ def test_local_clients_start_alike_and_part(tiny):
 
 def test_local_equals_training_alone_for_as_many_epochs(tiny):
     """Three rounds of one full-batch step are three steps of gradient descent, written out."""
-    _, fleet = ends(tiny, "local")
+    _, fleet = run_method(tiny, "local")
     model = load_model("linear", (6,), 4)
     w = {k: v.clone().requires_grad_() for k, v in build("local", setting()).init(0).models["global"].items()}
     x, y = tiny["c4"]["train"]
     for _ in range(3):
         loss = torch.nn.functional.cross_entropy(model.predict(w, x), y)
-        slopes = torch.autograd.grad(loss, list(w.values()))
-        w = {k: (p - 0.1 * g).detach().requires_grad_() for (k, p), g in zip(w.items(), slopes, strict=True)}
+        gradients = torch.autograd.grad(loss, list(w.values()))
+        w = {k: (p - 0.1 * g).detach().requires_grad_() for (k, p), g in zip(w.items(), gradients, strict=True)}
     assert tree.max_abs_difference({k: v.detach() for k, v in w.items()}, fleet.private["c4"]["model"]) < 1e-6
 
 
@@ -77,7 +84,7 @@ def test_every_method_has_a_summary_and_options(name):
     assert "train" in default_options(name)
 
 
-def test_every_option_changes_the_piece():
+def test_options_change_the_training():
     method = build(
         "fedprox", setting(options={"train": {"mu": 0.5, "clip": 2, "schedule": "cosine", "weighting": "uniform"}})
     )
@@ -95,11 +102,11 @@ def test_every_option_changes_the_piece():
         ),
         (
             {"trian": {"mu": 1}},
-            r"trian\.mu is not known to method fedavg; did you mean train\.mu\? \(it takes select\.by, t",
+            r"trian\.mu is not known to method fedavg; did you mean train\.mu\? \(it takes select\.probability, t",
         ),
         ({"train": {"mu": "much"}}, r"option train\.mu is 'much': input should be a valid number"),
         ({"train": {"weighting": "none"}}, r"option train\.weighting is 'none': input should be 'size' or 'uniform'"),
-        ({"train": {"send": False}}, r"option train\.send is not known"),
+        ({"train": {"sends_model": False}}, r"option train\.sends_model is not known"),
         ({"train": {"epochs": -3}}, r"train\.epochs is -3"),
     ],
 )
@@ -108,7 +115,7 @@ def test_bad_options(bad, message):
         build("fedavg", setting(options=bad))
 
 
-@pytest.mark.parametrize(("key", "value"), [("rows", "low"), ("weighting", "uniform")])
+@pytest.mark.parametrize(("key", "value"), [("sensitivity", "low"), ("weighting", "uniform")])
 def test_one_pool_of_data_has_no_sensitive_part_and_nothing_to_weight(key, value, tiny):
     with pytest.raises(UserError, match=f"train.{key} is not known to method centralised"):
         shoal.run("centralised", tiny, rounds=1, set={"train": {key: value}})
@@ -121,10 +128,14 @@ def test_unknown_method():
         method_factory("nowhere.at:all")
 
 
-def test_methods_that_compare_on_validation_rows_refuse_to_do_without():
+def test_methods_that_compare_on_validation_samples_require_them():
     fleet = shoal.partition(shoal.load("digits"), "iid", clients=4, seed=0, val_fraction=0.0)
-    with pytest.raises(UserError, match=r"scmoe needs validation rows, but val_share is 0; .* --set train.judge=train"):
+    with pytest.raises(
+        UserError, match=r"scmoe needs validation samples, but val_fraction is 0. .* --set train.validation_split=train"
+    ):
         shoal.run("scmoe", fleet, rounds=1)
-    with pytest.raises(UserError, match=r"pfmoe needs validation rows, but val_share is 0; it must be above 0$"):
+    with pytest.raises(
+        UserError, match=r"pfmoe needs validation samples, but val_fraction is 0. Set --val-fraction above 0"
+    ):
         shoal.run("pfmoe", fleet, rounds=1)
-    assert shoal.run("scmoe", fleet, rounds=1, set={"train": {"judge": "train"}}).accuracy["mean"] > 0
+    assert shoal.run("scmoe", fleet, rounds=1, set={"train": {"validation_split": "train"}}).accuracy["local"] > 0

@@ -12,8 +12,8 @@ PAIRS = [pytest.param(*pair, id=f"{pair[0]} {pair[1]}") for pair in distinct_pai
 
 @pytest.mark.parametrize(("method", "path", "option"), PAIRS)
 def test_another_value_changes_what_a_run_leaves_or_serves(method, path, option):
-    found = try_option(method, path, option)
-    assert found.outcome == "changed", f"{found.outcome}: {found.detail}"
+    attempt = try_option(method, path, option)
+    assert attempt.outcome == "changed", f"{attempt.outcome}: {attempt.detail}"
 
 
 @pytest.mark.parametrize("method", ["fedepc", "scmoe", "aggregate=secure"])
@@ -26,10 +26,10 @@ def test_a_value_that_does_not_matter_is_found():
     assert try_option("fedavg", "train.clip", clip, Case((1e9,))).outcome == "NO EFFECT"
 
 
-def test_a_refusal_is_told_with_its_reason():
+def test_a_refusal_is_reported_with_its_reason():
     decay = available_options("fedavg")["train"]["decay"]
-    found = try_option("fedavg", "train.decay", decay, Case())
-    assert (found.outcome, found.detail.split(" unless ")[1]) == (
+    attempt = try_option("fedavg", "train.decay", decay, Case())
+    assert (attempt.outcome, attempt.detail.split(" unless ")[1]) == (
         "refused",
         "train.schedule is not constant; change that or leave train.decay out",
     )

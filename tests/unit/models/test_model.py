@@ -77,11 +77,11 @@ def test_forward_has_the_gradient_of_autograd():
     model = load_model("cnn-fedavg", (1, 16, 16), 3)
     params = model.init(0)
     x = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-    slopes = grad(lambda p: model.forward(p, x, KEY)[0].square().sum())(params)
+    gradients = grad(lambda p: model.forward(p, x, KEY)[0].square().sum())(params)
     tensors = {k: v.clone().requires_grad_() for k, v in params.items()}
     model.forward(tensors, x, KEY)[0].square().sum().backward()
     for k, v in tensors.items():
-        assert torch.allclose(slopes[k], v.grad, atol=1e-5)
+        assert torch.allclose(gradients[k], v.grad, atol=1e-5)
 
 
 def test_stacked_networks_agree_with_single_ones():
@@ -133,7 +133,7 @@ def test_bad_models(name, shape, message):
 
 
 def test_wrong_number_of_outputs():
-    with pytest.raises(UserError, match=r"outputs of shape \(2, 3\) for 2 rows; it must be \(2, 7\)"):
+    with pytest.raises(UserError, match=r"outputs of shape \(2, 3\) for 2 samples; it must be \(2, 7\)"):
         load_model(f"{__name__}:Fixed", (4,), 7)
 
 
@@ -180,7 +180,7 @@ def two_defaults(hidden=16, depth=1):
     return Fixed()
 
 
-def test_defaults_are_the_users_own_affair():
+def test_parameters_with_defaults_are_not_passed():
     assert load_model(f"{__name__}:two_defaults", (4,), 3).num_parameters == 15
 
 
@@ -202,7 +202,7 @@ def test_models_that_could_not_be_federated(name, message):
 
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-fedavg"])
 def test_convolutional_networks_are_the_textbook_ones(name):
-    """Convolution, ReLU, largest of 2 x 2: taking the largest first changes neither outputs nor gradients."""
+    """Max pooling before bias and ReLU changes neither outputs nor gradients."""
     from torch.nn import functional as F
 
     net = load_model(name, (3, 32, 32), 10).factory()
@@ -214,24 +214,24 @@ def test_convolutional_networks_are_the_textbook_ones(name):
 
     x = torch.randn(5, 3, 32, 32)
     assert torch.allclose(net(x), textbook(x), atol=1e-6)
-    slopes = [torch.autograd.grad(f(x).square().sum(), list(net.parameters())) for f in (net, textbook)]
-    for ours, theirs in zip(*slopes, strict=True):
+    gradients = [torch.autograd.grad(f(x).square().sum(), list(net.parameters())) for f in (net, textbook)]
+    for ours, theirs in zip(*gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-class Dawdling(nn.Module):
-    """Two callers meet inside: the first goes on when the second has entered, the second when the first has left."""
+class SlowNetwork(nn.Module):
+    """Lets two calls overlap: the first waits until the second has begun, and the second until the first has ended."""
 
-    def __init__(self, meeting):
+    def __init__(self, events):
         super().__init__()
-        self.meeting = meeting
+        self.events = events
         self.scale = nn.Parameter(torch.zeros(2))
 
     def __deepcopy__(self, memo):
-        return Dawdling(self.meeting)
+        return SlowNetwork(self.events)
 
     def forward(self, x):
-        first, second, left = self.meeting
+        first, second, left = self.events
         if x[0, 0] == 1:
             first.set()
             assert second.wait(5)
@@ -243,19 +243,19 @@ class Dawdling(nn.Module):
 
 @pytest.mark.parametrize("call", ["predict", "forward"])
 def test_threads_do_not_see_each_others_weights(call):
-    first, _, left = meeting = [threading.Event() for _ in range(3)]
-    model = Model("dawdling", lambda: Dawdling(meeting), (2,), 2)
+    first, _, left = events = [threading.Event() for _ in range(3)]
+    model = Model("overlapping", lambda: SlowNetwork(events), (2,), 2)
 
-    def said(scale, x):
-        params, rows = {"scale": torch.full((2,), scale)}, torch.full((1, 2), x)
+    def outputs(scale, x):
+        params, inputs = {"scale": torch.full((2,), scale)}, torch.full((1, 2), x)
         if call == "predict":
-            return model.predict(params, rows).tolist()
-        return model.forward(params, rows, torch.tensor([0, 0]))[0].tolist()
+            return model.predict(params, inputs).tolist()
+        return model.forward(params, inputs, torch.tensor([0, 0]))[0].tolist()
 
     with ThreadPoolExecutor(2) as threads:
-        early = threads.submit(said, 3.0, 1.0)
+        early = threads.submit(outputs, 3.0, 1.0)
         assert first.wait(5)
-        late = threads.submit(said, 5.0, 2.0)
+        late = threads.submit(outputs, 5.0, 2.0)
         assert early.result(5) == [[3.0, 3.0]]
         left.set()
         assert late.result(5) == [[10.0, 10.0]]

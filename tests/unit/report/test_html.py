@@ -15,7 +15,7 @@ HOSTILE = "</script><script>alert(1)</script>"
 
 
 class Page(HTMLParser):
-    """What a browser makes of the page: elements, addresses, figures and the text outside of scripts."""
+    """The page as a browser parses it: elements, addresses, plots, and the text outside of scripts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_the_page_loads_nothing(write_run, tmp_path):
     assert page.tags.count("script") == 2 + len(page.figures)
 
 
-def test_the_page_is_written_beside_and_renamed(write_run, tmp_path):
+def test_the_page_is_written_atomically(write_run, tmp_path):
     page_of([write_run()], tmp_path)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["page.html"]
 
@@ -79,8 +79,8 @@ def test_three_runs_are_compared(write_run, tmp_path):
     ]
     page = page_of(paths, tmp_path)
     assert "fedavg, fedprox on digits: 3 runs" in page.text
-    assert page.best == ["0.200", "80.0", "60.0", "75.0"]  # loss of a; mean, worst tenth and F1 of b
-    assert "Over seeds" not in page.text
+    assert page.best == ["0.200", "80.0", "60.0", "75.0"]  # loss of a, and local, worst tenth and F1 of b
+    assert "Means over seeds" not in page.text
 
 
 def test_seeds_are_aggregated(write_run, tmp_path):
@@ -111,27 +111,27 @@ def test_hostile_names_stay_text(write_run, tmp_path):
     assert hostile.figures[-1]["data"][0]["y"][0] == HOSTILE.replace("<", "&lt;").replace(">", "&gt;")
 
 
-def test_joules_are_drawn_and_written(write_course, tmp_path):
+def test_joules_are_plotted_and_in_a_table(write_course, tmp_path):
     page = page_of([write_course("a", [0.5, 0.5, 0.5]), write_course("b", [0.5, 0.5, 0.5], "local")], tmp_path)
     assert len(page.figures) == 6
-    assert page.text.count("30.0 J") == 6  # of each run: in the results, and below the bars together and the whole run
+    assert page.text.count("30.0 J") == 6  # of each run: in the results, and twice below the bars (total and whole run)
     assert page.text.count("6.0 s") == 2
     assert "3.00 J\n10 %" in page.text  # preparation, below the bars
     assert "6.00 J\n20 %" in page.text  # the server
     assert "Up to 20% of a run’s joules are the server’s" in page.text
 
 
-def test_a_stopped_run_says_why(write_course, tmp_path):
+def test_a_run_that_ended_early_has_its_reason(write_course, tmp_path):
     page = page_of([write_course("a", [0.5, 0.5], stopped="every battery is empty")], tmp_path)
     assert page.text.count("finished (every battery is empty at round 2)") == 2
 
 
-def test_what_was_chosen_and_measured_is_on_the_page(write_course, tmp_path):
+def test_settings_energy_and_privacy_are_on_the_page(write_course, tmp_path):
     path = write_course(
-        "a", [0.5], config={"devices": "pi:0.5,phone:0.5", "link": "lte-m", "battery": 3.5, "radio_w": None}
+        "a", [0.5], config={"devices": "pi:0.5,phone:0.5", "link": "lte-m", "battery_joules": 3.5, "radio_w": None}
     )
     result = json.loads((path / "result.json").read_text())
-    result["joules_of_groups"] = {"0": {"clients": 2, "pre": 0.0, "train": 7.77, "comm": 1.0}}
+    result["cluster_joules"] = {"0": {"num_clients": 2, "preparation": 0.0, "training": 7.77, "communication": 1.0}}
     result["privacy"] = {"record_epsilon": 1.234, "objectives": {"within": 0.5678}}
     result["measured"] = {
         "seconds": 5.0, "joules": 123.0, "cpu_joules": 100.0, "ram_joules": 23.0, "gpu_joules": 0.0,
@@ -145,24 +145,24 @@ def test_what_was_chosen_and_measured_is_on_the_page(write_course, tmp_path):
         "3.5",
         "7.77 J",
         "1.234",
-        "What noise protects",
+        "Differential privacy of what clients send",
         "objectives within",
         "0.5678",
         "123 J",
         "4.56 g",
     ):
         assert f"\n{part}\n" in text
-    assert "Processor: estimated <from> load." in text
+    assert "Source of the processor’s energy: estimated <from> load." in text
     assert "radio w" not in text
 
 
-def test_what_was_asked_is_on_the_page(write_course, tmp_path):
+def test_the_requested_comparison_is_on_the_page(write_course, tmp_path):
     runs = [read_run(write_course("a", [0.5, 0.5])), read_run(write_course("b", [0.3, 0.3], "local"))]
     numbers = {"source": "Table <II>", "metric": "final", "columns": {"final": {"fedavg": 46.03, "local": 40.0}}}
-    questions = ComparisonRequest.parse("0.4", "100", sustained_rounds=2)
-    path = write_page(runs, tmp_path / "page.html", request=questions, paper=compare_with_paper(runs, numbers))
+    request = ComparisonRequest.parse("0.4", "100", sustained_rounds=2)
+    path = write_page(runs, tmp_path / "page.html", request=request, paper=compare_with_paper(runs, numbers))
     page = Page(path.read_text("utf-8"))
-    assert "Joules, simulated time and rounds to an accuracy" in page.text
+    assert "Joules, simulated time and rounds to reach an accuracy" in page.text
     assert "Accuracy at a budget of joules" in page.text
     assert "Beside the paper: Table <II> (%)" in page.text
     assert "Orderings: same 0, undecided 1, opposite 0" in page.text
@@ -176,29 +176,29 @@ def test_different_partitions_are_all_shown(write_run, tmp_path):
     assert [figure["data"][0]["y"] for figure in page.figures[-2:]] == [["a", "b", "c"], ["p", "q"]]
 
 
-def test_what_cannot_be_written_is_said(write_run, tmp_path):
+def test_a_page_that_cannot_be_written_is_refused(write_run, tmp_path):
     run = read_run(write_run())
     with pytest.raises(UserError, match="at least one run directory"):
         write_page([], tmp_path / "page.html")
     with pytest.raises(UserError, match="is a folder"):
         write_page([run], tmp_path)
-    with pytest.raises(UserError, match="holds no rounds yet"):
+    with pytest.raises(UserError, match="has no rounds yet"):
         write_page([run, read_run(write_run("empty", done=0))], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
-def test_who_is_in_which_group_is_on_the_page(write_course, tmp_path):
+def test_the_clients_of_each_cluster_are_on_the_page(write_course, tmp_path):
     path = write_course("a", [0.5], "fedepc")
     result = json.loads((path / "result.json").read_text())
     many = [f"c{i}" for i in range(15)]
-    empty = {"expert": "expert-002", "clients": []}
-    result["groups"] = [
-        {"expert": "expert-000", "clients": many}, {"expert": "expert-001", "clients": ["x", "y"]}, empty,
+    empty = {"model": "expert-002", "clients": []}
+    result["clusters"] = [
+        {"model": "expert-000", "clients": many}, {"model": "expert-001", "clients": ["x", "y"]}, empty,
     ]  # fmt: skip
-    result["groups_ari"] = 0.876
+    result["clusters_ari"] = 0.876
     (path / "result.json").write_text(json.dumps(result))
     text = page_of([path], tmp_path).text
     assert "\nfedepc\nexpert-000\n15\nc0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 ... and 3 more\n" in text
     assert "\nfedepc\nexpert-001\n2\nx, y\n" in text
-    assert "adjusted Rand index with the planted groups 0.88" in text
-    assert shown_columns(summarise([read_run(path)]))[6].text(summarise([read_run(path)])[0]) == "2"  # one has nobody
+    assert "the adjusted Rand index of these clusters and the planted groups is 0.88" in text
+    assert shown_columns(summarise([read_run(path)]))[6].text(summarise([read_run(path)])[0]) == "2"  # one is empty

@@ -39,7 +39,7 @@ def test_a_large_fleet_is_binned_and_keeps_its_totals():
     assert "6 clients added up per row" in figure.layout.title.text
 
 
-def test_the_rounds_figure_shows_mean_band_and_central(write_run):
+def test_the_plot_over_rounds_shows_local_accuracy_band_and_central_accuracy(write_run):
     figure = accuracy_over_rounds([read_run(write_run(mean=0.96))])
     band, mean, central = figure.data
     assert (list(mean.x), list(mean.y)) == ([2, 4], [0.48, 0.96])
@@ -56,29 +56,29 @@ def test_many_runs_are_drawn_without_bands(write_run):
     assert "Band" not in figure.layout.title.subtitle.text
 
 
-def test_traffic_counts_rounds_that_were_not_evaluated(write_run):
+def test_bytes_of_rounds_without_evaluation_count(write_run):
     figure = accuracy_over_bytes([read_run(write_run(mean=0.75))])
     assert list(figure.data[0].x) == [8.0, 16.0]
     assert "(kB)" in figure.layout.xaxis.title.text
 
 
-def test_boxes_leave_out_silent_clients_and_escape_their_names(write_run):
+def test_boxes_have_no_clients_without_a_response_and_escape_names(write_run):
     figure = client_boxes([read_run(write_run(clients=("<b>", "plain", "silent")))])
     assert [list(point) for point in figure.data[0].customdata] == [["&lt;b&gt;", 10], ["plain", 10]]
 
 
 def test_boxes_are_means_of_the_last_twenty_rounds(write_run):
-    """Of rounds 1, 11, 21 and 30 the last three are among them; who was silent in some counts with the others."""
+    """The rounds 11, 21 and 30 count. A client without a response in one of them has the mean of the others."""
     run = read_run(write_run(clients=("a", "b")))
     seen = {1: (0.0, 0.0), 11: (0.2, None), 21: (0.4, 0.5), 30: (0.6, 0.7)}
-    lines = tuple({**run.clients[0], "round": r, "accuracy": list(a), "n": [9, 9]} for r, a in seen.items())
+    lines = tuple({**run.clients[0], "round": r, "accuracy": list(a), "num_samples": [9, 9]} for r, a in seen.items())
     figure = client_boxes([replace(run, clients=lines)])
     assert list(figure.data[0].y) == pytest.approx([0.4, 0.6])
 
 
-def test_a_round_in_which_all_clients_were_silent_leaves_a_gap(write_run):
+def test_a_round_without_any_response_leaves_a_gap(write_run):
     run = read_run(write_run())
-    run.rounds[1]["accuracy"].update(mean=None, std=None)
+    run.rounds[1]["accuracy"].update(local=None, std=None)
     band, mean, _ = accuracy_over_rounds([run]).data
     assert list(mean.y) == [None, 0.75]
     assert list(band.x) == [4, 4]
@@ -97,20 +97,21 @@ def test_accuracy_over_joules_is_a_mean_over_seeds(write_course):
     assert (list(local.x), local.name) == ([10, 20, 30], "local")
 
 
-def test_the_bars_stack_what_the_common_accuracy_took(write_course):
+def test_the_bars_stack_the_joules_to_the_common_accuracy(write_course):
     runs = [
         read_run(write_course("a", [0.5, 0.5, 0.5])),
         read_run(write_course("b", [0.1, 0.4, 0.4], "<b>")),
     ]
     figure = joule_bars(runs, sustained_rounds=2)
-    train, pre, comm, server, *key = figure.data
-    # 40 % is held by fedavg at round 2, by the other at round 3: 20 J and 30 J, of which in 10 train 6, server 2.
+    training, preparation, communication, server, *legend = figure.data
+    parts = (training, preparation, communication, server)
+    # fedavg sustains 40 % at round 2 (20 J), the other at round 3 (30 J). Training has 6 of 10 J, the server 2.
     assert "40%" in figure.layout.title.text
-    assert [list(bars.x) for bars in (train, pre, comm, server)] == [[12, 18], [2, 3], [2, 3], [4, 6]]
-    assert list(train.y) == ["fedavg", "&lt;b&gt;"]
-    assert [bars.marker.pattern.shape for bars in (train, pre, comm, server)] == ["", "/", "x", "."]
-    assert [bars.name for bars in key] == ["training", "preparation", "communication", "server"]
-    assert "preparation: 2.00 J (10.00%)" in pre.customdata[0]
+    assert [list(bars.x) for bars in parts] == [[12, 18], [2, 3], [2, 3], [4, 6]]
+    assert list(training.y) == ["fedavg", "&lt;b&gt;"]
+    assert [bars.marker.pattern.shape for bars in parts] == ["", "/", "x", "."]
+    assert [bars.name for bars in legend] == ["training", "preparation", "communication", "server"]
+    assert "preparation: 2.00 J (10.00%)" in preparation.customdata[0]
     assert list(server.text) == [" 20.0 J", " 30.0 J"]
 
 

@@ -22,7 +22,7 @@ from shoal.store.reader import read_run
 COLUMN = {".".join(c.path): c for c in COLUMNS}
 
 
-def test_a_finished_run_is_summed_up_by_its_result(write_run):
+def test_the_row_of_a_finished_run_is_from_its_result(write_run):
     path = write_run(mean=0.75, loss=0.5)
     assert summarise([read_run(path)]) == [
         {
@@ -33,15 +33,15 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
             "finished": True,
             "status": "finished",
             "failure": None,
-            "rounds": 4,
-            "accuracy": {"mean": 0.75, "std": 0.1, "worst10": 0.55, "f1": 0.7, "central": 0.5},
-            "loss": {"mean": 0.5, "central": None},
-            "groups": None,
+            "completed_rounds": 4,
+            "accuracy": {"local": 0.75, "std": 0.1, "worst10": 0.55, "f1": 0.7, "central": 0.5},
+            "loss": {"local": 0.5, "central": None},
+            "num_clusters": None,
             "bytes_up": 4000,
             "bytes_down": 12000,
-            "edges": 0,
-            "bytes_long": 16000,
-            "joules": {"train": None, "pre": None, "comm": None, "server": None, "total": None},
+            "num_edges": 0,
+            "bytes_edge_cloud": 16000,
+            "joules": {"training": None, "preparation": None, "communication": None, "server": None, "total": None},
             "sim_time_s": None,
             "predict_ms": None,
             "wall_s": 90.0,
@@ -49,23 +49,23 @@ def test_a_finished_run_is_summed_up_by_its_result(write_run):
     ]
 
 
-def test_an_unfinished_run_is_summed_up_by_what_is_there(write_run):
+def test_the_row_of_an_unfinished_run_is_from_its_rounds(write_run):
     (row,) = summarise([read_run(write_run(mean=0.75, loss=0.5, done=3))])
-    assert row["rounds"] == 3
-    assert row["accuracy"]["mean"] == 0.375  # round 2, the last evaluated
-    assert row["loss"]["mean"] == 1.0
+    assert row["completed_rounds"] == 3
+    assert row["accuracy"]["local"] == 0.375  # round 2, the last evaluated
+    assert row["loss"]["local"] == 1.0
     assert (row["bytes_up"], row["bytes_down"], row["wall_s"]) == (3000, 9000, 4.5)
 
 
 def test_a_run_before_its_first_round_has_no_numbers(write_run):
     (row,) = summarise([read_run(write_run(done=0))])
-    assert row["accuracy"]["mean"] is None
-    assert COLUMN["accuracy.mean"].text(row) == "–"
+    assert row["accuracy"]["local"] is None
+    assert COLUMN["accuracy.local"].text(row) == "–"
 
 
 def test_a_diverged_loss_is_missing_and_the_rows_stay_valid_json(write_run):
     rows = summarise([read_run(write_run(loss=float("nan")))])
-    assert rows[0]["loss"]["mean"] is None
+    assert rows[0]["loss"]["local"] is None
     json.dumps(rows, allow_nan=False)
 
 
@@ -79,9 +79,9 @@ def test_seeds_of_one_job_are_averaged(write_run):
     ]
     (row,) = summarise_seeds(runs)
     assert row["seeds"] == [0, 1]
-    assert row["accuracy"]["mean"] == pytest.approx({"mean": 0.75, "std": 0.1 / sqrt(2)})
+    assert row["accuracy"]["local"] == pytest.approx({"mean": 0.75, "std": 0.1 / sqrt(2)})
     assert row["loss"]["central"] is None
-    assert COLUMN["accuracy.mean"].text(row) == "75.0\n± 7.1"
+    assert COLUMN["accuracy.local"].text(row) == "75.0\n± 7.1"
     assert COLUMN["bytes_up"].text(row) == "4.0 kB\n± 0"
 
 
@@ -100,30 +100,30 @@ def test_best_is_highest_accuracy_and_lowest_loss(write_run):
             read_run(write_run("c", mean=0.90, loss=0.9)),
         ]
     )
-    assert best_rows(rows, COLUMN["accuracy.mean"]) == {1, 2}
-    assert best_rows(rows, COLUMN["loss.mean"]) == {0}
-    assert best_rows(rows, COLUMN["bytes_up"]) == set()  # all equal: nothing to choose
+    assert best_rows(rows, COLUMN["accuracy.local"]) == {1, 2}
+    assert best_rows(rows, COLUMN["loss.local"]) == {0}
+    assert best_rows(rows, COLUMN["bytes_up"]) == set()  # all are equal
 
 
-def test_the_clock_of_this_machine_makes_no_run_the_best(write_run):
+def test_wall_time_has_no_best_run(write_run):
     rows = summarise([read_run(write_run("a")), read_run(write_run("b"))])
     rows[1]["wall_s"] = 1.0
     assert best_rows(rows, COLUMN["wall_s"]) == set()
 
 
-def test_what_a_table_does_not_say_is_remarked(write_course):
+def test_remarks_name_late_reports_depleted_clients_and_the_reason_of_an_early_end(write_course):
     path = write_course("a", [0.1, 0.2], stopped="every battery is empty")
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    lines[0] |= {"late": 1, "late_clients": ["b"], "left": []}
-    lines[1] |= {"late": 2, "late_clients": ["b", "c"], "left": ["a"]}
+    lines[0] |= {"num_late_reports": 1, "late_clients": ["b"], "depleted_clients": []}
+    lines[1] |= {"num_late_reports": 2, "late_clients": ["b", "c"], "depleted_clients": ["a"]}
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run_remarks([read_run(path), read_run(write_course("b", [0.1], "local"))]) == [
-        "fedavg: finished (every battery is empty at round 2); 3 reports came after the deadline, 1 client left with "
-        "an empty battery (rounds.jsonl says who and when)."
+        "fedavg: finished (every battery is empty at round 2), 3 late reports, 1 depleted client "
+        "(rounds.jsonl names the clients)."
     ]
 
 
-def test_one_total_is_the_same_in_every_place(write_course):
+def test_total_joules_are_the_sum_of_the_rounds(write_course):
     path = write_course("run", [0.1])  # 10 J by its lines
     result = json.loads((path / "result.json").read_text())
     (path / "result.json").write_text(json.dumps(result | {"joules": {"total": 10.06}}))
@@ -138,31 +138,30 @@ def test_an_unfinished_run_is_never_best(write_run):
         read_run(write_run("c", mean=1.6, done=2)),
     ]
     rows = summarise(runs)
-    assert rows[2]["accuracy"]["mean"] == 0.8
-    assert best_rows(rows, COLUMN["accuracy.mean"]) == {1}
+    assert rows[2]["accuracy"]["local"] == 0.8
+    assert best_rows(rows, COLUMN["accuracy.local"]) == {1}
 
 
-def test_caution_names_the_uncommon_ground(write_run):
+def test_the_comparability_warning_names_the_settings_that_differ(write_run):
     one, other = read_run(write_run("a")), read_run(write_run("b", config={"data": "letters"}))
     assert comparability_warning([one, one]) == ""
-    assert (
-        comparability_warning([one, other]) == "These runs differ in data: their numbers are not directly comparable."
-    )
+    warning = "These runs differ in data, so their numbers are not directly comparable."
+    assert comparability_warning([one, other]) == warning
 
 
 def test_joules_and_simulated_time_are_of_the_whole_run(write_course):
     (row,) = summarise([read_run(write_course("run", [0.1, None, 0.3]))])  # three rounds of 10 J and 2 s
-    assert row["joules"] == {"train": 18, "pre": 3, "comm": 3, "server": 6, "total": 30}
+    assert row["joules"] == {"training": 18, "preparation": 3, "communication": 3, "server": 6, "total": 30}
     assert row["sim_time_s"] == 6
 
 
-def test_joules_of_an_unfinished_run_are_those_so_far(write_course):
-    # The server's watts are not known yet, so they are those of the usual one, 65 W: 8 J + 0.5 s * 65 W a round.
+def test_joules_of_an_unfinished_run_are_those_of_its_rounds(write_course):
+    # The server's watts are not in a result yet, so the default of 65 W applies: 8 J + 0.5 s * 65 W a round.
     (row,) = summarise([read_run(write_course("run", [0.1, 0.2], finished=False))])
-    assert row["joules"] == {"train": 12, "pre": 2, "comm": 2, "server": 65, "total": 81}
+    assert row["joules"] == {"training": 12, "preparation": 2, "communication": 2, "server": 65, "total": 81}
 
 
-def test_columns_that_no_run_has_are_left_out(write_run, write_course):
+def test_columns_without_values_are_hidden(write_run, write_course):
     old, new = read_run(write_run("old")), read_run(write_course("new", [0.1]))
     assert "Joules" not in [c.title for c in shown_columns(summarise([old]))]
     assert [c.title for c in shown_columns(summarise([old, new]))][-3:] == ["Joules", "Sim time", "Time"]
@@ -187,7 +186,7 @@ def test_joules(joules, text):
     assert joules_text(joules) == text
 
 
-def test_the_unit_of_an_axis_suits_its_end():
+def test_the_unit_of_an_axis_fits_its_largest_value():
     assert joules_unit(3849) == (1000, "kJ")
     assert joules_unit(999) == (1, "J")
     assert joules_unit(0) == (1, "J")
@@ -214,11 +213,11 @@ def test_durations(seconds, text):
     assert duration_text(seconds) == text
 
 
-def test_the_long_link_is_shown_beside_runs_without_edges(write_run):
-    """Without edges all that clients send and are sent crosses it."""
-    flat, edged = (summarise([read_run(write_run(name=name))])[0] for name in ("flat", "edged"))
-    titles = [c.title for c in shown_columns([flat, edged])]
-    assert "Long link" not in titles
-    edged |= {"edges": 2, "bytes_long": 700}
-    assert "Long link" in [c.title for c in shown_columns([flat, edged])]
-    assert COLUMN["bytes_long"].text(flat) == "16.0 kB"
+def test_the_edge_cloud_link_is_shown_beside_runs_without_edges(write_run):
+    """Without edge servers all messages of clients cross the link to the cloud."""
+    flat, with_edges = (summarise([read_run(write_run(name=name))])[0] for name in ("flat", "with edges"))
+    titles = [c.title for c in shown_columns([flat, with_edges])]
+    assert "Edge-cloud link" not in titles
+    with_edges |= {"num_edges": 2, "bytes_edge_cloud": 700}
+    assert "Edge-cloud link" in [c.title for c in shown_columns([flat, with_edges])]
+    assert COLUMN["bytes_edge_cloud"].text(flat) == "16.0 kB"

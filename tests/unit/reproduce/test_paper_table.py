@@ -16,7 +16,7 @@ FINAL = {
     "source": "Table II, Fashion-MNIST",
     "metric": "final",
     "columns": {"final": {"fedavg": 48.0, "fedprox": 50.0, "local": 52.0, "fedcor": 53.0}},
-    "held": 2,
+    "sustained_rounds": 2,
 }
 
 
@@ -53,7 +53,7 @@ def test_every_ordering_of_the_paper_gets_a_verdict(runs):
     assert found["local", "fedavg"].difference == pytest.approx(-10)
     assert found["local", "fedavg"].paper_difference == 4
     assert table.verdict == "same 0, undecided 1, opposite 2"
-    assert "Not run, so not judged: fedcor." in table.notes
+    assert "Left out, because there are no runs: fedcor." in table.notes
 
 
 def test_the_same_order_is_the_same(runs):
@@ -69,7 +69,7 @@ def test_one_seed_decides_nothing(runs):
 
 
 def test_accuracy_at_a_budget_beside_the_paper(runs):
-    # A run is 30 J. 60 % are 18 J, one round; 100 % are all three, of which the last two are held.
+    # A run is 30 J. 60 % are 18 J, one round; 100 % are all three, of which the last two are sustained.
     paper = FINAL | {
         "metric": "at_budget",
         "columns": {k: {"fedavg": 1.0, "local": 2.0} for k in ("60", "100", "final")},
@@ -94,7 +94,7 @@ def test_what_an_accuracy_takes_in_the_papers_unit(runs, unit, number):
 
 
 def test_where_a_seed_has_no_number_nothing_is_decided(runs):
-    # 0.42 is held by one seed of fedavg only; of fedprox, too.
+    # 0.42 is sustained by one seed of fedavg only; of fedprox, too.
     paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.42": {"fedavg": 2.0, "fedprox": 1.0}}}
     table = compare_with_paper(runs, paper)
     assert table.cell("fedavg", "0.42").ours.num_values == 1
@@ -124,12 +124,12 @@ def test_a_cell_whose_jobs_all_failed_says_so(runs, tmp_path):
     assert table.verdict == "same 0, undecided 4, opposite 2"
 
 
-def test_where_the_reference_failed_nothing_is_known_in_percent(runs, tmp_path):
+def test_a_failed_reference_leaves_percentages_unknown(runs, tmp_path):
     others = [run for run in runs if run.label != "fedavg"]
     paper = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "local": 2.0}}}
     table = compare_with_paper([*others, failed(tmp_path / "lost")], paper)
     assert [table.cell(row, "100").ours for row in ("fedavg", "local")] == [None, None]
-    assert "What 100 % is is not known, because fedavg failed." in table.notes
+    assert "The joules of 100 % are unknown because fedavg failed." in table.notes
 
 
 def test_a_method_with_several_jobs_is_left_out(runs, write_course):
@@ -139,13 +139,15 @@ def test_a_method_with_several_jobs_is_left_out(runs, write_course):
     assert {(o.higher, o.lower) for o in table.orderings} == {("local", "fedprox")}
 
 
-def test_rows_and_columns_by_what_jobs_differ_in(write_course):
+def test_rows_and_columns_by_keys_of_jobs(write_course):
     runs = [
         read_run(write_course(f"{part}-{mu}", [level, level], config={"partition": part, "set": {"train": {"mu": mu}}}))
         for (part, mu), level in {("iid", 0.1): 0.5, ("iid", 0.2): 0.6, ("blocks", 0.1): 0.7}.items()
     ]
     columns = {"digits iid": {"0.1": 1.0, "0.2": 2.0}, "digits blocks": {"0.1": 3.0, "0.2": 4.0}}
-    table = compare_with_paper(runs, FINAL | {"rows": ["train.mu"], "by": ["data", "partition"], "columns": columns})
+    table = compare_with_paper(
+        runs, FINAL | {"row_keys": ["train.mu"], "column_keys": ["data", "partition"], "columns": columns}
+    )
     ours = {(c.row, c.column): c.ours and c.ours.mean for c in table.cells}
     assert ours == {
         ("0.1", "digits iid"): pytest.approx(50),
@@ -157,16 +159,16 @@ def test_rows_and_columns_by_what_jobs_differ_in(write_course):
     assert paper_report_tables(table)[0].headers[0] == "Train.mu"
 
 
-def test_the_accuracy_that_counts_can_be_said(write_course):
+def test_the_accuracy_can_be_chosen(write_course):
     run = read_run(write_course("run", [0.4, 0.4]))
-    mean = run.rounds[-1]["accuracy"]["mean"]
+    mean = run.rounds[-1]["accuracy"]["local"]
     assert mean == 0.3
     table = compare_with_paper([run], FINAL | {"accuracy": "local"})
     assert table.cell("fedavg", "final").ours.mean == pytest.approx(100 * mean)
-    assert "Accuracy: mean over the clients’ own test sets." in table.notes
+    assert "Accuracy means local accuracy (mean over the clients’ own test sets)." in table.notes
 
 
-def test_the_sheets_tell_it_all(runs):
+def test_the_tables_have_numbers_and_verdicts(runs):
     numbers, verdicts = paper_report_tables(table := compare_with_paper(runs, FINAL))
     assert numbers.title == "Beside the paper: Table II, Fashion-MNIST (%)"
     assert numbers.rows[0] == ("fedavg", "41.00\n± 1.41", "48.00")
@@ -180,15 +182,18 @@ def test_the_sheets_tell_it_all(runs):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"by": ["data"], "metric": "at_budget"}, r"by is \['data'\] with metric 'at_budget'; it must be"),
+        (
+            {"column_keys": ["data"], "metric": "at_budget"},
+            r"column_keys is \['data'\] with metric 'at_budget'\. The metric must be",
+        ),
         ({"metric": "best"}, r"\[paper\] metric is 'best'"),
         ({"columns": {"final": {"fedavg": "high"}}}, r"\[paper\] columns.final.fedavg is 'high'"),
         ({"colour": "red"}, r"\[paper\] colour is 'red'"),
         ({"unit": "J"}, r"\[paper\] unit is 'J'; with metric 'final' it must be one of '%', ''"),
         ({"columns": {"finl": {}}}, r"\[paper\] columns has 'finl'; with metric 'final' it must be final"),
-        ({"joules": "mine"}, r"\[paper\] joules is 'mine'"),
-        ({"metric": "to_accuracy"}, r"\[paper\] columns has 'final'; an accuracy must be"),
-        ({"metric": "at_budget", "columns": {"half": {}}}, r"\[paper\] columns has 'half'; a budget must be"),
+        ({"joules_scope": "mine"}, r"\[paper\] joules_scope is 'mine'"),
+        ({"metric": "to_accuracy"}, r"\[paper\] columns has 'final'\. An accuracy must be"),
+        ({"metric": "at_budget", "columns": {"half": {}}}, r"\[paper\] columns has 'half'\. A budget must be"),
     ],
 )
 def test_a_bad_table_is_named(change, message):
@@ -199,29 +204,29 @@ def test_a_bad_table_is_named(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"of": "fedavgg"}, r"\[paper\] of is 'fedavgg', which is none of the runs"),
-        ({"of": "fedprox"}, r"\[paper\] of is 'fedprox', but its runs differ in more than the seed"),
+        ({"reference": "fedavgg"}, r"\[paper\] reference is 'fedavgg', which is not one of the runs"),
+        ({"reference": "fedprox"}, r"\[paper\] reference is 'fedprox', but its runs differ in more than the seed"),
         (
             {"columns": {"100": {"simclusst": 1.0}}},
             r"columns.100 has 'simclusst', which is .*; did you mean simclust\?",
         ),
     ],
 )
-def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path, change, message):
+def test_a_table_that_does_not_fit_the_planned_runs_is_refused(tmp_path, change, message):
     configs = [{"method": "fedavg", "seed": s} for s in range(2)]
     configs += [{"method": "fedprox", "seed": 0, "lr": lr} for lr in (0.1, 0.2)]
     plans = [planned_run(tmp_path / str(i), config) for i, config in enumerate(configs)]
-    asked = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "simclust": 2.0}}}
-    validate_paper(asked, plans, ("fedavg", "fedprox", "simclust"))
+    paper = FINAL | {"metric": "at_budget", "columns": {"100": {"fedavg": 1.0, "simclust": 2.0}}}
+    validate_paper(paper, plans, ("fedavg", "fedprox", "simclust"))
     with pytest.raises(UserError, match=message):
-        validate_paper(asked | change, plans, ("fedavg", "fedprox", "simclust"))
+        validate_paper(paper | change, plans, ("fedavg", "fedprox", "simclust"))
 
 
 def test_the_server_can_be_left_out(runs):
     paper = FINAL | {"metric": "to_accuracy", "unit": "J", "columns": {"0.4": {"fedavg": 1.0}}}
-    with_server, without = (compare_with_paper(runs, paper | {"joules": whose}) for whose in ("all", "clients"))
+    with_server, without = (compare_with_paper(runs, paper | {"joules_scope": scope}) for scope in ("all", "clients"))
     assert [t.cell("fedavg", "0.4").ours.mean for t in (with_server, without)] == [30, 24]
-    assert any('[paper] joules = "clients" leaves them out' in note for note in with_server.notes)
+    assert any('[paper] joules_scope = "clients" excludes them' in note for note in with_server.notes)
 
 
 def test_a_missing_field_is_named():
@@ -229,14 +234,14 @@ def test_a_missing_field_is_named():
         read_paper({k: v for k, v in FINAL.items() if k != "source"})
 
 
-def test_figures_are_rows(runs):
-    """The last two rounds that have a figure: (3 + 5) / 2; and one that no round has."""
+def test_round_metrics_are_rows(runs):
+    """The last two rounds with the metric: (3 + 5) / 2, and a metric that no round has."""
     lines = tuple(
         {"round": k, "metrics": {"train.silhouette": v} if v else {}} for k, v in enumerate((1.0, 3.0, 5.0, 0))
     )
     names = {"train.silhouette": 0.5, "train.other": 0.7}
-    paper = {"source": "T", "metric": "figures", "unit": "", "held": 2, "columns": {"final": names}}
+    paper = {"source": "T", "metric": "round_metric", "unit": "", "sustained_rounds": 2, "columns": {"final": names}}
     table = compare_with_paper([replace(runs[0], rounds=lines)], paper)
     assert table.cell("train.silhouette", "final").ours.mean == 4.0
     assert table.cell("train.other", "final").ours is None
-    assert table.row_keys == "figure"
+    assert table.row_keys == "round metric"

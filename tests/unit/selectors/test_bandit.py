@@ -39,7 +39,7 @@ class TestContexts:
         assert found[:, 0] == pytest.approx([-sqrt(1.5), 0, sqrt(1.5)])
         assert (found[:, 1] == 0).all()
 
-    def test_who_has_no_history_is_0_and_does_not_count(self):
+    def test_a_client_without_history_is_0_and_does_not_count(self):
         raw = frozen([[1, 2.0], [3, nan], [999, 6.0]])
         known = frozen([[1, 1], [1, 0], [0, 1]], bool)
         assert bandit.standardised_contexts(raw, known).tolist() == [[-1, -1], [1, 0], [0, 1]]
@@ -49,7 +49,7 @@ class TestContexts:
             [0, 1],
         ]
 
-    def test_nobody_known_one_client_no_client(self):
+    def test_no_known_values_one_client_no_client(self):
         assert bandit.standardised_contexts([[nan, 1.0], [nan, 2.0]])[:, 0].tolist() == [0, 0]
         assert bandit.standardised_contexts([[4.0, -2.0]]).tolist() == [[0, 0]]
         assert bandit.standardised_contexts(np.zeros((0, 5))).shape == (0, 5)
@@ -58,7 +58,7 @@ class TestContexts:
         assert (bandit.standardised_contexts(np.full((7, 1), 0.1)) == 0).all()  # the mean of seven 0.1 is not 0.1
 
     def test_bad_input_is_refused(self):
-        with pytest.raises(UserError, match="known has shape"):
+        with pytest.raises(UserError, match="is_known has shape"):
             bandit.standardised_contexts(np.zeros((3, 2)), [True, True, True])
         with pytest.raises(UserError, match="raw has nan where it is known"):
             bandit.standardised_contexts([[nan, 1.0]], [[True, True]])
@@ -72,7 +72,7 @@ class TestBudget:
         assert bandit.time_budget([1, 1, 4, inf]) == 1
         assert bandit.time_budget([1, 1, 4, inf], quantile=1.0) == 4
 
-    def test_nobody_and_free_clients(self):
+    def test_no_clients_and_clients_without_cost(self):
         assert bandit.time_budget([]) == 0
         assert bandit.time_budget([inf]) == 0
         assert bandit.time_budget([0, 0]) == 0
@@ -83,7 +83,7 @@ class TestBudget:
         with pytest.raises(UserError, match="costs has nan"):
             bandit.time_budget([1, nan])
         for bad in (0, 1.5, nan):
-            with pytest.raises(UserError, match="share is"):
+            with pytest.raises(UserError, match="fraction is"):
                 bandit.time_budget([1], bad)
             with pytest.raises(UserError, match="quantile is"):
                 bandit.time_budget([1], 0.16, bad)
@@ -106,7 +106,7 @@ class TestCandidates:
         maximal = {s for s in subsets if not any(set(s) < set(other) for other in subsets)}
         assert named(bandit.candidate_sets(costs, range(5), fits, 1, num_sets=300)) == maximal
 
-    def test_a_mask_and_indices_in_any_order_say_the_same(self):
+    def test_a_mask_and_indices_in_any_order_are_equivalent(self):
         mask = frozen([i in (1, 3, 4, 6, 8) for i in range(N)], bool)
         for seed in range(5):
             found = bandit.candidate_sets(COSTS, mask, 6.0, seed)
@@ -118,7 +118,7 @@ class TestCandidates:
         assert first == [tuple(np.flatnonzero(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, s)[0])) for s in range(20)]
         assert len(set(first)) > 5
 
-    def test_the_first_set_favours_nobody(self):
+    def test_the_first_set_favours_no_client(self):
         # equal clients, two of six: in the first set a third of the time, standard deviation sqrt(2/9 / 600) = .019
         often = sum(bandit.candidate_sets(np.ones(6), range(6), 2.0, seed)[0].astype(float) for seed in range(600))
         assert np.abs(often / 600 - 1 / 3).max() < 0.08
@@ -138,7 +138,7 @@ class TestCandidates:
             ([1, 2], [0, 2], 1.0, 5, "client 2"),
             ([1, 2], [0], -1.0, 5, "budget is -1"),
             ([1, 2], [0], nan, 5, "budget is nan"),
-            ([1, 2], [0], 1.0, 0, "count is 0"),
+            ([1, 2], [0], 1.0, 0, "num_sets is 0"),
         ):
             with pytest.raises(UserError, match=match):
                 bandit.candidate_sets(costs, available, budget, 0, count)
@@ -154,21 +154,21 @@ class TestKernel:
         # With rho = sqrt(3) the kernel of d is (1 + d) exp(-d).
         sets = [[[0.0]], [[1.0]], [[0.0], [1.0]]]
         near, half = 2 / e, 1.5 / sqrt(e)
-        literal = bandit.gram(sets, sqrt(3), as_published=True)
-        assert literal == pytest.approx(np.array([[1, near, half], [near, 1, half], [half, half, half]]))
+        as_published = bandit.gram(sets, sqrt(3), as_published=True)
+        assert as_published == pytest.approx(np.array([[1, near, half], [near, 1, half], [half, half, half]]))
         # energy distances: A, B: sqrt(2 - 0 - 0); A, C and B, C: sqrt(1 - 0 - 1/2)
         ab, ac = ((1 + sqrt(d)) * np.exp(-sqrt(d)) for d in (2, 0.5))
         assert bandit.gram(sets, sqrt(3)) == pytest.approx(np.array([[1, ab, ac], [ab, 1, ac], [ac, ac, 1]]))
 
-    @pytest.mark.parametrize("literal", [False, True])
-    def test_members_have_no_order(self, literal):
+    @pytest.mark.parametrize("as_published", [False, True])
+    def test_members_have_no_order(self, as_published):
         sets = [RNG.normal(size=(n, 5)) for n in (1, 3, 4)]
         shuffled = [RNG.permutation(s) for s in sets]
-        assert bandit.gram(shuffled, 2.0, 1.0, literal) == pytest.approx(bandit.gram(sets, 2.0, 1.0, literal))
+        assert bandit.gram(shuffled, 2.0, 1.0, as_published) == pytest.approx(bandit.gram(sets, 2.0, 1.0, as_published))
 
-    @pytest.mark.parametrize("literal", [False, True])
-    def test_equal_contexts_are_one(self, literal):
-        found = bandit.gram([np.full((n, 5), 0.3) for n in (1, 2, 5)], 2.0, 1.5, literal)
+    @pytest.mark.parametrize("as_published", [False, True])
+    def test_equal_contexts_are_one(self, as_published):
+        found = bandit.gram([np.full((n, 5), 0.3) for n in (1, 2, 5)], 2.0, 1.5, as_published)
         assert found == pytest.approx(np.full((3, 3), 2.25))
 
     def test_rounding_makes_no_distance(self):
@@ -233,16 +233,16 @@ class TestPosterior:
 
 
 class TestBelief:
-    @pytest.mark.parametrize("literal", [False, True])
-    def test_is_the_posterior_over_the_gram_of_all_sets(self, literal):
-        made = experienced(6, rho=2.0, sigma=1.5, noise=0.7, literal=literal)
+    @pytest.mark.parametrize("as_published", [False, True])
+    def test_is_the_posterior_over_the_gram_of_all_sets(self, as_published):
+        made = experienced(6, rho=2.0, sigma=1.5, noise=0.7, as_published=as_published)
         sets = bandit.candidate_sets(COSTS, EVERYBODY, 7.0, 0, num_sets=5)
         past = [z[np.isfinite(z[:, 0])] for z in made.state()["members"]]
-        both = bandit.gram([*past, *(CONTEXTS[s] for s in sets)], 2.0, 1.5, literal)
-        expected = bandit.posterior(both[6:, :6], np.diag(both)[6:], both[:6, :6], made.targets(), 0.7, literal)
+        both = bandit.gram([*past, *(CONTEXTS[s] for s in sets)], 2.0, 1.5, as_published)
+        expected = bandit.posterior(both[6:, :6], np.diag(both)[6:], both[:6, :6], made.targets(), 0.7, as_published)
         np.testing.assert_allclose(made.belief(CONTEXTS, sets), expected, atol=1e-7)
 
-    def test_renaming_clients_renames_the_answer(self):
+    def test_renaming_clients_renames_the_belief(self):
         made, order = experienced(), RNG.permutation(N)
         sets = bandit.candidate_sets(COSTS, EVERYBODY, 7.0, 0)
         np.testing.assert_allclose(made.belief(CONTEXTS, sets), made.belief(CONTEXTS[order], sets[:, order]), atol=1e-9)
@@ -268,21 +268,21 @@ class TestChoose:
     def choose(self, made, seed=0, contexts=CONTEXTS, costs=COSTS, available=EVERYBODY, budget=6.0, waited=None):
         return made.choose(contexts, costs, available, budget, seed, waited)
 
-    def test_without_experience_it_is_chance(self):
+    def test_without_experience_it_is_random(self):
         for seed in range(10):
             first = np.flatnonzero(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, seed)[0])
             assert self.choose(SetBandit(), seed).tolist() == first.tolist()
 
-    @pytest.mark.parametrize("literal", [False, True])
-    def test_one_of_the_candidates_ascending_and_repeatable(self, literal):
-        made = experienced(literal=literal)
+    @pytest.mark.parametrize("as_published", [False, True])
+    def test_one_of_the_candidates_ascending_and_repeatable(self, as_published):
+        made = experienced(as_published=as_published)
         for seed in range(10):
             chosen = self.choose(made, seed)
             assert tuple(chosen.tolist()) in named(bandit.candidate_sets(COSTS, EVERYBODY, 6.0, seed))
             assert chosen.dtype == np.int64
             assert chosen.tolist() == self.choose(made, seed).tolist()
 
-    def test_it_takes_what_was_rewarded(self):
+    def test_it_selects_what_was_rewarded(self):
         made, x = SetBandit(beta_scale=0.0), frozen(np.eye(4))
         for client in (0, 1, 2, 3, 0, 1, 2, 3):
             made.learn(x[[client]], 5.0 if client == 2 else 1.0)
@@ -337,7 +337,7 @@ class TestChoose:
             made.learn(x[[1]], 1.0)
             assert self.choose(made, 0, x, np.ones(2), range(2), 1.0, frozen([30, 10])).tolist() == expected
 
-    def test_nobody_a_single_client_and_degenerate_costs(self):
+    def test_no_client_a_single_client_and_degenerate_costs(self):
         made = experienced()
         assert self.choose(made, available=[]).tolist() == []
         assert self.choose(made, available=[4]).tolist() == [4]
@@ -347,7 +347,7 @@ class TestChoose:
         assert self.choose(made, contexts=np.zeros((0, 5)), costs=[], available=[]).tolist() == []
         assert self.choose(made, available=[]).dtype == np.int64
 
-    def test_equal_contexts_are_left_to_chance(self):
+    def test_ties_of_equal_contexts_are_random(self):
         made = SetBandit(as_published=False)
         made.learn(np.ones((2, 5)), 1.0)
         made.learn(np.ones((1, 5)), 2.0)
@@ -355,7 +355,7 @@ class TestChoose:
         assert len(found) == 6
 
     def test_it_learns_where_rewards_follow_contexts(self):
-        # ten rounds to learn, then twenty; single clients, reward = first feature + noise; chance earns 0 in the mean
+        # ten rounds to learn, then twenty; single clients, reward = first feature + noise; random sets earn 0
         gained = []
         for seed in range(5):
             rng, made = np.random.default_rng(seed), SetBandit()
@@ -369,8 +369,8 @@ class TestChoose:
 
 
 class TestMemory:
-    def test_the_window_is_all_that_is_kept(self):
-        made, short = experienced(12, window=4), SetBandit(window_rounds=4)
+    def test_only_the_window_is_remembered(self):
+        made, short = experienced(12, window_rounds=4), SetBandit(window_rounds=4)
         sets = made.state()["members"]
         assert [len(v) for v in (sets, made.rewards_, made.distances_, made.distances_.T)] == [4] * 4
         assert made.rounds_ == 12
@@ -379,7 +379,7 @@ class TestMemory:
         np.testing.assert_allclose(short.distances_, made.distances_)
         np.testing.assert_array_equal(short.members_, made.members_)
 
-    def test_taken_up_again_it_goes_on_as_before(self):
+    def test_a_restored_bandit_continues_as_before(self):
         made = experienced(7)
         copy = SetBandit().load({name: frozen(values) for name, values in made.state().items()})
         for seed in range(10):
@@ -394,7 +394,7 @@ class TestMemory:
     def test_a_fresh_one_can_be_stored_too(self):
         assert SetBandit().load(SetBandit().state()).choose(CONTEXTS, COSTS, [4], 6.0, 0).tolist() == [4]
 
-    def test_state_and_later_learning_are_apart(self):
+    def test_later_learning_does_not_change_a_state(self):
         made = experienced(3)
         before = {name: values.copy() for name, values in made.state().items()}
         held = made.state()
@@ -425,7 +425,7 @@ class TestMemory:
             made.choose(CONTEXTS, [1, 2, 3], [0], 6.0, 0)
         with pytest.raises(UserError, match="contexts has inf"):
             made.choose(np.full((N, 5), inf), COSTS, EVERYBODY, 6.0, 0)
-        with pytest.raises(UserError, match="waited has -1"):
+        with pytest.raises(UserError, match="waited_rounds has -1"):
             made.choose(CONTEXTS, COSTS, EVERYBODY, 6.0, 0, np.full(N, -1.0))
 
     @pytest.mark.parametrize(
@@ -435,10 +435,10 @@ class TestMemory:
             *(("sigma", v) for v in (0.0, nan)),
             ("noise", 0.0),
             ("beta_scale", -1.0),
-            ("patience", -0.1),
+            ("waiting_bonus", -0.1),
             ("delta", 0.0),
-            ("count", 0),
-            ("window", 0),
+            ("num_candidate_sets", 0),
+            ("window_rounds", 0),
         ],
     )
     def test_bad_options_are_refused(self, name, value):

@@ -12,7 +12,7 @@ POSITIVE = st.lists(st.floats(0.001, 1000), min_size=2, max_size=12)
 
 
 def test_by_hand():
-    """Of (.2, .4, .4): -log2 is (2.3219, 1.3219, 1.3219), together 4.9658."""
+    """For (.2, .4, .4): -log2 is (2.3219, 1.3219, 1.3219), together 4.9658."""
     assert lognorm([0.2, 0.4, 0.4]) == pytest.approx([0.467585, 0.266207, 0.266207], abs=1e-6)
     assert lognorm([0, 1]).tolist() == [1, 0]  # -log2 of 1e-6 and of 1
     assert lognorm([0, 1, 1]) == pytest.approx([0.908807, 0.045596, 0.045596], abs=1e-6)  # 19.93, 1, 1
@@ -20,12 +20,12 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("values", [[5, 5, 5, 5], [0, 0, 0, 0], [7], [0]])
-def test_all_alike_weigh_the_same(values):
+def test_equal_clients_have_equal_weights(values):
     assert lognorm(values) == pytest.approx([1 / len(values)] * len(values))
     assert shares(values) == pytest.approx([1 / len(values)] * len(values))
 
 
-def test_nobody_has_no_weights():
+def test_no_clients_have_no_weights():
     assert lognorm([]).shape == shares([]).shape == (0,)
     assert metrics([], [], [], []).shape == (0, 4)
 
@@ -43,7 +43,7 @@ def test_scale_does_not_matter_and_weights_sum_to_one(values, scale):
 
 
 @given(POSITIVE)
-def test_who_has_more_weighs_less(values):
+def test_a_larger_value_has_a_smaller_weight(values):
     found = lognorm(values)
     order = np.argsort(values, kind="stable")
     part = np.array(values)[order] / np.sum(values)
@@ -58,8 +58,8 @@ def test_a_relabelling_relabels(values, chance):
     assert lognorm([values[i] for i in order]) == pytest.approx(lognorm(values)[order])
 
 
-def test_columns_are_rows_rounds_accuracy_and_loss():
-    """Rows by share; the other three by logarithm: (1, 1) and (.5, .5) are alike, losses of 1 and 3 are shares of 1/4
+def test_columns_are_samples_rounds_accuracy_and_loss():
+    """Samples by share; the other three by logarithm: (1, 1) and (.5, .5) are equal, losses of 1 and 3 are 1/4
     and 3/4, 2 and 0.415 bits."""
     found = metrics([10, 30], [1, 1], [0.5, 0.5], [1, 3])
     assert found == pytest.approx(np.array([[0.25, 0.5, 0.5, 2 / 2.415], [0.75, 0.5, 0.5, 0.415 / 2.415]]), abs=1e-3)
@@ -77,7 +77,7 @@ def test_directions_become_columns_that_sum_to_one():
     found = with_directions(metrics([1, 1], [1, 1], [1, 1], [1, 1]), [[1.0, 1.0], [0.5, 0.25]])
     assert found.shape == (2, 6)
     assert found.sum(0) == pytest.approx(np.ones(6))
-    assert found[1, 5] > found[0, 5]  # who points elsewhere weighs more
+    assert found[1, 5] > found[0, 5]  # a client with another direction has more weight
 
 
 @given(st.integers(1, 6), st.sampled_from([4, 6]), st.randoms())

@@ -58,7 +58,7 @@ class TestDiversity:
     def test_importance_at_the_edges(self):
         assert diversity.importance_weights([0.5, 0.5], [1, 1], []).tolist() == []
         assert diversity.importance_weights([0.5, 0.5], [3, 1], [1]).tolist() == [1.0]
-        # client 1 was taken because nobody else was left
+        # client 1 was selected because no other was left
         assert diversity.importance_weights([1, 0], [3, 1], [0, 1]) == pytest.approx([0.75, 0.25])
         assert diversity.importance_weights([0.5, 0.5], [0, 0], [0, 1]) == pytest.approx([0.5, 0.5])
 

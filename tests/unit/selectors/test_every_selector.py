@@ -1,4 +1,4 @@
-"""What holds for every one of them."""
+"""Properties of all selectors."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from selector_inputs import (
 )
 
 from shoal.errors import UserError
-from shoal.selectors import diversity, fastest, groups, loss_correlation, sampling, urns
+from shoal.selectors import clusters, diversity, fastest, loss_correlation, sampling, urns
 
 DELTA = read_only(diversity.probabilities(GRADIENTS, SIZES, 1.0, 1.0))
 
@@ -29,8 +29,8 @@ SELECTORS = {
     "uniform": sampling.sample_uniformly,
     "by_size": lambda available, k, seed: sampling.sample_by_size(SIZES, available, k, seed),
     "largest": lambda available, k, seed: sampling.select_largest(SIZES, available, k),
-    "one_of_each": lambda available, k, seed: groups.one_of_each(LABELS, available, k, seed),
-    "whole_groups": lambda available, k, seed: groups.whole_clusters(LABELS, available, k, seed),
+    "one_of_each": lambda available, k, seed: clusters.one_of_each(LABELS, available, k, seed),
+    "whole_groups": lambda available, k, seed: clusters.whole_clusters(LABELS, available, k, seed),
     "fedcor": lambda available, k, seed: loss_correlation.pick(SIGMA, SAMPLE_FRACTIONS, available, k, ONES),
     "delta": lambda available, k, seed: diversity.draw(DELTA, available, k, seed),
     "clustered": lambda available, k, seed: urns.draw(filled_urns(k), available, seed),
@@ -41,7 +41,7 @@ SELECTORS = {
 every_selector = pytest.mark.parametrize("select", SELECTORS.values(), ids=SELECTORS)
 
 
-CERTAIN = ("largest", "fedcor", "fastest")  # chance decides little or nothing
+CERTAIN = ("largest", "fedcor", "fastest")  # the result is hardly random
 
 
 by_chance = pytest.mark.parametrize("select", [f for name, f in SELECTORS.items() if name not in CERTAIN])
@@ -60,7 +60,7 @@ class TestEverySelector:
                 assert chosen.dtype == np.int64
 
     @every_selector
-    def test_a_mask_and_indices_in_any_order_say_the_same(self, select):
+    def test_a_mask_and_indices_in_any_order_are_equivalent(self, select):
         mask = read_only([i in (1, 3, 4, 6, 9) for i in range(NUM_CLIENTS)], bool)
         for seed in range(10):
             chosen = select(mask, 3, seed).tolist()
@@ -68,14 +68,14 @@ class TestEverySelector:
             assert chosen == select([1, 1, 3, 9, 4, 6, 9], 3, seed).tolist()
 
     @every_selector
-    def test_nobody_and_a_single_client(self, select):
+    def test_no_client_and_a_single_client(self, select):
         assert select(np.zeros(NUM_CLIENTS, dtype=bool), 4, 0).tolist() == []
         assert select([], 4, 0).tolist() == []
         assert select([7], 4, 0).tolist() == [7]
         assert select([7], 1, 0).tolist() == [7]
 
     @every_selector
-    def test_fewer_available_than_asked_for(self, select):
+    def test_fewer_available_clients_than_requested(self, select):
         assert select([2, 8, 5], 10, 0).tolist() == [2, 5, 8]
         assert select(np.ones(NUM_CLIENTS, dtype=bool), 100, 0).tolist() == list(range(NUM_CLIENTS))
 
@@ -115,9 +115,9 @@ class TestEverySelector:
             lambda seed: sampling.sample_uniformly(np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: sampling.sample_by_size(ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: sampling.sample_by_size(0 * ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: groups.one_of_each(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: groups.whole_clusters(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
-            lambda seed: groups.whole_clusters(np.zeros(NUM_CLIENTS), np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: clusters.one_of_each(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: clusters.whole_clusters(np.arange(NUM_CLIENTS) % 4, np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
+            lambda seed: clusters.whole_clusters(np.zeros(NUM_CLIENTS), np.ones(NUM_CLIENTS, dtype=bool), 3, seed),
             lambda seed: fastest.fastest_of_clusters(
                 np.zeros(NUM_CLIENTS), ONES, ONES, np.ones(NUM_CLIENTS, dtype=bool), 3, seed
             ),

@@ -1,4 +1,4 @@
-"""The fastest clients of each group."""
+"""The fastest clients of each cluster."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from shoal.selectors import fastest
 
 
 class TestFastest:
-    # Groups x = {0, 1}, y = {2}, z = {3}. Mean times 2, 4, 1: 1 - 2/4, 1 - 4/4, 1 - 1/4. Mean squared losses
+    # Clusters x = {0, 1}, y = {2}, z = {3}. Mean times 2, 4, 1: 1 - 2/4, 1 - 4/4, 1 - 1/4. Mean squared losses
     # (1 + 9) / 2 = 5, 4, 1: shares 1/2, 2/5, 1/10. With rho = 1/2 theta is (1/2, 1/5, 17/40), in all 9/8.
     LABELS, TIMES, LOSSES = list("xxyz"), read_only([3, 1, 4, 1]), read_only([1, 3, 2, 1])
 
@@ -27,12 +27,12 @@ class TestFastest:
         assert found == pytest.approx([9 / 19, 9 / 19, 1 / 19])
         assert fastest.cluster_weights(self.LABELS, self.TIMES, [np.nan] * 4, 0) == pytest.approx([1 / 3] * 3)
 
-    def test_nothing_tells_groups_apart(self):
+    def test_equal_clusters_have_equal_weights(self):
         for times, losses, rho in (([0] * 4, [1] * 4, 1), ([2] * 4, [1] * 4, 1), ([2] * 4, [0] * 4, 0)):
             assert fastest.cluster_weights(self.LABELS, times, losses, rho) == pytest.approx([1 / 3] * 3)
 
     def test_the_fastest_stand_in(self):
-        # one group: always the k of least time, and of equals each as often
+        # one cluster: always the k of least time, and ties equally often
         times = [5, 1, 3, 3, 9]
         for k, chosen in ((1, [1]), (3, [1, 2, 3]), (4, [0, 1, 2, 3])):
             assert all(
@@ -44,7 +44,7 @@ class TestFastest:
         )
         assert found == pytest.approx([0, 1, 0.5, 0.5, 0], abs=0.07)
 
-    def test_the_next_stands_in_for_who_is_away(self):
+    def test_the_next_client_replaces_an_absent_one(self):
         assert fastest.fastest_of_clusters([0] * 3, [1, 2, 3], [1] * 3, [1, 2], 1, 0).tolist() == [1]
 
     def test_whole_shares_are_certain_and_the_rest_is_drawn(self):
@@ -57,14 +57,14 @@ class TestFastest:
         )
         assert found == pytest.approx([0.5, 1, 0.4, 0.1], abs=0.05)
 
-    def test_a_group_without_weight_comes_last(self):
+    def test_a_cluster_without_weight_comes_last(self):
         # by speed alone y has none
         for seed in range(30):
             chosen = fastest.fastest_of_clusters(self.LABELS, self.TIMES, self.LOSSES, range(4), 3, seed, 1)
             assert chosen.tolist() == [0, 1, 3]
 
     def test_follows_a_relabelling(self):
-        """Without chance: whole shares, no equals."""
+        """Nothing is random: integer shares and no ties."""
         labels, times, losses = np.array([0, 0, 1, 1]), np.array([4.0, 1, 2, 3]), np.ones(4)
         order = np.array([2, 0, 3, 1])
         again = fastest.fastest_of_clusters(labels[order], times[order], losses, range(4), 2, 5)

@@ -29,7 +29,7 @@ class TestPick:
         assert loss_correlation.pick(self.SIGMA, [0, 0, 1], range(3), 1, np.ones(3)).tolist() == [2]
 
     def test_the_absent_count_in_the_objective(self):
-        # 1 lowers its own loss and that of 0, who is absent: (3 + 4) / 2 = 3.5 beats 9 / 3 = 3, which beats 4 / 2 = 2
+        # 1 lowers its own loss and that of 0, which is absent: (3 + 4) / 2 = 3.5 beats 9 / 3 = 3, which beats 4 / 2 = 2
         sigma = [[4, 3, 0], [3, 4, 0], [0, 0, 9]]
         assert loss_correlation.pick(sigma, np.ones(3), [1, 2], 1, np.ones(3)).tolist() == [1]
         assert loss_correlation.pick(sigma, [0, 1, 1], [1, 2], 1, np.ones(3)).tolist() == [2]
@@ -41,7 +41,7 @@ class TestPick:
         assert sorted(order[again]) == found.tolist()
 
     def test_perfect_copies_and_no_variance(self):
-        # 0, 1 and 2 are one client three times; after one of them only 3 has anything to say
+        # 0, 1 and 2 are one client three times; after one of them only 3 has information left
         copies = np.zeros((5, 5))
         copies[:3, :3] = 1.0
         copies[3, 3] = 0.01
@@ -86,7 +86,7 @@ class TestLossCorrelation:
         assert model.mean_ == pytest.approx([1.5])
         assert model.covariance_ == pytest.approx(np.array([[0.75]]))
 
-    def test_silence_by_hand(self):
+    def test_missing_reports_by_hand(self):
         # Client 1 misses the last two of six rounds, all means are 0. Its slope on client 0 is (1 + 1) / 4 = 1/2 over
         # the rounds that both report, with the residuals .5, -.5, -.5, .5: variance 1/4. Client 0 has the variance
         # 22/6 over all six. Hence cov = 1/2 * 22/6 = 11/6 and var = 1/4 * 22/6 + 1/4 = 7/6.
@@ -105,7 +105,7 @@ class TestLossCorrelation:
             other.mean_, other.covariance_ = model.mean_, x @ x.T + 0.09 * np.eye(6)
             assert log_likelihood(self.CHANGES, weights, other) < best
 
-    def test_with_silence_every_step_is_more_likely(self):
+    def test_with_missing_reports_every_step_is_more_likely(self):
         changes = np.where(np.random.default_rng(4).random((9, 6)) < 0.3, np.nan, self.CHANGES)
         found = [
             log_likelihood(changes, np.ones(9), LossCorrelation(2, 0.3, steps).fit(changes)) for steps in (1, 2, 5, 50)
@@ -120,7 +120,7 @@ class TestLossCorrelation:
         again = LossCorrelation(3, 0.1).fit(changes[:, order]).covariance_
         assert again == pytest.approx(found[np.ix_(order, order)])
 
-    def test_never_heard_and_never_changing(self):
+    def test_clients_without_reports_and_without_changes(self):
         changes = np.array(self.CHANGES)
         changes[:, 2] = np.nan
         changes[:, 4] = 0.7
@@ -130,7 +130,7 @@ class TestLossCorrelation:
             assert model.covariance_[quiet] == pytest.approx(0.01 * np.eye(6)[quiet], abs=1e-9)
             assert quiet not in loss_correlation.pick(model.covariance_, np.ones(6), range(6), 2, np.ones(6))
 
-    def test_a_warm_start_remembers_the_silent(self):
+    def test_a_warm_start_remembers_clients_without_reports(self):
         first = LossCorrelation(3, 0.1).fit(self.CHANGES)
         later = np.array(self.CHANGES)
         later[:, 2] = np.nan
@@ -139,12 +139,12 @@ class TestLossCorrelation:
         assert np.abs(cold.covariance_[2, [0, 1, 3, 4, 5]]).max() < 1e-9
         assert warm.covariance_ == pytest.approx(first.covariance_, abs=0.02)
 
-    def test_without_silence_the_start_does_not_matter(self):
+    def test_without_missing_reports_the_start_does_not_matter(self):
         cold = LossCorrelation(3, 0.1).fit(self.CHANGES)
         warm = LossCorrelation(3, 0.1).fit(self.CHANGES, embedding=np.ones((6, 3)))
         assert warm.covariance_ == pytest.approx(cold.covariance_)
 
-    def test_one_round_or_silence_teaches_nothing(self):
+    def test_one_round_or_no_reports_teach_nothing(self):
         for changes in (self.CHANGES[:1], np.full((3, 6), np.nan), np.zeros((4, 6))):
             model = LossCorrelation(3, 0.1).fit(changes)
             assert model.covariance_ == pytest.approx(0.01 * np.eye(6))
@@ -155,8 +155,8 @@ class TestLossCorrelation:
         deviations = self.CHANGES - self.CHANGES.mean(axis=0)
         assert model.covariance_ == pytest.approx(deviations.T @ deviations / 9, abs=1e-3)
 
-    def test_a_hundred_clients_in_two_camps_are_told_apart(self):
-        # losses move by camp; one pick of each camp leaves little to learn
+    def test_a_hundred_clients_in_two_groups_are_distinguished(self):
+        # losses move by group; one client of each group leaves little to learn
         rng = np.random.default_rng(6)
         camp = np.arange(100) % 2
         changes = rng.normal(size=(30, 2))[:, camp] + 0.05 * rng.normal(size=(30, 100))
@@ -167,7 +167,7 @@ class TestLossCorrelation:
         assert (model.covariance_ == LossCorrelation().fit(changes, 0.95 ** np.arange(30)[::-1]).covariance_).all()
 
     def test_bad_input(self):
-        for kw in ({"dimension": 0}, {"noise": 0.0}, {"noise": np.nan}, {"steps": 0}):
+        for kw in ({"dimension": 0}, {"noise": 0.0}, {"noise": np.nan}, {"num_em_steps": 0}):
             with pytest.raises(UserError, match=next(iter(kw))):
                 LossCorrelation(**kw)
         for weights in (np.zeros(9), np.ones(8), -np.ones(9), np.full(9, np.nan)):

@@ -1,4 +1,4 @@
-"""Clients in turn (paper 004): a line in which whoever took part stands last."""
+"""Round-robin selection: a queue in which selected clients go to the end."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from shoal.selectors.round_robin import num_selected_of, select_in_turn
 
 
 def rounds(size, k, count, there=None):
-    """Who takes part in each round."""
+    """The clients that are selected in each round."""
     turns, found = np.arange(size), []
     for t in range(count):
         chosen, turns = select_in_turn(turns, np.ones(size, dtype=bool) if there is None else there[t], k)
@@ -32,7 +32,7 @@ def test_as_many_rounds_as_members_take_each_equally_often(size, k, start):
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.data())
-def test_whoever_is_there_waits_at_most_the_length_of_the_line(size, k, data):
+def test_a_present_client_waits_at_most_the_length_of_the_queue(size, k, data):
     """However others come and go."""
     waits = -(-size // k)
     there = data.draw(st.lists(st.lists(st.booleans(), min_size=size, max_size=size), min_size=waits, max_size=12))
@@ -54,12 +54,12 @@ def test_turns_given_are_not_changed():
     assert after.tolist() == [3, 4, 5]
 
 
-def test_nobody():
+def test_no_clients():
     assert select_in_turn([], [], 3)[0].tolist() == []
     assert select_in_turn([5, 6], [False, False], 3)[0].tolist() == []
 
 
-def test_turns_are_whole_numbers():
+def test_turns_are_integers():
     with pytest.raises(UserError, match="one whole number per client"):
         select_in_turn([0.5], [0], 1)
 

@@ -19,7 +19,7 @@ class TestChoice:
         found = frequencies(lambda seed: sampling.sample_by_size([1, 1000, 3], [0, 2], 1, seed), 3000, 3)
         assert found == pytest.approx([0.25, 0, 0.75], abs=0.04)
 
-    def test_size_zero_only_when_nobody_else_is_left(self):
+    def test_size_zero_only_when_no_other_client_is_left(self):
         sizes = [0, 5, 0, 1, 0]
         for seed in range(50):
             assert sampling.sample_by_size(sizes, range(5), 2, seed).tolist() == [1, 3]
@@ -31,7 +31,7 @@ class TestChoice:
         with pytest.raises(UserError, match=f"sizes has {bad} for client 1"):
             sampling.sample_by_size([1, bad, 2], [0], 1, 0)
 
-    def test_largest_ties_and_silence(self):
+    def test_largest_ties_and_missing_scores(self):
         scores = read_only([2.0, np.nan, 3.0, 2.0, -np.inf, np.nan])
         everybody = range(6)
         assert sampling.select_largest(scores, everybody, 2).tolist() == [0, 2]

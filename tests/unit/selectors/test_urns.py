@@ -28,8 +28,8 @@ class TestUrns:
         found = urns.urn_distributions([3, 3, 2], np.eye(3), 2)
         assert found == pytest.approx(np.array([[0.75, 0, 0.25], [0, 0.75, 0.25]]))
 
-    def test_a_group_starts_an_urn_and_a_single_client_fills_up(self):
-        # M = 14, K n = 10, 8, 6, 4; only 2 and 3 are alike: 0 (10) and 2 + 3 (10) start the urns, 1 fills 4 in each
+    def test_a_cluster_starts_an_urn_and_a_single_client_fills_it(self):
+        # M = 14, K n = 10, 8, 6, 4; only 2 and 3 are similar: 0 (10) and 2 + 3 (10) start the urns, 1 fills 4 in each
         found = urns.urn_distributions([5, 4, 3, 2], [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0.01, 1]], 2)
         assert found == pytest.approx(np.array([[10, 4, 0, 0], [0, 4, 6, 4]]) / 14)
 
@@ -39,7 +39,7 @@ class TestUrns:
         found = urns.urn_distributions([12, 11, 10, 9, 8], np.eye(5), 3)
         assert found * 50 == pytest.approx(np.array([[36, 0, 0, 0, 14], [0, 33, 0, 7, 10], [0, 0, 30, 20, 0]]))
 
-    def test_groups_are_compact_not_chains(self):
+    def test_clusters_are_compact_not_chains(self):
         # directions at 0, 20, 41, 63, 86 and 110 degrees, each a little further from the one before: Ward pairs them up
         degrees = np.deg2rad([0, 20, 41, 63, 86, 110])
         found = urns.urn_distributions([1] * 6, np.stack([np.cos(degrees), np.sin(degrees)], axis=1), 3)
@@ -65,7 +65,7 @@ class TestUrns:
         assert sorted(map(tuple, again.round(9))) == sorted(map(tuple, found[:, order].round(9)))
 
     @pytest.mark.parametrize("gradients", [np.zeros((6, 2)), np.ones((6, 2)), np.full((6, 2), np.nan)])
-    def test_gradients_that_tell_nothing(self, gradients):
+    def test_gradients_without_information(self, gradients):
         found = urns.urn_distributions([2] * 6, gradients, 3)
         assert found.sum(axis=1) == pytest.approx(np.ones(3))
         assert found.sum(axis=0) == pytest.approx(np.full(6, 0.5))
@@ -100,17 +100,17 @@ class TestUrns:
         found = frequencies(lambda seed: urns.draw(r, range(3), seed), 2000, 3)
         assert found == pytest.approx([1 / 3, 2 / 3, 1], abs=0.05)
         for seed in range(20):
-            assert urns.draw([[0, 1], [0, 1]], [0, 1], seed).tolist() == [0, 1]  # the second urn has nobody left
+            assert urns.draw([[0, 1], [0, 1]], [0, 1], seed).tolist() == [0, 1]  # the second urn has no client left
 
-    def test_the_absent_are_replaced_from_their_own_urn(self):
+    def test_absent_clients_are_replaced_from_their_own_urn(self):
         for seed in range(30):
             chosen = urns.draw([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]], [1, 2, 3], seed).tolist()
             assert chosen in ([1, 2], [1, 3])
 
-    def test_an_urn_whose_clients_are_absent_is_made_up_for(self):
+    def test_other_urns_replace_an_urn_of_absent_clients(self):
         r = [[1, 0, 0, 0], [0, 0.5, 0.25, 0.25]]
         found = frequencies(lambda seed: urns.draw(r, [1, 2, 3], seed), 2000, 4)
-        # 1 with chance 1/2 at once, else (after 2 or 3) with .5 / .75; 2 and 3 share the rest alike
+        # 1 with probability 1/2 at once, else (after 2 or 3) with .5 / .75; 2 and 3 share the rest equally
         assert found == pytest.approx([0, 5 / 6, 7 / 12, 7 / 12], abs=0.05)
 
     def test_bad_input(self):

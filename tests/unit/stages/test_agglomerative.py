@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from group_states import ORIGIN, make_model, make_setting
+from cluster_states import ORIGIN, make_model, make_setting
 
 from shoal.client.model_choice import ChooseModel
 from shoal.client_table import ClientTable
@@ -17,7 +17,7 @@ from shoal.stages.experts import set_clusters
 from shoal.types import Report
 
 
-def preferring(place, rows=1):
+def choice_report(place, rows=1):
     return Report({"choice": {"place": torch.tensor(place)}}, {}, {"train": rows})
 
 
@@ -28,9 +28,9 @@ def met(state, stage, **updates):
     return replace(stage.fold(state, {}, 0), round=state.round + 1)
 
 
-def groups_of(state):
+def clusters_of(state):
     table = ClientTable.from_tree(state.memory["cluster"]["met"])
-    return dict(zip(table.clients, table["group"].tolist(), strict=True))
+    return table.to_dict("group")
 
 
 class TestAgglomerate:
@@ -39,24 +39,24 @@ class TestAgglomerate:
     def test_clients_that_never_met_are_not_compared(self):
         state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
         state = met(state, self.stage, c=[1.0, 0.0], d=[-1.0, 0.0])
-        assert groups_of(state) == {"a": 0, "b": 0, "c": 1, "d": 2}
+        assert clusters_of(state) == {"a": 0, "b": 0, "c": 1, "d": 2}
 
-    def test_groups_meet_through_any_of_their_clients(self):
+    def test_clusters_are_compared_through_any_of_their_clients(self):
         state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
-        state = met(state, self.stage, b=[0.0, 1.0], d=[0.1, 1.0])  # another round, another base: still alike
-        assert groups_of(state) == {"a": 0, "b": 0, "d": 0}
+        state = met(state, self.stage, b=[0.0, 1.0], d=[0.1, 1.0])  # another round with another model: still similar
+        assert clusters_of(state) == {"a": 0, "b": 0, "d": 0}
 
     def test_the_mean_over_meetings_decides(self):
         # cosines 1/√2, then -1: the mean is below 0, and what was merged comes apart
         one, two = {"a": [1.0, 0.0], "b": [1.0, 1.0]}, {"a": [1.0, 0.0], "b": [-1.0, 0.0]}
         state = met(ORIGIN, self.stage, **one)
-        assert groups_of(state) == {"a": 0, "b": 0}
-        assert groups_of(met(state, self.stage, **two)) == {"a": 0, "b": 1}
+        assert clusters_of(state) == {"a": 0, "b": 0}
+        assert clusters_of(met(state, self.stage, **two)) == {"a": 0, "b": 1}
         table = ClientTable.from_tree(met(state, self.stage, **two).memory["cluster"]["met"])
         assert table["cosines"][0, 1].item() == pytest.approx(1 / np.sqrt(2) - 1)
         assert table["meetings"].tolist() == [[2, 2], [2, 2]]
         final = FormAgglomerativeClusters(patience=2, remerge=False)
-        assert groups_of(met(met(ORIGIN, final, **one), final, **two)) == {"a": 0, "b": 0}
+        assert clusters_of(met(met(ORIGIN, final, **one), final, **two)) == {"a": 0, "b": 0}
 
     def parted(self):
         state, updates = (
@@ -69,7 +69,7 @@ class TestAgglomerate:
         assert int(state.memory["cluster"]["quiet"]) == 1
         return met(state, self.stage, **updates)
 
-    def test_after_quiet_rounds_groups_part_with_the_shared_model(self):
+    def test_after_rounds_without_changes_each_cluster_gets_a_copy_of_the_model(self):
         state = self.parted()
         assert {k: m["w"].tolist() for k, m in state.models.items()} == {"expert-000": [1, 1], "expert-001": [1, 1]}
         marks = {c: m.tolist() for c, m in state.membership.items()}
@@ -83,7 +83,7 @@ class TestAgglomerate:
         assert after.membership is state.membership
         assert "train" not in after.memory
 
-    def test_a_newcomer_that_stays_alone_is_no_change(self):
+    def test_a_new_client_in_a_cluster_of_its_own_is_no_change(self):
         state = met(ORIGIN, self.stage, b=[1.0, 0.0], c=[1.0, 0.1])
         state = met(state, self.stage, a=[-1.0, 0.0], b=[1.0, 0.0])
         assert int(state.memory["cluster"]["quiet"]) == 1
@@ -98,7 +98,7 @@ class TestAgglomerate:
             state = met(state, self.stage, a=[1.0, 0.0], b=[1.0, 0.1])
         assert state.membership.keys() == {"a", "b"}
 
-    def test_one_model_is_kept_while_nobody_is_alike(self):
+    def test_one_model_stays_while_no_clients_are_similar(self):
         state = ORIGIN
         for _ in range(5):
             state = met(state, self.stage, a=[1.0, 0.0], b=[-1.0, 0.0])
@@ -110,11 +110,11 @@ class TestAgglomerate:
             "b",
         }
 
-    def test_a_round_without_answers_changes_nothing(self):
+    def test_a_round_without_reports_changes_nothing(self):
         state = met(ORIGIN, self.stage, a=[1.0, 0.0], b=[1.0, 0.0])
         assert met(state, self.stage).memory == state.memory
 
-    @pytest.mark.parametrize(("key", "value"), [("patience", 0), ("smallest", 0), ("threshold", 1.5)])
+    @pytest.mark.parametrize(("key", "value"), [("patience", 0), ("min_size", 0), ("threshold", 1.5)])
     def test_bad_options(self, key, value):
         with pytest.raises(UserError, match=rf"cluster\.{key} is {value}"):
             build("flacc", make_setting(options={"cluster": {key: value}}))
@@ -124,25 +124,25 @@ class TestJoinBest:
     stage = JoinBestCluster(ChooseModel(load_model("mlp", (6,), 4), name="join"))
 
     def test_models_that_are_the_same_are_not_offered(self):
-        # groups 0 and 2 have not trained since they parted; of four, two models can be told apart from all others
+        # clusters 0 and 2 have not trained since the split, so two of the four models differ from all others
         models = [make_model(1.0, 1.0), make_model(1.0, 2.0), make_model(1.0, 1.0), make_model(1.0, 3.0)]
         state = set_clusters(ORIGIN, models, ("a", "b", "c", "d"), np.arange(4))
         plan = self.stage.plan(state, 0)
         assert {c: sorted(t.models) for c, t in plan.tasks.items()} == {"e": ["expert-001", "expert-003"]}
-        assert self.stage.fold(state, {"e": preferring(1)}, 0).membership["e"].tolist() == [0, 0, 0, 1]
+        assert self.stage.fold(state, {"e": choice_report(1)}, 0).membership["e"].tolist() == [0, 0, 0, 1]
         one = set_clusters(ORIGIN, models[:3], ("a", "b", "c"), np.arange(3))
-        assert not self.stage.plan(one, 0).tasks  # one alone is no choice
+        assert not self.stage.plan(one, 0).tasks  # a single model is no choice
         assert (
             len(self.stage.plan(set_clusters(ORIGIN, models[:1], ("a",), np.arange(1)), 0).tasks) == 4
         )  # unless it is all
 
-    def test_who_has_no_rows_joins_none_and_is_asked_once(self):
+    def test_a_client_without_samples_joins_no_cluster_and_is_queried_once(self):
         state = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
-        after = self.stage.fold(state, {"c": preferring(0, rows=0), "d": preferring(1)}, 0)
+        after = self.stage.fold(state, {"c": choice_report(0, rows=0), "d": choice_report(1)}, 0)
         assert after.membership.keys() == {"a", "b", "d"}
         assert sorted(self.stage.plan(after, 0).tasks) == ["e"]
 
-    def test_nobody_is_asked_while_two_models_are_the_same(self):
+    def test_no_client_is_queried_while_two_models_are_equal(self):
         assert not self.stage.plan(ORIGIN, 0).tasks
         labels = np.array([0, 1])
         same = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 1.0)], ("a", "b"), labels)
@@ -150,10 +150,10 @@ class TestJoinBest:
         other = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), labels)
         assert sorted(self.stage.plan(other, 0).tasks) == ["c", "d", "e"]
 
-    def test_who_chose_a_model_is_in_its_group(self):
+    def test_a_client_joins_the_cluster_of_the_model_that_it_chose(self):
         state = set_clusters(ORIGIN, [make_model(1.0, 1.0), make_model(1.0, 2.0)], ("a", "b"), np.array([0, 1]))
-        told = {c: preferring(k) for c, k in {"c": 1, "e": 0}.items()}
-        after = self.stage.fold(state, told, 0)
+        reports = {c: choice_report(k) for c, k in {"c": 1, "e": 0}.items()}
+        after = self.stage.fold(state, reports, 0)
         assert after.membership["c"].tolist() == [0, 1]
         assert after.membership["e"].tolist() == [1, 0]
         assert "d" not in after.membership

@@ -1,4 +1,4 @@
-"""Cohorts whose rows hold all classes alike: the choice by hand, and who gets a turn."""
+"""Cohorts with flat label distributions: the selection by hand, and how long clients wait."""
 
 from dataclasses import replace
 
@@ -28,10 +28,10 @@ def chosen(counts, k, last=None, share=0.0, seed=0, there=None):
 
 class TestByHand:
     def test_concentration(self):
-        # (9 + 1) / 16; all alike 1/2; one class 1; nothing 1
+        # (9 + 1) / 16; equal counts 1/2; one class 1; no samples 1
         assert concentration([[3, 1], [2, 2], [5, 0], [0, 0]]).tolist() == [10 / 16, 0.5, 1, 1]
 
-    def test_whoever_makes_up_for_the_first(self):
+    def test_the_next_client_complements_the_first(self):
         """Client 0 has waited longest and holds (4, 0). With 1: (4, 4), 1/2. With 2: (6, 2), 40/64. With 3: (8, 0)."""
         counts = [[4, 0], [0, 4], [2, 2], [4, 0]]
         last = [0, 1, 1, 1]
@@ -40,13 +40,13 @@ class TestByHand:
         assert chosen(counts, 3, last) == [0, 1, 2]
 
     def test_a_share_has_waited(self):
-        """Half of four: the two who have waited longest, both of class 0; the others are of class 1."""
+        """Half of four: the two clients that have waited longest have class 0, and the others have class 1."""
         counts = [[1, 0], [1, 0], [1, 0], [0, 1], [0, 1]]
         assert chosen(counts, 4, last=[5, 1, 2, 6, 6], share=0.5) == [1, 2, 3, 4]
 
 
 class TestEdges:
-    def test_nobody(self):
+    def test_no_clients(self):
         assert chosen(np.zeros((0, 3)), 4) == []
         assert chosen([[1, 2]], 4, there=[False]) == []
         assert chosen([[1, 2]], 0) == []
@@ -57,12 +57,12 @@ class TestEdges:
     def test_fewer_than_wanted(self):
         assert chosen([[1, 2], [3, 0], [0, 0]], 9) == [0, 1, 2]
 
-    def test_who_has_no_rows_comes_last(self):
+    def test_a_client_without_samples_comes_last(self):
         counts = [[0, 0], [5, 0], [0, 0], [5, 0]]
         assert chosen(counts, 2) == [1, 3]
         assert {tuple(chosen(counts, 3, seed=s)) for s in range(20)} == {(0, 1, 3), (1, 2, 3)}
 
-    def test_equals_are_taken_by_chance(self):
+    def test_ties_are_broken_at_random(self):
         found = {tuple(chosen(np.ones((4, 3)), 2, seed=s)) for s in range(60)}
         assert len(found) == 6
         assert chosen(np.ones((4, 3)), 2, seed=7) == chosen(np.ones((4, 3)), 2, seed=7)
@@ -89,7 +89,7 @@ class TestEdges:
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
 def test_the_order_of_clients_does_not_matter(seed, k):
-    """Where there are no equals: everybody has waited another time, and no two cohorts are alike."""
+    """There are no ties: all waiting times differ, and no two cohorts have equal counts."""
     rng = np.random.default_rng(seed)
     counts, last, order = rng.random((8, 4)) * 100, rng.permutation(8), rng.permutation(8)
     straight = flattest(counts, last, np.arange(8), k, 0.3, 1)
@@ -99,8 +99,8 @@ def test_the_order_of_clients_does_not_matter(seed, k):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, 10), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-def test_everybody_gets_a_turn(seed, k, share):
-    """Whatever clients hold: each waits at most as many rounds as it takes to serve all others before it."""
+def test_every_client_is_selected_in_time(seed, k, share):
+    """With any labels, a client waits at most as many rounds as it takes to select all others first."""
     rng = np.random.default_rng(seed)
     counts, last = rng.integers(1, 50, (20, 3)).astype(float), np.full(20, -1.0)
     first = max(1, int(np.ceil(share * k)))
@@ -109,7 +109,7 @@ def test_everybody_gets_a_turn(seed, k, share):
         assert t - last.min() <= -(-20 // first)
 
 
-def told(counts):
+def state_with_labels(counts):
     counts = torch.tensor(counts, dtype=torch.float32)
     sizes = counts.sum(1)
     rows = {
@@ -127,35 +127,35 @@ def told(counts):
 class TestStage:
     COUNTS = ([8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [8, 0])
 
-    def test_the_cohort_and_what_is_said_of_it(self):
-        after = SelectBalanced().fold(replace(told(list(self.COUNTS)), cohort_size=2), {}, 0)
+    def test_the_cohort_and_its_metric(self):
+        after = SelectBalanced().fold(replace(state_with_labels(list(self.COUNTS)), cohort_size=2), {}, 0)
         held = np.array(self.COUNTS)[[int(c[1]) for c in after.cohort]].sum(0)
         assert held.tolist() == [8, 8]
         assert after.round_metrics["select.concentration"] == 0.5
         last = ClientTable.load(after, "select")
         assert {c for c, t in zip(last.clients, last["last"].tolist(), strict=True) if t == 3} == set(after.cohort)
 
-    def test_over_rounds_everybody_takes_part(self):
-        state, seen = told(list(self.COUNTS)), set()
+    def test_every_client_is_selected_over_rounds(self):
+        state, seen = state_with_labels(list(self.COUNTS)), set()
         for t in range(6):
             state = SelectBalanced(waiting_fraction=0.5).fold(replace(state, cohort_size=2, round=t), {}, t)
             seen |= set(state.cohort)
         assert len(seen) == 6
 
-    def test_groups_are_balanced_by_themselves(self):
-        """Clients 0, 1 are of one group, 2 to 5 of the other: of three, one and two take part."""
+    def test_each_cluster_is_balanced_by_itself(self):
+        """Clients 0 and 1 are one cluster, and 2 to 5 the other: one and two of a cohort of three."""
         one, other = torch.tensor([1.0, 0, 0]), torch.tensor([0, 1.0, 0])
         member = {f"c{i}": one if i < 2 else other for i in range(6)}
         for seed in range(5):
-            state = replace(told(list(self.COUNTS)), membership=member)
+            state = replace(state_with_labels(list(self.COUNTS)), membership=member)
             cohort = SelectBalanced(waiting_fraction=0.0).fold(replace(state, cohort_size=3), {}, seed).cohort
             assert sum(c in ("c0", "c1") for c in cohort) == 1
-            assert "c3" in cohort, "the only one of its class in its group"
+            assert "c3" in cohort, "the only one of its class in its cluster"
 
-    def test_small_groups_and_who_is_in_none_get_a_turn(self):
-        """Groups of 28, 29 and 2, and one client in none: their parts of a cohort of 10 are 4.7, 4.8, 0.3 and 0.2."""
+    def test_small_clusters_and_clients_without_one_are_selected(self):
+        """Clusters of 28, 29 and 2, and a client in none: their shares of 10 places are 4.7, 4.8, 0.3 and 0.2."""
         rng, marks = np.random.default_rng(0), torch.eye(4)
-        state = told(rng.integers(1, 50, (60, 3)).tolist())
+        state = state_with_labels(rng.integers(1, 50, (60, 3)).tolist())
         sizes = np.repeat([0, 1, 2], [28, 29, 2]).tolist()
         state = replace(state, membership={f"c{i}": marks[g] for i, g in enumerate(sizes)})
         last = dict.fromkeys(state.roster, -1)
@@ -163,16 +163,16 @@ class TestStage:
             state = SelectBalanced().fold(replace(state, cohort_size=10, round=t), {}, t)
             assert len(state.cohort) == 10
             last |= dict.fromkeys(state.cohort, t)
-            assert t - min(last.values()) <= 60 / 5, "as it is documented: N / (cohort / 2)"
+            assert t - min(last.values()) <= 60 / 5, "at most N / (cohort / 2) rounds"
 
-    def test_who_is_away_is_not_chosen_and_before_anybody_told_nobody_is(self):
-        state = replace(told(list(self.COUNTS)), roster=("c0", "c1"))
+    def test_only_present_clients_that_reported_are_selected(self):
+        state = replace(state_with_labels(list(self.COUNTS)), roster=("c0", "c1"))
         assert SelectBalanced().fold(replace(state, cohort_size=4), {}, 0).cohort == ("c0", "c1")
         assert SelectBalanced().fold(ServerState(0, {}, roster=("c0",), cohort_size=4), {}, 0).cohort == ()
 
-    def test_flatter_than_chance(self):
+    def test_flatter_than_random_cohorts(self):
         counts = np.random.default_rng(0).dirichlet([0.1] * 10, 50) * 400
-        state = told(counts.tolist())
+        state = state_with_labels(counts.tolist())
         spread = []
         for t in range(20):
             state = SelectBalanced().fold(replace(state, cohort_size=10, round=t), {}, t)
@@ -182,5 +182,5 @@ class TestStage:
         assert np.mean(spread) - 0.1 < 0.3 * (np.mean(chance) - 0.1)
 
     def test_what_is_refused(self):
-        with pytest.raises(UserError, match="waiting is 2"):
+        with pytest.raises(UserError, match="waiting_fraction is 2"):
             SelectBalanced(waiting_fraction=2)

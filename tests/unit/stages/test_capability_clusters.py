@@ -35,7 +35,7 @@ class TestMemberships:
 
 
 class TestFuzzyClusters:
-    def test_two_rows_and_a_middle_by_hand(self):
+    def test_two_points_and_a_middle_by_hand(self):
         # by symmetry the centres are 5 - a and 5 + a and the middle belongs to both by 1/2. The others belong to
         # theirs by u = (5 + a)² / ((5 - a)² + (5 + a)²), and c = Σ u² x / Σ u² with (1 - u)² for the far one:
         # a = 5 (u² - (1 - u)²) / (u² + (1 - u)² + 1/4). From a = 4: u = 81/82, a = 3.979, u = .98724, a = 3.978.
@@ -53,7 +53,7 @@ class TestFuzzyClusters:
         assert found.membership_.max(1).min() > 0.9
         assert found.membership_.sum(1) == pytest.approx(np.ones(21))
 
-    def test_new_rows_belong_as_their_equals_do(self):
+    def test_new_points_have_the_memberships_of_equal_points(self):
         found = FuzzyClusters(3).fit(BLOBS)
         np.testing.assert_allclose(found.predict_membership(BLOBS[::-1]), found.membership_[::-1])
         assert found.predict(BLOBS).tolist() == found.labels_.tolist() == found.membership_.argmax(1).tolist()
@@ -62,7 +62,7 @@ class TestFuzzyClusters:
         assert FuzzyClusters(3).fit(BLOBS).n_iter_ > 2
         assert FuzzyClusters(3, max_iter=2).fit(BLOBS).n_iter_ == 2
 
-    def test_negative_rows(self):
+    def test_negative_values(self):
         found = FuzzyClusters(3).fit(BLOBS).membership_
         np.testing.assert_allclose(FuzzyClusters(3).fit(BLOBS - 30).membership_, found, atol=1e-6)
 
@@ -104,7 +104,7 @@ MODEL = load_model("linear", (2,), 3)
 
 
 def linear(*bias):
-    """Says the same of every row: class k with the probability softmax(bias)_k."""
+    """A model that predicts class k with the probability softmax(bias)_k for every sample."""
     like = MODEL.init(0)
     return {k: torch.tensor(bias).float() if v.dim() == 1 else torch.zeros_like(v) for k, v in like.items()}
 
@@ -113,11 +113,11 @@ class TestCapability:
     X, Y = torch.zeros(5, 2), torch.tensor([0, 0, 1, 1, 1])
 
     def test_by_hand(self):
-        # probabilities 1/2, 1/4, 1/4; no row of class 2: (1/2, 1/4, 0) scaled by 4/3
+        # probabilities 1/2, 1/4, 1/4; no sample of class 2: (1/2, 1/4, 0) scaled by 4/3
         found = capability(MODEL, linear(np.log(2.0), 0.0, 0.0), self.X, self.Y)
         assert found.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
 
-    def test_how_many_rows_a_class_has_does_not_matter(self):
+    def test_the_number_of_samples_of_a_class_does_not_matter(self):
         found = capability(MODEL, linear(0.0, 0.0, 0.0), self.X, self.Y)
         assert found.tolist() == pytest.approx([0.5, 0.5, 0])
 
@@ -162,7 +162,7 @@ class TestSemantic:
         assert found[place["c"]] == pytest.approx([0, 0, 9], abs=0.05)
 
     def test_memberships_are_weights(self):
-        """Three models in a line of ability: what returns is the mean by membership and rows, of all."""
+        """Three models with capabilities on a line: each becomes the mean by memberships and samples."""
         reports = {c: report(b, 0.0, 3 - b, rows=n) for c, b, n in (("a", 0.0, 1), ("b", 1.0, 2), ("c", 3.0, 3))}
         after = stage().fold(state(), reports, 0)
         assert 0.01 < float(after.membership["b"].min()) < 0.5
@@ -181,7 +181,7 @@ class TestSemantic:
         assert biases(then)[1 - k] == pytest.approx([5, 0, 0], abs=1e-3)
 
     def test_or_in_proportion(self):
-        """Only b returns, which is between the clusters: each goes b's membership over the mean one of its way to b."""
+        """Only b reports, which is between the clusters: each model moves towards b by b's membership over the mean."""
         reports = {c: report(b, 0.0, 3 - b) for c, b in (("a", 0.0), ("b", 1.0), ("c", 3.0))}
         first = stage().fold(state(), reports, 0)
         then = stage().fold(first, {"b": report(1.0, 0.0, 2.0)}, 0)
@@ -190,7 +190,7 @@ class TestSemantic:
         assert step.min() < 0.9
         np.testing.assert_allclose(biases(then), (1 - step) * biases(first) + step * [[1, 0, 2]], atol=1e-5)
 
-    def test_who_comes_when_too_few_differ_belongs_like_the_average(self):
+    def test_a_late_client_gets_the_mean_membership_while_too_few_models_differ(self):
         # Both models say the same of every class, so nothing is clustered, and b, who is new, gets the mean of old
         # memberships, (1/4, 3/4). Cluster 0 has b's model alone, for a has no part in it; cluster 1 has a's by 1 and
         # b's by 3/4 times 2 rows, (7 + 1.5 * 10) / 2.5 = 8.8. Present are (1/8, 7/8): 0 goes half of its way, 1 all.
@@ -202,7 +202,7 @@ class TestSemantic:
         alone = stage().fold(before, {"b": report(7.0, 7.0, 7.0)}, 0)
         np.testing.assert_allclose(biases(alone), [[7] * 3] * 2, atol=1e-5)
 
-    def test_who_has_no_rows_is_not_there(self):
+    def test_a_client_without_samples_is_ignored(self):
         reports = {"a": report(9.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}
         none = report(0.0, 9.0, 0.0, rows=0)
         one, two = (stage().fold(state(), r, 0) for r in (reports, {**reports, "n": none}))
@@ -222,12 +222,12 @@ class TestSemantic:
         assert after.membership == {}
         np.testing.assert_allclose(biases(after), [[1, 0, 0]] * 2)
 
-    def test_without_rows_it_is_averaging(self):
+    def test_without_shared_samples_it_is_plain_averaging(self):
         after = stage().fold(state(shared=False), {"a": report(9.0, 0.0, 0.0), "c": report(0.0, 0.0, 9.0)}, 0)
         assert after.membership == {}
         np.testing.assert_allclose(biases(after), [[4.5, 0, 4.5]] * 2)
 
-    def test_silence_changes_nothing(self):
+    def test_a_round_without_reports_changes_nothing(self):
         before = state()
         after = stage().fold(before, {}, 0)
         assert tree.max_abs_difference(before.models, after.models) == 0
@@ -253,7 +253,7 @@ class TestBlend:
         assert blended_model(served, "a")["blend"]["head.bias"].tolist() == pytest.approx([3, 0, 2])
         assert blended_model(served, "b")["blend"]["head.bias"].tolist() == pytest.approx([1, 0, 6])
 
-    def test_by_those_of_all_for_who_has_none(self):
+    def test_a_client_without_memberships_gets_the_mean_membership(self):
         member = {"a": torch.tensor([0.75, 0.25]), "b": torch.tensor([0.75, 0.25])}
         served = ServerState(1, MODELS, membership=member)
         for client in ("x", None):
@@ -268,23 +268,23 @@ def run(tiny, name, rounds=4, **options):
 
 class TestMethod:
     def test_one_cluster_is_fedavg(self, tiny):
-        one, plain = run(tiny, "clsm-fl", cluster={"groups": 1}), run(tiny, "fedavg")
+        one, plain = run(tiny, "clsm-fl", cluster={"num_clusters": 1}), run(tiny, "fedavg")
         assert tree.max_abs_difference(one.state.models["cluster-000"], plain.state.models["global"]) < 1e-5
 
     def test_clients_are_served_what_their_classes_need(self, tiny):
-        soft, plain = run(tiny, "clsm-fl", cluster={"groups": 4}), run(tiny, "fedavg")
-        assert soft.accuracy["mean"] > plain.accuracy["mean"] + 0.02
+        soft, plain = run(tiny, "clsm-fl", cluster={"num_clusters": 4}), run(tiny, "fedavg")
+        assert soft.accuracy["local"] > plain.accuracy["local"] + 0.02
         member = torch.stack([soft.state.membership[c] for c in sorted(tiny)])
         assert member.sum(1).tolist() == pytest.approx([1.0] * 6)
         assert int(member[0].argmax()) == int(member[4].argmax()) != int(member[2].argmax())  # c0 and c4: like data
 
-    def test_rows_are_sent_once_and_one_model_travels(self, tiny):
+    def test_samples_are_sent_once_and_one_model_in_each_round(self, tiny):
         soft, plain = run(tiny, "clsm-fl"), run(tiny, "fedavg")
         assert [p.round for p in soft.ledger.entries if p.stage == SHARE_STAGE] == [1]
         down = [[int(p.bytes_down.sum()) for p in r.ledger.entries if p.stage == "train"] for r in (soft, plain)]
         assert down[0] == pytest.approx(down[1], rel=0.02)
 
-    def test_centres_say_which_classes_a_cluster_knows(self, tiny):
+    def test_centres_show_the_classes_of_a_cluster(self, tiny):
         memory = run(tiny, "clsm-fl").state.memory["train"]
         assert memory["centres"].shape == (3, 4)
         assert memory["centres"].sum(1).tolist() == pytest.approx([1.0] * 3, abs=1e-5)

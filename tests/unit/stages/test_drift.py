@@ -9,13 +9,18 @@ from shoal.client_table import ClientTable
 from shoal.methods import Setting, build
 from shoal.models import load_model
 
-AGAIN = {"probe": {"at": 5, "every": 5}, "prior": {"every": 5}, "represent": {"every": 5}, "gate": {"epochs": 3}}
+AGAIN = {
+    "probe": {"first_round": 5, "every_rounds": 5},
+    "prior": {"every_rounds": 5},
+    "represent": {"every_rounds": 5},
+    "gate": {"epochs": 3},
+}
 SKEWS = ([0.6, 0.3, 0.1, 0.0], [0.0, 0.6, 0.3, 0.1], [0.1, 0.0, 0.6, 0.3], [0.3, 0.1, 0.0, 0.6])
 
 
 @pytest.fixture(scope="module")
-def told():
-    """What was seen at each turn of the story."""
+def story():
+    """What was observed at each event of the run."""
     world, seen = SyntheticClients(), {}
     model = load_model("mlp", (8,), 4)
     setting = Setting(model, rounds=60, cohort_size=6, epochs=1, batch_size=10, lr=0.1, eval_every=15, options=AGAIN)
@@ -64,14 +69,14 @@ def told():
     return seen, life
 
 
-def test_without_a_shift_there_is_one_model(told):
-    seen, _ = told
+def test_without_a_shift_there_is_one_model(story):
+    seen, _ = story
     assert seen["no shift"]["groups"] == {}
     assert min(seen["no shift"]["accuracy"].values()) > 0.85
 
 
-def test_a_shift_that_comes_later_is_found_at_the_next_probe(told):
-    seen, _ = told
+def test_a_later_shift_is_found_at_the_next_probe(story):
+    seen, _ = story
     assert seen["split"]["groups"] == {f"c{i:02d}": i % 2 for i in range(12)}
     odd = [f"c{i:02d}" for i in range(1, 12, 2)]
     lost, back = (sum(seen[k]["accuracy"][c] for c in odd) / 6 for k in ("half of them drifted", "recovered"))
@@ -79,8 +84,8 @@ def test_a_shift_that_comes_later_is_found_at_the_next_probe(told):
     assert back > 0.85
 
 
-def test_who_comes_later_has_the_global_model_at_once_its_prior_and_an_expert_after_its_first_report(told):
-    seen, life = told
+def test_a_late_client_has_the_global_model_at_once_and_a_prior_and_experts_after_its_first_report(story):
+    seen, life = story
     assert set(map(tuple, seen["came"]["models"].values())) == {("global", "prior")}
     for client in ("n0", "n1"):
         assert client not in seen["came"]["private"]
@@ -90,15 +95,15 @@ def test_who_comes_later_has_the_global_model_at_once_its_prior_and_an_expert_af
     assert {c: seen["first report"]["groups"][c] for c in ("n0", "n1")} == {"n0": 0, "n1": 1}
 
 
-def test_who_drifts_is_moved_and_nobody_else(told):
-    seen, _ = told
+def test_only_the_drifted_client_is_reassigned(story):
+    seen, _ = story
     before, after = seen["before"]["groups"], seen["moved"]["groups"]
     assert {c for c in after if after[c] != before[c]} == {"c00"}
     assert seen["moved"]["accuracy"]["c00"] > 0.9
 
 
-def test_whose_labels_change_is_not_moved_but_counts_and_tells_them_again(told):
-    seen, life = told
+def test_a_client_whose_labels_change_reports_them_again_and_stays_in_its_cluster(story):
+    seen, life = story
     counts = torch.bincount(life.fleet.data["c04"]["train"].y, minlength=4).float()
     assert seen["before"]["private"]["c04"][LABEL_COUNTS].tolist() != counts.tolist()
     assert seen["moved"]["private"]["c04"][LABEL_COUNTS].tolist() == counts.tolist()
@@ -107,11 +112,11 @@ def test_whose_labels_change_is_not_moved_but_counts_and_tells_them_again(told):
     assert seen["moved"]["accuracy"]["c04"] > seen["one drifted"]["accuracy"]["c04"]
 
 
-def test_nobody_goes_back_and_forth_and_who_left_finds_its_place(told):
-    seen, life = told
-    moves = [f["probe.moved"] for f in life.figures if "probe.moved" in f]
+def test_clients_stay_in_their_clusters_and_return_to_them(story):
+    seen, life = story
+    moves = [f["probe.num_reassigned"] for f in life.round_metrics if "probe.num_reassigned" in f]
     assert sum(moves) == 1
     planted = {f"c{i:02d}": i % 2 for i in range(12)} | {"c00": 1, "n0": 0, "n1": 1}
-    assert life.groups == planted
+    assert life.clusters == planted
     assert sorted(life.state.models) == ["expert-000", "expert-001", "global"]
     assert min(seen["end"]["accuracy"].values()) > 0.8

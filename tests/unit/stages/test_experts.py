@@ -1,4 +1,4 @@
-"""Sparsity vectors, models for groups, and choice within a time budget."""
+"""Sparsity vectors, models for clusters, and selection within a time budget."""
 
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ from shoal.types import Plan, Samples, ServerState, Task
 
 
 def setting(**kw):
-    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 6, "cohort": 3, "batch_size": 8} | kw)
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 6, "cohort_size": 3, "batch_size": 8} | kw)
 
 
 class Named(nn.Module):
@@ -45,7 +45,7 @@ class Named(nn.Module):
 class TestRelus:
     model = Model("named", Named, (3,), 2)
 
-    def test_found_by_place_and_by_name(self):
+    def test_found_by_index_and_by_name(self):
         assert [self.model.relu_index(layer) for layer in ("last", "1", "2", "rectifier")] == [1, 0, 1, 0]
 
     def test_outputs(self):
@@ -85,7 +85,7 @@ def represented(tiny, fleet, **kw):
 
 @pytest.mark.parametrize("fleet", [PlainFleet, VectorFleet])
 class TestSparsity:
-    def test_zeros_are_counted_over_all_rows_and_over_halves(self, tiny, fleet):
+    def test_zeros_are_counted_over_all_samples_and_over_halves(self, tiny, fleet):
         model, found = represented(tiny, fleet)
         for c, s in found.items():
             zero = (model.relu_output(model.init(0), tiny[c]["train"].x, 1) == 0).float()
@@ -106,7 +106,9 @@ class TestSparsity:
         _, before = represented(tiny, fleet)
         _, after = represented(tiny, fleet, epochs=1)
         assert max(float((before[c][0] - after[c][0]).abs().max()) for c in tiny) > 0.01
-        assert all(torch.equal(before[c][1:], after[c][1:]) for c in tiny)  # what tells chance is of the model received
+        assert all(
+            torch.equal(before[c][1:], after[c][1:]) for c in tiny
+        )  # the random differences are measured with the received model
 
     def test_of_one_row_there_are_no_halves(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)
@@ -131,74 +133,74 @@ class TestSparsity:
 
 @dataclass(frozen=True)
 class ByFirst:
-    """Groups by the first number; newcomers join group 0."""
+    """Clusters by the first number. Late-joining clients join cluster 0."""
 
     def __call__(self, rows, seed):
         return np.unique(rows[:, 0], return_inverse=True)[1]
 
-    def join(self, rows, labels, newcomers):
-        return np.zeros(len(newcomers), dtype=np.int64)
+    def join(self, rows, labels, late_rows):
+        return np.zeros(len(late_rows), dtype=np.int64)
 
-    def again(self, rows, labels, now, seed):
-        return now, self(now, seed)
+    def recluster(self, rows, labels, new_rows, seed):
+        return new_rows, self(new_rows, seed)
 
 
-def told(told=0, **values):
-    row = {"told": torch.tensor(told), "size": torch.tensor(5)}
+def reported_table(report_round=0, **values):
+    row = {"told": torch.tensor(report_round), "size": torch.tensor(5)}
     return ClientTable.from_rows({c: {"x": torch.tensor([v]), **row} for c, v in values.items()})
 
 
 def formed(state, table):
     return ClusterModels(ByFirst(), column="x").fold(
-        replace(state, memory={**state.memory, "represent": table.tree()}), {}, 0
+        replace(state, memory={**state.memory, "represent": table.to_tree()}), {}, 0
     )
 
 
 class TestExperts:
     first = ServerState(0, {"global": {"w": torch.tensor([1.0])}})
 
-    def test_every_group_starts_with_the_first_model(self):
-        state = formed(self.first, told(a=0.0, b=5.0, c=0.0))
+    def test_every_cluster_starts_with_the_first_model(self):
+        state = formed(self.first, reported_table(a=0.0, b=5.0, c=0.0))
         assert sorted(state.models) == ["expert-000", "expert-001"]
         assert all(m["w"].tolist() == [1.0] for m in state.models.values())
         assert {c: m.tolist() for c, m in state.membership.items()} == {"a": [1, 0], "b": [0, 1], "c": [1, 0]}
 
     def trained(self):
-        state = formed(self.first, told(a=0.0, b=5.0, c=0.0))
+        state = formed(self.first, reported_table(a=0.0, b=5.0, c=0.0))
         return replace(
             state, round=3, models={"expert-000": {"w": torch.tensor([2.0])}, "expert-001": {"w": torch.tensor([8.0])}}
         )
 
-    def test_nothing_happens_when_nobody_told_anything_new(self):
+    def test_nothing_changes_without_new_reports(self):
         state = self.trained()
-        again = formed(state, told(a=0.0, b=5.0, c=0.0))
+        again = formed(state, reported_table(a=0.0, b=5.0, c=0.0))
         assert again.models is state.models
         assert again.membership is state.membership
 
-    def test_newcomers_join_and_models_stay(self):
-        state = formed(self.trained(), told(a=0.0, b=5.0, c=0.0, d=9.0))
+    def test_late_clients_join_and_models_stay(self):
+        state = formed(self.trained(), reported_table(a=0.0, b=5.0, c=0.0, d=9.0))
         assert state.membership["d"].tolist() == [1, 0]
         assert [state.models[k]["w"].item() for k in sorted(state.models)] == [2.0, 8.0]
 
-    def test_groups_that_are_formed_anew_take_what_their_members_had(self):
-        state = formed(self.trained(), told(3, a=0.0, b=0.0, c=7.0))
+    def test_clusters_that_are_formed_again_average_their_members_models(self):
+        state = formed(self.trained(), reported_table(3, a=0.0, b=0.0, c=7.0))
         assert [state.models[k]["w"].item() for k in sorted(state.models)] == [5.0, 2.0]  # a and b had 2 and 8, c had 2
 
-    def test_a_few_early_answers_do_not_decide_for_a_fleet(self):
-        """Formed of three; from six on all are grouped anew."""
-        five = formed(self.trained(), told(a=0.0, b=5.0, c=0.0, d=9.0, e=9.0))
+    def test_a_few_early_reports_do_not_decide_for_a_fleet(self):
+        """Clusters of three clients are formed again when there are six."""
+        five = formed(self.trained(), reported_table(a=0.0, b=5.0, c=0.0, d=9.0, e=9.0))
         assert [int(five.membership[c].argmax()) for c in "abcde"] == [0, 1, 0, 0, 0]
-        six = formed(five, told(a=0.0, b=5.0, c=0.0, d=9.0, e=9.0, f=9.0))
+        six = formed(five, reported_table(a=0.0, b=5.0, c=0.0, d=9.0, e=9.0, f=9.0))
         assert [int(six.membership[c].argmax()) for c in "abcdef"] == [0, 1, 0, 2, 2, 2]
         assert [six.models[k]["w"].item() for k in sorted(six.models)] == [2.0, 8.0, 2.0]  # d and e had 2
 
-    def test_who_has_no_rows_is_in_no_group(self):
-        table = told(a=0.0, b=5.0, c=9.0)
+    def test_a_client_without_samples_is_in_no_cluster(self):
+        table = reported_table(a=0.0, b=5.0, c=9.0)
         state = formed(self.first, ClientTable(table.clients, {**table.columns, "size": torch.tensor([3, 3, 0])}))
         assert sorted(state.membership) == ["a", "b"]
         assert len(state.models) == 2
 
-    def test_who_is_in_no_group_is_served_the_largest(self):
+    def test_a_client_without_a_cluster_is_served_by_the_largest(self):
         state = self.trained()
         assert expert_for(state, None)["expert"]["w"].item() == 2.0
         assert expert_for(state, "b")["expert"]["w"].item() == 8.0
@@ -216,11 +218,11 @@ class TestExperts:
         ([], [], 0),
     ],
 )
-def test_moves_are_counted_whatever_groups_are_called(was, now, moved):
+def test_reassigned_clients_are_counted_whatever_the_cluster_numbers(was, now, moved):
     assert count_reassigned(np.array(was, dtype=np.int64), np.array(now, dtype=np.int64)) == moved
 
 
-def test_newcomers_join_the_nearest_vectors():
+def test_late_clients_join_the_nearest_vectors():
     rows = np.repeat([[0.9, 0.1, 0.1], [0.1, 0.1, 0.9]], 3, axis=0)
     rows = np.concatenate([rows] * 4, axis=1)
     labels = np.array([0, 0, 0, 1, 1, 1])
@@ -228,7 +230,7 @@ def test_newcomers_join_the_nearest_vectors():
 
 
 def described(adapted, received=None, halves=None):
-    """Rows of what a client tells: its adapted vector, the received model's, and that on either half."""
+    """Rows of what a client reports: its adapted vector, that of the received model, and that on each half."""
     received = adapted if received is None else received
     one, other = halves or (received, received)
     return np.concatenate([np.atleast_2d(v) for v in (adapted, received, one, other)], axis=1)
@@ -236,9 +238,11 @@ def described(adapted, received=None, halves=None):
 
 def test_a_sparsity_above_1_is_refused():
     rows = described([[0.9, 0.1], [0.1, 1.5]])
-    with pytest.raises(UserError, match=r"^a sparsity vector has 1\.5 in channel 1; sparsities must be 1 or less$"):
+    with pytest.raises(
+        UserError, match=r"^A sparsity vector has the value 1\.5 in channel 1\. Sparsities must be 1 or less\.$"
+    ):
         SparsityClusters()(rows, 0)
-    with pytest.raises(UserError, match="sparsities must be 1 or less"):
+    with pytest.raises(UserError, match="Sparsities must be 1 or less"):
         SparsityClusters().recluster(described([[0.9, 0.1], [0.1, 0.5]]), np.array([0, 1]), rows, 0)
 
 
@@ -247,41 +251,43 @@ class TestDrift:
     rows = described([left, left, left, right, right, right])
     labels = np.array([0, 0, 0, 1, 1, 1])
 
-    def test_nobody_changed(self):
-        """The same data give the same vector, whatever a new local epoch makes of the adapted one."""
+    def test_without_drift_no_client_is_reassigned(self):
+        """The same data give the same vector, even if a new local epoch changes the adapted one."""
         now = described(np.random.default_rng(0).uniform(size=(6, 3)), self.rows[:, 3:6])
         rows, labels = SparsityClusters(noise_guard_ratio=0).recluster(self.rows, self.labels, now, 0)
         assert np.array_equal(rows, self.rows)
         assert labels.tolist() == [0, 0, 0, 1, 1, 1]
 
-    def test_who_changed_moves(self):
+    def test_a_drifted_client_is_reassigned(self):
         now = self.rows.copy()
         now[2] = self.rows[3]
         rows, labels = SparsityClusters(noise_guard_ratio=0).recluster(self.rows, self.labels, now, 0)
         assert labels.tolist() == [0, 0, 1, 1, 1, 1]
         assert np.array_equal(rows, now)
 
-    def test_chance_is_no_change(self):
+    def test_random_differences_are_no_drift(self):
         """Halves differ by 0.2 in the first number, so two draws may well differ by 0.1."""
         left = np.array(self.left)
-        told = described(left, left, (left - [0.1, 0, 0], np.add(left, [0.1, 0, 0])))
+        reported_table = described(left, left, (left - [0.1, 0, 0], np.add(left, [0.1, 0, 0])))
         near = described(left, left - [0.1, 0, 0], (left - [0.2, 0, 0], left))
         far = described(left, left - [0.5, 0, 0], (left - [0.6, 0, 0], left - [0.4, 0, 0]))
-        assert SparsityClusters().has_drifted(np.concatenate([told, told]), np.concatenate([near, far])).tolist() == [
+        assert SparsityClusters().has_drifted(
+            np.concatenate([reported_table, reported_table]), np.concatenate([near, far])
+        ).tolist() == [
             False,
             True,
         ]
 
-    def test_a_fleet_that_was_one_group_is_cut(self):
-        """All were alike; half of them changed together."""
+    def test_a_fleet_of_one_cluster_is_split(self):
+        """All clients were similar, and half of them changed together."""
         before = described([self.left] * 6, halves=([self.left] * 6, [self.left] * 6))
         _, labels = SparsityClusters().recluster(before, np.zeros(6, dtype=np.int64), self.rows, 0)
         assert labels.tolist() == [0, 0, 0, 1, 1, 1]
 
     def test_models_go_with_their_members(self, tiny):
-        """c0 to c2 hold labels 0 and 1, c3 to c5 hold 2 and 3; then c2 has what c3 has, and the groups follow."""
+        """c0 to c2 have labels 0 and 1, c3 to c5 have 2 and 3. Then c2 gets the data of c3 and joins its cluster."""
         fleet = {c: ByLabels(0, 1) if i < 3 else ByLabels(2, 3) for i, c in enumerate(sorted(tiny))}
-        method = build("fedepc", setting(rounds=6, options={"represent": {"every": 2, "lr": 0.05}}))
+        method = build("fedepc", setting(rounds=6, options={"represent": {"every_rounds": 2, "lr": 0.05}}))
         first = engine.run(method, PlainFleet(fleet), rounds=2, seed=0)
         groups = {c: int(m.argmax()) for c, m in first.state.membership.items()}
         assert len({groups[c] for c in ("c0", "c1", "c2")}) == 1 != len(set(groups.values()))
@@ -289,13 +295,13 @@ class TestDrift:
         then = engine.run(method, moved, rounds=4, seed=0, state=first.state, earlier_rounds=first.rounds)
         groups = {c: int(m.argmax()) for c, m in then.state.membership.items()}
         assert groups["c2"] == groups["c3"] != groups["c0"] == groups["c1"]
-        told = [(r.metrics["cluster.groups"], r.metrics["cluster.moved"]) for r in then.rounds]
-        assert told == [(2, 0), (2, 0), (2, 1), (2, 0)]  # asked again in the third round: c2 has moved
+        reported_table = [(r.metrics["cluster.num_clusters"], r.metrics["cluster.num_reassigned"]) for r in then.rounds]
+        assert reported_table == [(2, 0), (2, 0), (2, 1), (2, 0)]  # queried again in the third round: c2 has moved
         assert not then.state.round_metrics
 
 
 def ByLabels(*labels):
-    """200 rows of 6 numbers, of which the one at the label's place is large."""
+    """200 samples of 6 numbers, of which the one at the index of the label is large."""
     rng = np.random.default_rng(labels)
     y = torch.from_numpy(rng.choice(labels, 200))
     x = torch.from_numpy(rng.normal(size=(200, 6))).float() + 3 * torch.nn.functional.one_hot(y, 6)
@@ -303,7 +309,7 @@ def ByLabels(*labels):
 
 
 def test_the_method_is_the_papers():
-    """Eq. (14) has a pull towards the group's model, Eq. (15) is the plain mean."""
+    """Eq. (14) has a proximal term, Eq. (15) is the plain mean."""
     *_, train = build("fedepc", setting()).stages
     assert train.weighting == "uniform"
     assert train.program.mu > 0
@@ -339,59 +345,61 @@ class TestExtractor:
     def test_weights_that_do_not_fit(self, tiny, tmp_path):
         save_file(load_model("mlp", (7,), 4).init(0), tmp_path / "w.safetensors")
         for path, message in (
-            (tmp_path / "w.safetensors", r"fc1.weight has shape \(64, 7\); for model mlp it must be \(64, 6\)"),
-            (tmp_path / "nothing", "which is no safetensors file that can be read"),
+            (tmp_path / "w.safetensors", r"fc1.weight has shape \(64, 7\)\. Model mlp needs shape \(64, 6\)"),
+            (tmp_path / "nothing", "but this is not a readable safetensors file"),
         ):
             with pytest.raises(UserError, match=message):
                 KeepExtractor(self.model, weights=str(path)).fold(ServerState(0, {}), {}, 0)
 
     def test_one_of_both(self):
-        with pytest.raises(UserError, match="only one of them can be"):
+        with pytest.raises(UserError, match="Only one of them can be set"):
             KeepExtractor(self.model, warmup=1, weights="w")
 
 
-class TestBudgeted:
-    def test_nobody_is_chosen_before_there_are_groups(self):
+class TestSelectByBandit:
+    def test_no_client_is_selected_before_there_are_clusters(self):
         state = ServerState(0, {}, roster=("a", "b"))
         assert SelectByBandit().fold(state, {}, 0).cohort == ()
 
     def run(self, tiny, rounds=8, **options):
         slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
-        built = build("fedepc", setting(rounds=rounds, options={"cluster": {"guard": 1e9}, "select": options}))
+        built = build(
+            "fedepc", setting(rounds=rounds, options={"cluster": {"noise_guard_ratio": 1e9}, "select": options})
+        )
         return engine.run(built, PlainFleet(tiny), rounds=rounds, seed=0, ledger=Ledger(CostModel(profiles=slow)))
 
     @pytest.mark.parametrize("choice", ["bandit", "waiting", "random"])
     def test_slow_clients_do_not_fit(self, tiny, choice):
-        """One group; c5 is forty times slower than the others, more than the budget."""
-        result = self.run(tiny, choice=choice, quantile=0.5)
+        """There is one cluster. c5 is forty times slower than the others, which exceeds the budget."""
+        result = self.run(tiny, rule=choice, quantile=0.5)
         assert sorted(result.state.models) == ["expert-000"]
         cohorts = [p.clients for p in result.ledger.entries if p.stage == "train"]
         assert len(cohorts) == 8
         assert all(cohorts)
         assert not any("c5" in cohort for cohort in cohorts)
 
-    def test_everybody_fits_a_budget_of_all(self, tiny):
-        result = self.run(tiny, share=1.0)
+    def test_all_clients_fit_a_budget_of_all(self, tiny):
+        result = self.run(tiny, time_budget_fraction=1.0)
         assert all(len(p.clients) == 6 for p in result.ledger.entries if p.stage == "train")
 
-    def test_who_waited_longest_comes_next(self, tiny):
-        """A budget of a sixth is one client of six that cost the same: all have been there after six rounds."""
+    def test_the_longest_waiting_client_is_next(self, tiny):
+        """A budget of a sixth fits one of six clients of equal cost: all have trained after six rounds."""
         alike = dict.fromkeys(tiny, PROFILES["pi"])
         even = {c: {k: Samples(e.x[:12], e.y[:12]) for k, e in data.items()} for c, data in tiny.items()}
-        options = {"cluster": {"guard": 1e9}, "select": {"choice": "waiting", "share": 0.17}}
+        options = {"cluster": {"noise_guard_ratio": 1e9}, "select": {"rule": "waiting", "time_budget_fraction": 0.17}}
         built = build("fedepc", setting(rounds=6, options=options))
         result = engine.run(built, PlainFleet(even), rounds=6, seed=0, ledger=Ledger(CostModel(profiles=alike)))
         cohorts = [p.clients for p in result.ledger.entries if p.stage == "train"]
         assert sorted(cohorts) == [(c,) for c in sorted(tiny)]
 
-    def test_a_group_that_learns_no_more_is_done(self, tiny):
+    def test_a_cluster_whose_loss_is_settled_stops(self, tiny):
         result = self.run(tiny, rounds=12, tolerance=1e9, history=2)
         trained = [p.round for p in result.ledger.entries if p.stage == "train"]
         assert trained == [1, 2]  # each with a change that is below the tolerance
 
     @pytest.mark.parametrize(("choice", "asked"), [("bandit", 8), ("random", 0), ("waiting", 0)])
-    def test_losses_are_asked_for_where_they_are_used(self, tiny, choice, asked):
-        pages = [p for p in self.run(tiny, choice=choice).ledger.entries if p.stage == "probe"]
+    def test_losses_are_queried_only_if_they_are_used(self, tiny, choice, asked):
+        pages = [p for p in self.run(tiny, rule=choice).ledger.entries if p.stage == "probe"]
         assert [len(p.clients) for p in pages] == [6] * asked
 
     def learned(self, losses, round=4):
@@ -400,20 +408,22 @@ class TestBudgeted:
         return SelectByBandit()._with_reward(chosen, history, np.arange(len(losses)), round)
 
     def test_a_reward_compares_the_same_clients(self):
-        """The group's losses were 2 and 4, then 1 and 2: half of 3 is gone, in a quarter of the usual time. c told its
-        loss only now, so it says nothing."""
+        """The losses were 2 and 4, then 1 and 2: half of 3 is gone, in a quarter of the mean time.
+
+        c reported its first loss now, so it does not count.
+        """
         entry = self.learned([[2.0, 1.0], [4.0, 2.0], [torch.nan, 100.0]])
         assert entry["bandit"]["rewards"].tolist() == [0.5 / 0.25]
 
-    def test_a_set_of_which_nobody_came_back_gained_nothing(self):
+    def test_a_set_without_reports_has_reward_0(self):
         assert self.learned([[2.0, 2.0]])["bandit"]["rewards"].tolist() == [0.0]
 
-    def test_a_set_of_long_ago_teaches_nothing(self):
+    def test_a_set_of_an_earlier_round_gives_no_reward(self):
         assert "bandit" not in self.learned([[2.0, 1.0]], round=7)
 
     @pytest.mark.parametrize("choice", ["bandit", "waiting"])
-    def test_one_who_never_answers_does_not_stop_its_group(self, tiny, choice):
-        """c5 is as slow as the whole budget and silent: it must wait for its turn again like everybody else."""
+    def test_a_client_that_never_reports_does_not_stop_its_cluster(self, tiny, choice):
+        """c5 needs the whole budget and never reports. It must wait for its next selection like all other clients."""
 
         class Silent(PlainFleet):
             def execute(self, plan):
@@ -421,12 +431,14 @@ class TestBudgeted:
                 return {c: r for c, r in found.items() if c != "c5" or plan.program.name != "train"}
 
         slow = {c: PROFILES["microcontroller" if c == "c5" else "pi"] for c in tiny}
-        built = build("fedepc", setting(rounds=20, options={"cluster": {"guard": 1e9}, "select": {"choice": choice}}))
+        built = build(
+            "fedepc", setting(rounds=20, options={"cluster": {"noise_guard_ratio": 1e9}, "select": {"rule": choice}})
+        )
         result = engine.run(built, Silent(tiny), rounds=20, seed=0, ledger=Ledger(CostModel(profiles=slow)))
         trained = {p.round for p in result.ledger.entries if p.stage == "train" and any(c != "c5" for c in p.clients)}
         assert len(trained) >= 10
 
-    def test_groups_go_on_under_other_numbers(self):
+    def test_clusters_continue_under_other_numbers(self):
         """Was: a b c in 0, d e in 1. Now d and e are 0, a and b are 1; c is alone."""
         before = ClientTable(tuple("abcde"), {"expert": torch.tensor([0, 0, 0, 1, 1])})
         now = ClientTable(tuple("abcde"), {"expert": torch.tensor([1, 1, 2, 0, 0])})
@@ -434,7 +446,7 @@ class TestBudgeted:
         assert _predecessors(now, ClientTable()) == {0: (-1, False), 1: (-1, False), 2: (-1, False)}
 
     def test_losses_under_another_model_are_forgotten(self):
-        """c moves from group 1 to group 0, whose model gave it no loss yet; the others have stayed."""
+        """c moves from cluster 1 to cluster 0, under whose model it has no loss yet. The others stay."""
         stage = SelectByBandit(history=1)
         columns = {"loss": torch.tensor([[3.0, 2.0]] * 5), "norm": torch.ones(5, 1), "asked": torch.zeros(5)}
         before = ClientTable(tuple("abcde"), {**columns, "expert": torch.tensor([0, 0, 1, 1, 1])})
@@ -445,8 +457,8 @@ class TestBudgeted:
         assert history["loss"][[0, 1, 3, 4]].tolist() == [[2.0, 1.0]] * 4
         assert history["loss"][2].isnan().tolist() == [True, False]
 
-    def test_a_group_that_is_away_sits_out_and_returns(self, tiny):
-        """Two groups of three; while one is away the other trains, and nothing of it is lost."""
+    def test_an_absent_cluster_pauses_and_returns(self, tiny):
+        """There are two clusters of three. While one is absent the other trains, and its expert does not change."""
         fleet = {c: ByLabels(0, 1) if i < 3 else ByLabels(2, 3) for i, c in enumerate(sorted(tiny))}
         method = build("fedepc", setting(rounds=9, options={"represent": {"lr": 0.05}}))
 
@@ -463,8 +475,8 @@ class TestBudgeted:
         rewards = [r.state.memory["select"]["groups"][str(away)]["bandit"]["rounds"].item() for r in runs]
         assert rewards[0] == rewards[1] == 2 and rewards[2] > 2
 
-    def test_a_group_that_was_done_returns_with_a_newcomer(self, tiny):
-        options = {"cluster": {"guard": 1e9}, "select": {"tolerance": 1e9, "history": 2}}
+    def test_a_stopped_cluster_continues_with_a_new_client(self, tiny):
+        options = {"cluster": {"noise_guard_ratio": 1e9}, "select": {"tolerance": 1e9, "history": 2}}
         method = build("fedepc", setting(rounds=12, options=options))
         five = {c: d for c, d in tiny.items() if c != "c5"}
         first = engine.run(method, PlainFleet(five), rounds=6, seed=0)
@@ -472,20 +484,21 @@ class TestBudgeted:
         then = engine.run(method, PlainFleet(tiny), rounds=9, seed=0, state=first.state, earlier_rounds=first.rounds)
         assert [p.round for p in then.ledger.entries if p.stage == "train"] == [7, 8]
 
-    def test_what_was_learned_is_kept(self, tiny):
+    def test_the_bandit_is_remembered(self, tiny):
         memory = self.run(tiny).state.memory["select"]
         assert len(memory["groups"]["0"]["bandit"]["rewards"]) == 7
         assert torch.isfinite(memory["groups"]["0"]["bandit"]["rewards"]).all()
 
     @pytest.mark.parametrize(
-        ("key", "value"), [("share", 0.0), ("quantile", 1.5), ("history", 0), ("tolerance", -1.0), ("beta_scale", -1.0)]
+        ("key", "value"),
+        [("time_budget_fraction", 0.0), ("quantile", 1.5), ("history", 0), ("tolerance", -1.0), ("beta_scale", -1.0)],
     )
     def test_bad_options(self, key, value):
         with pytest.raises(UserError, match=f"{key} is {value}"):
             build("fedepc", setting(options={"select": {key: value}}))
 
 
-def test_asking_anew(tiny):
+def test_querying_again(tiny):
     stage = QueryClients(MeasureSparsity(LocalTraining(load_model("mlp", (6,), 4))), expert_for, every_rounds=3)
     state = ServerState(0, {"global": load_model("mlp", (6,), 4).init(0)}, roster=tuple(tiny))
     first = stage.fold(state, PlainFleet(tiny).execute(stage.plan(state, 0)), 0)

@@ -46,8 +46,8 @@ def client(x, y):
 DATA = {
     "rising": client([1.0, -1.0], [0, 1]),
     "falling": client([1.0, -1.0], [1, 0]),
-    "mostly": client([1.0, 1.0, 1.0, -1.0, 1.0], [1, 1, 1, 0, 0]),  # four of five rows fall
-    "blind": client([0.0, 0.0, 0.0], [0, 1, 1]),  # no line tells anything at 0
+    "mostly": client([1.0, 1.0, 1.0, -1.0, 1.0], [1, 1, 1, 0, 0]),  # four of five samples fall
+    "blind": client([0.0, 0.0, 0.0], [0, 1, 1]),  # no line distinguishes classes at 0
 }
 CHOICES = {"rising": 0, "falling": 1, "mostly": 1, "blind": 0}  # a tie goes to the first
 
@@ -75,7 +75,7 @@ class TestChoosing:
         expected = {"rising": 2 * fits, "falling": 2 * fits, "mostly": 4 * fits + misses, "blind": 3 * math.log(2)}
         for c, r in reports.items():
             assert r.metrics["loss"] == (pytest.approx(expected[c], abs=1e-5), len(DATA[c]["train"].y))
-            assert set(r.tensors) == {"choice"}  # nothing else of the client's leaves
+            assert set(r.tensors) == {"choice"}  # nothing else is sent
 
     def test_equal_models_are_a_tie(self, fleet):
         reports = executed(fleet, trainer(), {"a": UP, "b": tree.map_leaves(torch.clone, UP), "c": UP})
@@ -85,7 +85,7 @@ class TestChoosing:
         found = choices(executed(fleet, trainer(), {"b": UP, "a": DOWN}))
         assert found == {"rising": 1, "falling": 0, "mostly": 0, "blind": 0}
 
-    def test_the_order_of_rows_and_of_models_in_the_task_does_not_matter(self, fleet):
+    def test_the_order_of_samples_and_of_models_in_the_task_does_not_matter(self, fleet):
         backwards = {c: {k: Samples(x.flip(0), y.flip(0)) for k, (x, y) in d.items()} for c, d in DATA.items()}
         assert choices(executed(fleet, ChooseModel(LINEAR), {"b": DOWN, "a": UP}, backwards)) == CHOICES
 
@@ -142,8 +142,8 @@ def test_clients_are_stacked_and_steps_recorded(network):
     assert num_recordings(fleet.recorder) >= 2  # choosing and training
 
 
-def test_more_rows_than_a_batch_holds():
-    """2000 rows in two batches: 1024 that fit the first model, then 976 that miss it."""
+def test_more_samples_than_a_batch():
+    """2000 samples in two batches: 1024 that fit the first model, then 976 that do not."""
     y = [0] * 1024 + [1] * 976
     data = {"one": client([1.0] * 2000, y), "other": client([1.0] * 2000, [1 - k for k in y])}
     for fleet in (PlainFleet, VectorFleet):
@@ -181,13 +181,13 @@ REPORTS = {"rising": report(0, 2.0, 10), "falling": report(1, -3.0, 10), "blind"
 
 
 class TestFederateChoices:
-    def test_means_of_those_who_chose_alike(self):
+    def test_models_are_averaged_over_the_clients_that_chose_them(self):
         after = federate().fold(STATE, REPORTS, 0)
         slopes = {k: float(m["head.weight"][0, 0]) for k, m in after.models.items()}
         assert slopes == {"expert-000": 3.5, "expert-001": -3.0, "expert-002": 9.0}
-        assert after.models["expert-002"] is STATE.models["expert-002"]  # nobody chose it
+        assert after.models["expert-002"] is STATE.models["expert-002"]  # no client chose it
 
-    def test_weights_by_rows(self):
+    def test_weights_by_samples(self):
         after = federate(weighting="size").fold(STATE, REPORTS, 0)
         assert float(after.models["expert-000"]["head.weight"][0, 0]) == pytest.approx((10 * 2 + 30 * 5) / 40)
 
@@ -199,15 +199,15 @@ class TestFederateChoices:
         assert before.membership["rising"].tolist() == [0, 0, 1]
         assert expert_for(after, None)["expert"] is after.models["expert-000"]
 
-    def test_who_has_no_rows_chooses_nothing(self):
+    def test_a_client_without_samples_chooses_nothing(self):
         reports = executed(PlainFleet, trainer(), STATE.models, {"none": client([], []), "rising": DATA["rising"]})
         assert choices(reports)["none"] == 0  # all losses are 0
         after = federate().fold(STATE, reports, 0)
         assert set(after.membership) == {"rising"}
         assert after.models["expert-000"] is STATE.models["expert-000"]
-        assert expert_for(after, "none")["expert"] is after.models["expert-002"]  # the largest group's
+        assert expert_for(after, "none")["expert"] is after.models["expert-002"]  # the largest cluster's
 
-    def test_silence_changes_nothing(self):
+    def test_a_round_without_reports_changes_nothing(self):
         after = federate().fold(STATE, {}, 0)
         assert after.models == STATE.models
         assert after.membership == {}
@@ -224,14 +224,14 @@ class TestFederateChoices:
         assert int(after.membership["rising"].argmax()) == 2  # the steepest line fits best
 
 
-class TestChooseAgain:
+class TestRechooseModels:
     stage = RechooseModels(ChooseModel(LINEAR), rounds=10, every_rounds=4)
 
     def test_when(self):
         assert [r for r in range(10) if self.stage.due(r)] == [3, 7, 9]
-        assert self.stage.purpose == "pre"
+        assert self.stage.purpose == "preparation"
 
-    def test_everybody_chooses_among_the_models_after_the_round(self):
+    def test_all_clients_choose_among_the_models_after_the_round(self):
         """rising took part, and chose what is now the wrong model."""
         state = replace(STATE, cohort=("rising",), membership={"rising": torch.eye(3)[1], "falling": torch.eye(3)[0]})
         plan = self.stage.plan(state, 0)
@@ -241,7 +241,7 @@ class TestChooseAgain:
         assert found == {"rising": 2, "falling": 1, "mostly": 1, "blind": 0}  # the steepest line fits rising best
         assert after.models is state.models
 
-    def test_nobody_is_there(self):
+    def test_without_present_clients(self):
         assert not self.stage.plan(replace(STATE, roster=()), 0).tasks
 
 
@@ -249,8 +249,8 @@ def starts(**kw):
     return RandomRestarts(ChooseModel(LINEAR), LINEAR, **{"rounds": 20} | kw)
 
 
-def told(loss):
-    """The mean loss over 40 rows of two clients, who choose one model each."""
+def choice_reports(loss):
+    """Reports with this mean loss over 40 samples of two clients, which choose one model each."""
     return {
         "a": Report({"choice": {"place": torch.tensor(0)}}, {"loss": (loss * 10 - 3, 10.0)}, {"train": 10}),
         "b": Report({"choice": {"place": torch.tensor(1)}}, {"loss": (loss * 30 + 3, 30.0)}, {"train": 30}),
@@ -259,7 +259,7 @@ def told(loss):
 
 class TestStarts:
     def test_models_differ_and_follow_from_the_seed(self):
-        one, again, other = (starts(groups=4).init(seed).models for seed in (0, 0, 1))
+        one, again, other = (starts(num_clusters=4).init(seed).models for seed in (0, 0, 1))
         assert sorted(one) == [f"expert-00{k}" for k in range(4)]
         assert tree.max_abs_difference(one, again) == 0
         assert tree.max_abs_difference(one, other) > 0.01
@@ -274,40 +274,46 @@ class TestStarts:
         assert [r for r in range(rounds) if stage.due(r)] == due
 
     def test_the_best_of_three_goes_on(self, tmp_path):
-        stage, state = starts(restarts=3, groups=2), ServerState(3, {"expert-000": line(1.0), "expert-001": line(2.0)})
-        second = stage.fold(state, told(2.0), 5)
+        stage, state = (
+            starts(restarts=3, num_clusters=2),
+            ServerState(3, {"expert-000": line(1.0), "expert-001": line(2.0)}),
+        )
+        second = stage.fold(state, choice_reports(2.0), 5)
         assert tree.max_abs_difference(second.models, stage.init(5).models) == 0
         assert second.membership == {}
-        third = stage.fold(replace(second, round=6), told(1.0), 6)
+        third = stage.fold(replace(second, round=6), choice_reports(1.0), 6)
         Checkpoints(tmp_path).save(replace(third, round=9), [])
         kept = Checkpoints(tmp_path).load(9).state
-        best = stage.fold(kept, told(1.5), 7)
+        best = stage.fold(kept, choice_reports(1.5), 7)
         assert tree.max_abs_difference(best.models, second.models) == 0
         assert {c: m.tolist() for c, m in best.membership.items()} == {"a": [1, 0], "b": [0, 1]}
         assert best.memory == {}
 
-    def test_silence_is_no_recommendation(self):
-        stage, state = starts(restarts=2, groups=2), ServerState(5, {"expert-000": line(1.0), "expert-001": line(2.0)})
-        second = stage.fold(state, told(2.0), 0)
+    def test_a_start_without_reports_is_not_preferred(self):
+        stage, state = (
+            starts(restarts=2, num_clusters=2),
+            ServerState(5, {"expert-000": line(1.0), "expert-001": line(2.0)}),
+        )
+        second = stage.fold(state, choice_reports(2.0), 0)
         assert tree.max_abs_difference(stage.fold(replace(second, round=10), {}, 0).models, state.models) == 0
         silent = stage.fold(state, {}, 0)
         assert tree.max_abs_difference(stage.fold(replace(silent, round=10), {}, 0).models, state.models) == 0
 
-    @pytest.mark.parametrize("key", ["groups", "restarts"])
+    @pytest.mark.parametrize("key", ["num_clusters", "restarts"])
     def test_bad_options(self, key):
         with pytest.raises(UserError, match=f"cluster.{key} is 0; it must be 1 or more"):
             starts(**{key: 0})
 
 
 def setting(**kw):
-    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort": 3, "batch_size": 1000} | kw)
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort_size": 3, "batch_size": 1000} | kw)
 
 
 class TestMethod:
-    def test_one_group_is_fedavg(self, tiny):
+    def test_one_cluster_is_fedavg(self, tiny):
         """With full batches, whose order does not matter, and the same first model."""
         options = {"train": {"weighting": "uniform"}}
-        single = build("ifca", setting(options={"cluster": {"groups": 1}}))
+        single = build("ifca", setting(options={"cluster": {"num_clusters": 1}}))
         first = single.init(3)
         found = engine.run(single, PlainFleet(tiny), rounds=4, seed=3, state=first)
         start = ServerState(0, {"global": first.models["expert-000"]})
@@ -316,12 +322,12 @@ class TestMethod:
         assert tree.max_abs_difference(found.state.models["expert-000"], expected.state.models["global"]) < 1e-6
         assert found.accuracy == pytest.approx(expected.accuracy)
 
-    def test_everybody_is_a_member_when_evaluated(self, tiny):
+    def test_every_client_is_a_member_when_evaluated(self, tiny):
         result = engine.run(build("ifca", setting(eval_every=2)), PlainFleet(tiny), rounds=4, seed=0, eval_every=2)
         assert set(result.state.membership) == set(tiny)
         asked = {(p.round, p.stage, p.purpose): len(p.clients) for p in result.ledger.entries}
-        training = {(r, "train", "train"): 3 for r in (1, 2, 3, 4)}
-        assert asked == training | {(r, "choose", "pre"): 6 for r in (2, 4)}
+        training = {(r, "train", "training"): 3 for r in (1, 2, 3, 4)}
+        assert asked == training | {(r, "choose", "preparation"): 6 for r in (2, 4)}
 
     def test_all_models_go_down_and_one_comes_up(self, tiny):
         result = engine.run(build("ifca", setting()), PlainFleet(tiny), rounds=4, seed=0)
@@ -332,7 +338,7 @@ class TestMethod:
         assert 0.9 * one < page.bytes_up.min() <= page.bytes_up.max() < 1.1 * one
 
     def test_restarts_in_a_run(self, tiny):
-        options = {"cluster": {"groups": 2, "restarts": 2}}
+        options = {"cluster": {"num_clusters": 2, "restarts": 2}}
         method = build("ifca", setting(rounds=8, options=options))
         result = engine.run(method, PlainFleet(tiny), rounds=8, seed=0)
         assert [p.round for p in result.ledger.entries if p.stage == "restart"] == [3, 5]  # at their beginning
@@ -341,7 +347,7 @@ class TestMethod:
 
     def test_restarts_need_a_constant_rate(self):
         options = {"cluster": {"restarts": 2}, "train": {"schedule": "cosine"}}
-        message = "cluster.restarts is 2 and train.schedule is 'cosine'; starts are compared, so the schedule must be"
+        message = "cluster.restarts is 2 and train.schedule is 'cosine'; starts are compared, so train.schedule"
         with pytest.raises(UserError, match=message):
             build("ifca", setting(options=options))
         build("ifca", setting(options={"train": {"schedule": "cosine"}}))
@@ -352,11 +358,11 @@ class TestMethod:
         result = shoal.run("ifca", fleet, rounds=6, cohort=12, epochs=2, lr=0.1, seed=0, eval_every=6, fleet="vector")
         found = [int(result.state.membership[c].argmax()) for c in fleet]
         assert adjusted_rand_score([fleet.planted_groups[c] for c in fleet], found) == 1
-        assert result.accuracy["mean"] > 0.9
+        assert result.accuracy["local"] > 0.9
 
 
 def test_a_single_row_is_enough_to_compare_models_with_batch_norm():
-    """Compared as served, so that no statistics of a batch are needed."""
+    """Models are compared in evaluation mode, so that no batch statistics are needed."""
     model = load_model("networks:SmallBatchNorm", (1, 6, 6), 4)
     row = Samples(torch.randn(1, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([2]))
     models = {str(k): model.init(k) for k in range(5)}

@@ -1,4 +1,4 @@
-"""Momentum and running means of a server's models, by hand."""
+"""Server momentum and EMA models, by hand."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ from shoal.types import Report, ServerState
 
 PLAIN = {
     "components": {"selection": "random", "prior_correction": False, "experts": False},
-    "server": {"momentum": 0, "lr": 1, "average": 0},
-    "train": {"adjust": "off"},
+    "server": {"momentum": 0, "lr": 1, "ema_decay": 0},
+    "train": {"logit_adjustment": "off"},
 }
 
 
@@ -41,7 +41,7 @@ def start():
 
 class TestMomentum:
     def test_by_hand(self):
-        """Clients always answer w + 1. v: 1, 1.5, 1.75; w: 1, then 2, 3.5, 5.25."""
+        """Clients always report w + 1. v: 1, 1.5, 1.75; w: 1, then 2, 3.5, 5.25."""
         state, found = start(), []
         for _ in range(3):
             state = stage(0.5).fold(state, reported(float(state.models["global"]["w"]) + 1), 0)
@@ -50,7 +50,7 @@ class TestMomentum:
         assert int(state.models["global"]["n"]) == 7, "what is no parameter is the mean"
 
     def test_a_longer_step_by_hand(self):
-        """Clients always answer w + 1. v: 2, 2 + 1, 2 + 1.5; w: 1, then 3, 6, 9.5."""
+        """Clients always report w + 1. v: 2, 2 + 1, 2 + 1.5; w: 1, then 3, 6, 9.5."""
         state, found = start(), []
         for _ in range(3):
             state = stage(0.5, 2.0).fold(state, reported(float(state.models["global"]["w"]) + 1), 0)
@@ -67,7 +67,7 @@ class TestMomentum:
         assert torch.equal(state.models["global"]["w"], torch.tensor([3.3]))
         assert "momentum" not in state.memory
 
-    def test_who_is_trained_by_nobody_rests(self):
+    def test_an_untrained_model_does_not_move(self):
         state = stage(0.5).fold(start(), reported(2.0), 0)
         after = stage(0.5).fold(state, {}, 0)
         assert tree.max_abs_difference(after.models, state.models) == 0
@@ -94,7 +94,7 @@ class TestRunningMean:
             found.append(float(ema_models(state)["global"]["w"]))
         assert found == pytest.approx([1, 2, 3])
         assert int(ema_models(state)["global"]["n"]) == 7
-        assert float(state.models["global"]["w"]) == 7.0, "training goes on from the newest"
+        assert float(state.models["global"]["w"]) == 7.0, "training continues from the newest model"
 
     def test_before_there_is_one_the_model_itself(self):
         assert ema_models(start())["global"] is start().models["global"] or torch.equal(
@@ -124,9 +124,9 @@ def test_without_all_of_its_components_it_is_fedavg_bit_for_bit():
     ("group", "key", "value"),
     [
         ("server", "momentum", 0.7),
-        ("server", "average", 0.8),
+        ("server", "ema_decay", 0.8),
         ("components", "selection", "balanced"),
-        ("train", "adjust", "on"),
+        ("train", "logit_adjustment", "on"),
     ],
 )
 def test_each_component_makes_a_difference(group, key, value):

@@ -1,4 +1,4 @@
-"""SCMoE-PFL's server: clusters that overlap, a model for each, who is sent which."""
+"""The server of SCMoE-PFL: overlapping clusters, a model for each, and the models that clients receive."""
 
 from dataclasses import replace
 
@@ -23,8 +23,10 @@ MODEL = load_model("linear", (2,), 2)
 
 
 def stage(**kw):
-    clusters = FormOverlappingClusters(OverlapRule(**{"clusters": 2, "validate": False, "share": 1.0} | kw))
-    program, keys = ChooseAndTrain(LocalTraining(MODEL)), {"trainable": MODEL.trainable, "updates": (clusters,)}
+    clusters = FormOverlappingClusters(
+        OverlapRule(**{"num_clusters": 2, "validate": False, "explained_variance": 1.0} | kw)
+    )
+    program, keys = ChooseAndTrain(LocalTraining(MODEL)), {"trainable": MODEL.trainable, "server_updates": (clusters,)}
     return TrainAndAggregate(program, experts_for, LearningRate(0.1, 9), **keys)
 
 
@@ -51,16 +53,16 @@ class TestFold:
         first, second = (m["head.weight"][0].tolist() for m in state.models.values())
         assert first == pytest.approx([2 / 5, 20 / 5])  # (1 [2, 0] + 4 [0, 5]) / 5
         assert second == pytest.approx([-3 / 7, 20 / 7])
-        assert state.figures == {"train.experts": 2.0, "train.overlap": pytest.approx(4 / 3)}
+        assert state.round_metrics == {"train.experts": 2.0, "train.overlap": pytest.approx(4 / 3)}
 
     def test_an_update_is_from_the_model_of_choice(self):
         # of models 0 and 1 everywhere, b trained the second to (1, 0): it went west and south, not east
         state = replace(zeros(2), membership={c: torch.ones(2) for c in "ab"})
-        told = stage().fold(state, {"a": sent(EAST), "b": sent([1.0, 1.0], place=1)}, 0).memory["train"]
+        remembered = stage().fold(state, {"a": sent(EAST), "b": sent([1.0, 1.0], place=1)}, 0).memory["train"]
         rows = torch.tensor([[0, 0, -1.0, 0, 0, 0], [1, 1, 0, 0, 1, 1]])  # received - trained; bias, then weight
-        assert torch.allclose(told["direction"], F.normalize(rows, dim=1))
+        assert torch.allclose(remembered["direction"], F.normalize(rows, dim=1))
 
-    def test_who_was_silent_is_clustered_by_what_it_last_sent(self):
+    def test_a_client_that_did_not_report_is_clustered_by_its_last_update(self):
         s = stage()
         state = s.fold(zeros(), {"a": sent(EAST), "b": sent(WEST), "c": sent(EAST), "d": sent(WEST)}, 0)
         west = state.models["expert-001"]["head.weight"][0].tolist()
@@ -69,10 +71,10 @@ class TestFold:
         assert state.membership["b"].tolist() == state.membership["d"].tolist() != state.membership["a"].tolist()
         mine, theirs = (state.models[f"expert-{int(state.membership[c].argmax()):03d}"] for c in "ab")
         assert mine["head.weight"][0].tolist() == [3.0, 0.0]
-        assert theirs["head.weight"][0].tolist() == west  # nobody of it took part: as it was
+        assert theirs["head.weight"][0].tolist() == west  # no member was in the cohort: unchanged
 
     def test_clustered_once(self):
-        s = stage(every=0)
+        s = stage(every_rounds=0)
         state = s.fold(zeros(), {"a": sent(EAST), "b": sent(WEST)}, 0)
         before = {c: m.tolist() for c, m in state.membership.items()}
         state = s.fold(replace(state, round=1), {"a": sent(WEST), "b": sent(EAST)}, 0)
@@ -85,21 +87,21 @@ class TestFold:
         after = stage().fold(state, {}, 0)
         assert after.models == state.models and not after.membership and not after.memory
 
-    def test_clients_without_rows_are_in_no_cluster(self):
+    def test_clients_without_samples_are_in_no_cluster(self):
         state = stage().fold(zeros(), {"a": sent(EAST, 2), "b": sent(WEST, 0)}, 0)
         assert set(state.membership) == {"a"}
         assert [m["head.weight"][0].tolist() for m in state.models.values()] == [EAST]
         assert len(experts_for(state, "b")) == 1
 
     def test_what_diverged_reaches_the_models(self):
-        """There the loop sees it, and says what may help."""
+        """The engine detects it there and suggests a remedy."""
         state = stage().fold(zeros(), {"a": sent(EAST), "b": sent([float("nan"), 0.0])}, 0)
         assert not all(m["head.weight"].isfinite().all() for m in state.models.values())
 
-    @pytest.mark.parametrize("by", ["kmeans", "hierarchical"])
-    def test_partitions_to_compare(self, by):
+    @pytest.mark.parametrize("algorithm", ["kmeans", "hierarchical"])
+    def test_partitions_to_compare(self, algorithm):
         reports = {f"c{i}": sent(v) for i, v in enumerate([EAST, [1.0, 0.1], WEST, [-1.0, 0.1]])}
-        state = stage(by=by).fold(zeros(), reports, 0)
+        state = stage(algorithm=algorithm).fold(zeros(), reports, 0)
         labels = [int(state.membership[c].argmax()) for c in sorted(reports)]
         assert labels[0] == labels[1] != labels[2] == labels[3]
         assert all(m.sum() == 1 for m in state.membership.values())
@@ -107,7 +109,7 @@ class TestFold:
     def test_compared(self):
         # two pairs of opposite directions: distances within 0, between 2: every silhouette is 1
         reports = {f"c{i}": sent(v) for i, v in enumerate([EAST, EAST, WEST, WEST])}
-        figures = stage(compare=True).fold(zeros(), reports, 0).figures
+        figures = stage(report_baselines=True).fold(zeros(), reports, 0).round_metrics
         kinds = ("silhouette", "kmeans_silhouette", "hierarchical_silhouette")
         assert [figures[f"train.{k}"] for k in kinds] == pytest.approx([1.0, 1.0, 1.0])
 
@@ -121,12 +123,12 @@ class TestServed:
         assert list(found) == ["expert-000", "expert-001"]
         assert list(experts_for(self.state, "b")) == ["expert-000"]
 
-    def test_who_is_in_none_is_sent_all(self):
+    def test_a_client_without_a_cluster_receives_all_models(self):
         assert len(experts_for(self.state, None)) == len(experts_for(self.state, "new")) == 3
 
 
 class TestSketch:
-    def test_small_updates_are_kept_whole(self):
+    def test_small_updates_are_not_sketched(self):
         assert update_direction(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([0.6, 0.8])
         assert update_direction(torch.zeros(3)).tolist() == [0.0] * 3
 
@@ -144,7 +146,14 @@ class TestSketch:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("clusters", 0), ("share", 0.0), ("share", 1.5), ("every", -1), ("threshold", -2.0)]
+    ("key", "value"),
+    [
+        ("num_clusters", 0),
+        ("explained_variance", 0.0),
+        ("explained_variance", 1.5),
+        ("every_rounds", -1),
+        ("threshold", -2.0),
+    ],
 )
 def test_refuses(key, value):
     with pytest.raises(UserError, match=f"{key} is {value}"):
@@ -158,12 +167,12 @@ class Listening(PlainFleet):
 
 
 def test_experts_that_did_not_change_are_not_sent():
-    """100 clients with two of 10 experts each: after a round in which one client trained, nobody is sent an expert
+    """100 clients with two of 10 experts each: after a round in which one client trained, no client receives an expert
     but those who share one with it."""
     from federations import tiny_federation
 
     federation = tiny_federation(100)
-    short = {"gate": {"epochs": 1}, "private": {"epochs": 1}}
+    short = {"gate": {"epochs": 1}, "personal": {"epochs": 1}}
     model = load_model("mlp", (6,), 4)
     method = build("scmoe", Setting(model, rounds=9, cohort_size=100, batch_size=64, epochs=1, options=short))
     member = {
@@ -179,11 +188,11 @@ def test_experts_that_did_not_change_are_not_sent():
     second = engine.run(gates, fleet, rounds=2, seed=0, state=state, earlier_rounds=first.rounds)
     tasks = fleet.plans[-2].tasks  # the last plan is the evaluation's
     affected = {c for c in federation if member[c][3]}
-    assert {c for c, t in tasks.items() if len(t.held) < 2} == affected
+    assert {c for c, t in tasks.items() if len(t.cached) < 2} == affected
     assert len(affected) == 20
     size = sum(x.numel() * 4 for x in models["expert-000"].values())
     assert second.rounds[-1].bytes_down < 20 * size + 100 * 1000  # what is held costs a message without a model
     assert everybody > 200 * size
     third = engine.run(gates, fleet, rounds=3, seed=0, state=second.state, earlier_rounds=second.rounds)
-    assert all(t.held == t.models.keys() for t in fleet.plans[-2].tasks.values())
+    assert all(t.cached == t.models.keys() for t in fleet.plans[-2].tasks.values())
     assert third.rounds[-1].bytes_down < 100 * 1000

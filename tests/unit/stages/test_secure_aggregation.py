@@ -1,4 +1,4 @@
-"""Sums of which the server sees nothing but the sum."""
+"""Secure aggregation: the server sees only the sum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECURE = "aggregate=secure"
 
 
 class Listening:
-    """A fleet whose messages are kept, and some of whose clients are silent in a stage."""
+    """A fleet that records its messages and in which some clients do not respond in a stage."""
 
     def __init__(self, fleet, silent=()):
         self.fleet, self.silent, self.heard = fleet, dict(silent), []
@@ -41,7 +41,7 @@ class Listening:
         return found
 
 
-def play(method, rounds=2, silent=(), data=None, **kw):
+def run_method(method, rounds=2, silent=(), data=None, **kw):
     federation = data or tiny_federation(6, (6,))
     settings = {"model": "mlp", "rounds": rounds, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
     bench = assemble(Job(method=method, fleet="plain", **settings | kw), method, federation)
@@ -51,7 +51,7 @@ def play(method, rounds=2, silent=(), data=None, **kw):
     return result, fleet, private
 
 
-def test_two_draw_the_same_mask_and_nobody_else():
+def test_only_the_two_clients_of_a_pair_draw_the_same_mask():
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     keys = [bytes([i]) * 32 for i in (1, 2, 3)]
@@ -70,18 +70,18 @@ def test_whole_numbers():
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-def test_the_sum_is_the_mean_that_everybody_could_read(weighting):
+def test_the_sum_gives_the_mean_of_plain_aggregation(weighting):
     options = {"train": {"weighting": weighting}}
-    plain, _, _ = play("fedavg", set=options)
-    secure, _, _ = play(SECURE, set=options)
+    plain, _, _ = run_method("fedavg", set=options)
+    secure, _, _ = run_method(SECURE, set=options)
     assert tree.max_abs_difference(plain.state.models, secure.state.models) < 1e-6
     losses = [[r.metrics["train.loss"] for r in run.rounds] for run in (plain, secure)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
-def test_what_is_sent_looks_like_noise():
-    """Model, rows and loss are all covered: taken alone, no number of a report is near what it covers."""
-    _, fleet, private = play(SECURE, rounds=1)
+def test_masked_reports_look_like_noise():
+    """Model, number of samples and loss are masked: no value of a single report is near the true one."""
+    _, fleet, private = run_method(SECURE, rounds=1)
     _, reports = next((p, r) for p, r in fleet.heard if p.program.name == "train")
     for report in reports.values():
         assert set(report.tensors) == {SUM}
@@ -95,13 +95,13 @@ def test_what_is_sent_looks_like_noise():
         assert not any(key in message for key in keys for message in sent), "private keys stay where they are"
 
 
-def test_somebody_who_does_not_answer_is_taken_out_of_the_sum():
-    """The rest agree on what they share with it; the mean is that of the rest."""
-    everybody = play(SECURE, rounds=1)[1].heard
+def test_a_client_that_does_not_respond_is_removed_from_the_sum():
+    """The others reveal the masks that they share with it, and the mean is that of the others."""
+    everybody = run_method(SECURE, rounds=1)[1].heard
     cohort = sorted(next(p for p, _ in everybody if p.program.name == "train").tasks)
     gone = cohort[1]
-    secure, fleet, _ = play(SECURE, rounds=1, silent={"train": [gone]})
-    plain, _, _ = play("fedavg", rounds=1, silent={"train": [gone]})
+    secure, fleet, _ = run_method(SECURE, rounds=1, silent={"train": [gone]})
+    plain, _, _ = run_method("fedavg", rounds=1, silent={"train": [gone]})
     assert tree.max_abs_difference(plain.state.models, secure.state.models) < 1e-6
     asked = next(p for p, _ in fleet.heard if p.program.name == "unmask")
     assert sorted(asked.tasks) == [c for c in cohort if c != gone]
@@ -109,23 +109,23 @@ def test_somebody_who_does_not_answer_is_taken_out_of_the_sum():
 
 
 def test_what_comes_too_late_stays_covered():
-    """The server has the report of somebody it calls silent, and all masks that others shared with it."""
-    cohort = sorted(next(p for p, _ in play(SECURE, rounds=1)[1].heard if p.program.name == "train").tasks)
+    """The server has the report of a client that it treats as not responding, and all masks shared with it."""
+    cohort = sorted(next(p for p, _ in run_method(SECURE, rounds=1)[1].heard if p.program.name == "train").tasks)
     late = cohort[0]
-    _, fleet, _ = play(SECURE, rounds=1, silent={"train": [late]})
+    _, fleet, _ = run_method(SECURE, rounds=1, silent={"train": [late]})
     plan, _ = next((p, r) for p, r in fleet.heard if p.program.name == "train")
-    unmask, told = next((p, r) for p, r in fleet.heard if p.program.name == "unmask")
-    assert late not in unmask.tasks, "nobody asks it for its own mask"
+    unmask, reports_by_client = next((p, r) for p, r in fleet.heard if p.program.name == "unmask")
+    assert late not in unmask.tasks, "it is not queried for its own mask"
     covered = fleet.everything["train"][late].tensors[SUM]["covered"].numpy().copy()
     public = {c: as_bytes(k) for c, k in plan.tasks[late].models["keys"].items()}
-    for client, report in told.items():
+    for client, report in reports_by_client.items():
         sign = 1 if public[late] < public[client] else -1
         covered -= sign * draw_mask(as_bytes(report.tensors["seeds"][late]), len(covered))
     assert np.median(np.abs(covered.astype(float))) > 2**60
 
 
-def test_who_has_no_rows_is_no_company():
-    """A sum over one client with rows and two without would be that client's update."""
+def test_a_client_without_samples_does_not_count_for_a_sum():
+    """The sum of one client with samples and two without would be the update of that client."""
     method = build(SECURE, Setting(load_model("mlp", (6,), 4), 1, 3))
     train = next(stage for stage in method.stages if stage.name == "train")
     clients = ("a", "b", "c")
@@ -136,35 +136,35 @@ def test_who_has_no_rows_is_no_company():
 
 
 def test_a_sum_that_cannot_be_read_changes_nothing():
-    cohort = sorted(next(p for p, _ in play(SECURE, rounds=1)[1].heard if p.program.name == "train").tasks)
+    cohort = sorted(next(p for p, _ in run_method(SECURE, rounds=1)[1].heard if p.program.name == "train").tasks)
     silent = {"train": cohort[:1], "unmask": cohort[1:2]}
-    run, _, _ = play(SECURE, rounds=1, silent=silent)
+    run, _, _ = run_method(SECURE, rounds=1, silent=silent)
     federation = tiny_federation(6, (6,))
     first = build(SECURE, Setting(load_model("mlp", (6,), len(federation.classes)), 1, 4)).init(4)
     assert tree.max_abs_difference(run.state.models, first.models) == 0
-    few, fleet, _ = play(SECURE, rounds=1, silent={"train": cohort[:2]})
+    few, fleet, _ = run_method(SECURE, rounds=1, silent={"train": cohort[:2]})
     assert tree.max_abs_difference(few.state.models, first.models) == 0, "two answers are too few for a sum of three"
     assert not any(p.tasks for p, _ in fleet.heard if p.program.name == "unmask")
 
 
-def test_nobody_is_asked_for_a_sum_that_is_too_small():
-    run, fleet, _ = play(SECURE, rounds=1, cohort=2)
+def test_no_client_trains_for_a_sum_that_is_too_small():
+    run, fleet, _ = run_method(SECURE, rounds=1, cohort=2)
     assert not any(p.tasks for p, _ in fleet.heard if p.program.name == "train")
-    assert run.rounds[0].bytes_up > 0, "keys were told"
-    with pytest.raises(UserError, match=r"secure\.least is 1; it must be 2 or more"):
-        play(SECURE, set={"secure": {"least": 1}})
+    assert run.rounds[0].bytes_up > 0, "keys were sent"
+    with pytest.raises(UserError, match=r"secure\.min_clients is 1; it must be 2 or more"):
+        run_method(SECURE, set={"secure": {"min_clients": 1}})
 
 
 def test_divergence_is_seen_through_the_masks():
     with pytest.raises(UserError, match="training diverged"):
-        play(SECURE, rounds=3, lr=1e30)
+        run_method(SECURE, rounds=3, lr=1e30)
 
 
-def test_groups_have_sums_of_their_own():
+def test_clusters_have_sums_of_their_own():
     method = "represent=labels,cluster=dbscan,aggregate=secure"
-    options = {"secure": {"least": 2}}
-    secure, _, _ = play(method, set=options, cohort=6)
-    plain, _, _ = play("represent=labels,cluster=dbscan", cohort=6)
+    options = {"secure": {"min_clients": 2}}
+    secure, _, _ = run_method(method, set=options, cohort=6)
+    plain, _, _ = run_method("represent=labels,cluster=dbscan", cohort=6)
     sizes = np.bincount([int(m.argmax()) for m in plain.state.membership.values()])
     assert secure.state.membership.keys() == plain.state.membership.keys()
     for place, name in enumerate(sorted(plain.state.models)):

@@ -74,7 +74,7 @@ def test_pooled_chooses_the_pool():
 
 class TestFederate:
     def test_weighted_by_size(self):
-        # (1*10 + 4*30) / 40 = 3.25, in both models, since nobody has a membership
+        # (1*10 + 4*30) / 40 = 3.25, in both models, because no client has a membership
         after = federate().fold(STATE, {"c0": report(1.0, 10), "c1": report(4.0, 30)}, 0)
         assert after.models["a"]["w"].item() == pytest.approx(3.25)
 
@@ -84,7 +84,7 @@ class TestFederate:
         assert after.models["a"]["w"].item() == pytest.approx(2.5)
 
     @pytest.mark.parametrize("weighting", ["size", "uniform"])
-    def test_who_has_no_rows_does_not_count(self, weighting):
+    def test_a_client_without_samples_does_not_count(self, weighting):
         stage = federate(weighting=weighting, remember="model")
         after = stage.fold(STATE, {"c0": report(1.0, 10), "c1": report(4.0, 0)}, 0)
         assert after.models["a"]["w"].item() == 1
@@ -98,11 +98,11 @@ class TestFederate:
         assert after.models["a"]["w"].item() == pytest.approx((1 * 10 + 4 * 10) / 20)
         assert after.models["b"]["w"].item() == pytest.approx((4 * 10 + 9 * 30) / 40)
 
-    def test_silence_changes_nothing(self):
+    def test_a_round_without_reports_changes_nothing(self):
         after = federate().fold(STATE, {}, 0)
         assert after.models["a"] is STATE.models["a"]
 
-    def test_a_cluster_of_silent_clients_keeps_its_model(self):
+    def test_a_cluster_without_reports_keeps_its_model(self):
         member = {"c0": torch.tensor([1.0, 0.0])}
         after = federate().fold(replace(STATE, membership=member), {"c0": report(1.0, 10)}, 0)
         assert after.models["a"]["w"].item() == 1

@@ -1,4 +1,4 @@
-"""Stages that choose clients: who is asked, who takes part, what is kept."""
+"""Selection stages: the clients that are queried and selected, and what the server remembers."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from shoal.fleet.plain import PlainFleet
 from shoal.fleet.vector import VectorFleet
 from shoal.methods import Setting, build
 from shoal.models import load_model
-from shoal.selectors.groups import one_of_each
+from shoal.selectors.clusters import one_of_each
 from shoal.stages.cluster import DiverseLabels, FormClusters, SimilarLabels
 from shoal.stages.loss_correlation import SURVEY, SelectByLossCorrelation, SurveyLosses
 from shoal.stages.prediction_similarity import shared_samples
@@ -29,19 +29,19 @@ CHOOSING = ("simclust", "repclust", "powerd", "fedcor", "delta", "clustlowvar", 
 
 
 def setting(**kw):
-    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort": 3, "batch_size": 8} | kw)
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 4, "cohort_size": 3, "batch_size": 8} | kw)
 
 
 def state(round=0, roster=("a", "b", "c", "d"), cohort_size=2, **memory):
     return ServerState(round, {"global": {}}, roster=roster, cohort_size=cohort_size, memory=memory)
 
 
-def told(**columns):
+def loss_reports(**columns):
     return {c: Report(metrics={"loss": (loss, 1.0)}, counts={"train": n}) for c, (loss, n) in columns.items()}
 
 
 class TestTable:
-    def test_rows_survive_in_a_state(self):
+    def test_a_table_survives_in_a_state(self):
         table = ClientTable.from_rows({"ü b": {"x": torch.tensor([3.0])}, "a": {"x": torch.tensor([1.0])}})
         found = ClientTable.load(state(slot=table.to_tree()), "slot")
         assert found.clients == ("a", "ü b")
@@ -55,18 +55,18 @@ class TestTable:
         assert old["x"].tolist() == [1, 3]
         assert ClientTable().updated_with(old) == old == old.updated_with(ClientTable())
 
-    def test_nothing_is_kept_of_nobody(self):
+    def test_an_empty_table_has_no_columns(self):
         assert ClientTable.from_rows({}).to_tree() == {}
         assert len(ClientTable.load(state(), "slot")) == 0
 
-    def test_a_number_of_everybody(self):
+    def test_a_column_for_all_clients(self):
         table = ClientTable.from_rows({"b": {"n": torch.tensor(3)}, "a": {"n": torch.tensor(1)}})
         np.testing.assert_array_equal(table.column("n", ("b", "c", "a")), [3, np.nan, 1])
         np.testing.assert_array_equal(ClientTable().column("n", ("b",)), [np.nan])
 
 
 class TestAskOnce:
-    def test_only_those_who_have_not_answered(self):
+    def test_only_clients_that_have_not_reported(self):
         stage = QueryClients(LabelHistogram(2))
         answered = stage.fold(state(), {"b": Report({"labels": {"p": torch.tensor([1.0, 0.0])}}, {}, {"train": 4})}, 0)
         assert set(stage.plan(answered, 0).tasks) == {"a", "c", "d"}
@@ -74,7 +74,7 @@ class TestAskOnce:
         assert set(late.plan(state(), 0).tasks) == {"a", "b", "c", "d"}
         assert not late.plan(answered, 0).tasks
 
-    def test_silence_changes_nothing(self):
+    def test_a_round_without_reports_changes_nothing(self):
         before = state()
         assert QueryClients(LabelHistogram(2)).fold(before, {}, 0) is before
 
@@ -106,22 +106,22 @@ class TestPrograms:
         plain = fleet(tiny).execute(QueryClients(LabelHistogram(4)).plan(state(roster=tuple(tiny)), 0))
         assert not torch.allclose(rows, torch.stack([r.tensors["labels"]["p"] for r in plain.values()]), atol=0.01)
 
-    @pytest.mark.parametrize(("anew", "kept"), [(0.1, False), (0.9, True), (1.0, True)])
-    def test_a_noisy_release_stands_until_labels_have_changed_much(self, fleet, anew, kept):
-        """Half of the labels become others: a share of 0.5."""
-        program, x = LabelHistogram(2, noise_scale=0.1, rerelease_threshold=anew), torch.zeros(8, 1)
+    @pytest.mark.parametrize(("threshold", "is_kept"), [(0.1, False), (0.9, True), (1.0, True)])
+    def test_a_noisy_release_stands_until_labels_have_changed_much(self, fleet, threshold, is_kept):
+        """Half of the labels change, which is a fraction of 0.5."""
+        program, x = LabelHistogram(2, noise_scale=0.1, rerelease_threshold=threshold), torch.zeros(8, 1)
         running = fleet({c: {"train": Samples(x, torch.zeros(8, dtype=torch.long))} for c in "ab"})
 
-        def told(seed):
+        def release(seed):
             reports = running.execute(Plan(program, {c: Task(seed=seed) for c in "ab"}))
             return reports["a"].tensors["labels"]["p"]
 
-        first, same = told(1), told(2)
+        first, same = release(1), release(2)
         assert torch.equal(first, same)
         running.data = {c: {"train": Samples(x, torch.tensor([0, 1] * 4))} for c in "ab"}
-        assert torch.equal(told(3), first) == kept
-        if not kept:
-            assert told(4).tolist() == told(5).tolist() == pytest.approx([0.5, 0.5], abs=0.2)
+        assert torch.equal(release(3), first) == is_kept
+        if not is_kept:
+            assert release(4).tolist() == release(5).tolist() == pytest.approx([0.5, 0.5], abs=0.2)
 
     def test_loss_probe_is_the_mean_loss(self, tiny, fleet):
         model = load_model("mlp", (6,), 4)
@@ -135,7 +135,7 @@ class TestPrograms:
             assert total / rows == pytest.approx(float(expected), rel=1e-5)
 
     def test_gradient_probe(self, tiny, fleet):
-        """Of a client whose rows fit one batch: the gradient of its mean loss, without variance."""
+        """If all samples fit into one batch, it is the gradient of the mean loss, without variance."""
         model = load_model("mlp", (6,), 4)
         params = model.init(0)
         plan = QueryClients(GradientProbe(model, batch_size=64)).plan(state(roster=()), 0)
@@ -147,8 +147,8 @@ class TestPrograms:
             assert torch.allclose(g, leaves[k].grad, atol=1e-6)
         assert reports["c2"].metrics["variance"][0] == pytest.approx(0.0, abs=1e-6)
 
-    def test_every_row_counts_alike_in_a_gradient(self, tiny, fleet):
-        """c0 has 9 rows: a batch of 8 and one of 1. The mean over rows is that of one large batch."""
+    def test_all_samples_count_equally_in_a_gradient(self, tiny, fleet):
+        """c0 has 9 samples: a batch of 8 and one of 1. The mean over samples is that of one large batch."""
         model = load_model("mlp-dropout", (6,), 4)
         ends = []
         for size in (8, 64):
@@ -159,7 +159,7 @@ class TestPrograms:
             assert torch.allclose(ends[0][k], ends[1][k], atol=1e-6)
 
     def test_noise_is_released_once(self, tiny, fleet):
-        """Asked again, with another seed, a client says the same: fresh noise could be averaged away."""
+        """With another seed a client reports the same again, because fresh noise could be averaged out."""
         stage, running = QueryClients(LabelHistogram(4, noise_scale=2.0)), fleet(tiny)
         first, second = (running.execute(stage.plan(state(roster=tuple(tiny)), seed)) for seed in (1, 2))
         assert all(torch.equal(first[c].tensors["labels"]["p"], second[c].tensors["labels"]["p"]) for c in tiny)
@@ -172,7 +172,7 @@ class TestPrograms:
         reports = fleet(tiny).execute(replace(plan, tasks={c: Task({"global": model.init(0)}) for c in tiny}))
         assert all(r.metrics["variance"][0] > 1e-4 for r in reports.values())
 
-    def test_shared_rows_are_the_clients_own(self, tiny, fleet):
+    def test_shared_samples_are_the_clients_own(self, tiny, fleet):
         stage = QueryClients(SendSamples((6,), num_samples=12), name="share")
         reports = fleet(tiny).execute(stage.plan(state(roster=tuple(tiny)), 0))
         for c, r in reports.items():
@@ -183,7 +183,7 @@ class TestPrograms:
             assert len(torch.unique(kept, dim=0)) == len(kept)
             assert "labels" not in r.tensors
 
-    def test_shared_labels_belong_to_the_rows(self, tiny, fleet):
+    def test_shared_labels_belong_to_the_samples(self, tiny, fleet):
         stage = QueryClients(SendSamples((6,), num_samples=12, sends_labels=True), name="share")
         known = state(roster=tuple(tiny))
         known = stage.fold(known, fleet(tiny).execute(stage.plan(known, 0)), 0)
@@ -193,11 +193,11 @@ class TestPrograms:
         assert [held[tuple(row.tolist())] for row in x] == y.tolist()
 
 
-def grouped(labels):
+def clustered_state(labels):
     return ClientTable(tuple("abcdefgh"[: len(labels)]), {"group": torch.tensor(labels)}).to_tree()
 
 
-def test_groups_are_formed_once_and_again_for_newcomers():
+def test_clusters_are_formed_once_and_again_for_new_clients():
     calls = []
 
     def rule(rows, seed, cohort_size):
@@ -217,14 +217,14 @@ def test_groups_are_formed_once_and_again_for_newcomers():
     assert stage.fold(state(), {}, 0) == state()
 
 
-def test_groups_choose_among_those_who_are_there():
+def test_clusters_select_among_present_clients():
     stage = SelectFromClusters(one_of_each)
-    here = state(roster=("a", "d"), cluster=grouped([0, 0, 1, 1]))
+    here = state(roster=("a", "d"), cluster=clustered_state([0, 0, 1, 1]))
     assert stage.fold(here, {}, 0).cohort == ("a", "d")
     assert stage.fold(state(), {}, 0).cohort == ()
 
 
-def test_two_groups_make_a_round_unless_told_otherwise():
+def test_two_clusters_make_a_cohort_by_default():
     rows = np.eye(4).repeat(3, axis=0)  # 12 clients
     labels = DiverseLabels()(rows, 0, 4)
     assert np.bincount(labels).tolist() == [2] * 6
@@ -232,7 +232,7 @@ def test_two_groups_make_a_round_unless_told_otherwise():
 
 
 def test_random_by_size():
-    """a holds 98 of 101 rows: alone it is drawn nearly always."""
+    """a has 98 of 101 samples, so a single draw selects it nearly always."""
     sizes = ClientTable(tuple("abcd"), {"size": torch.tensor([98, 1, 1, 1])}).to_tree()
     drawn = [
         SelectRandom(probability="size").fold(replace(state(sizes=sizes), cohort_size=1), {}, seed).cohort
@@ -245,19 +245,19 @@ def test_random_by_size():
 class TestLargestLoss:
     stage = SelectLargestLoss(LossProbe(None), lambda s, c: {}, candidates=3)
 
-    def test_asks_as_many_as_told(self):
+    def test_queries_the_given_number_of_candidates(self):
         sizes = ClientTable(tuple("abcd"), {"size": torch.tensor([1, 1, 1, 1])}).to_tree()
         assert len(self.stage.plan(state(**{SIZE_STAGE: sizes}), 0).tasks) == 3
         assert not self.stage.plan(state(), 0).tasks
 
     def test_takes_the_largest(self):
-        found = self.stage.fold(state(), told(a=(0.1, 5), b=(3.0, 5), c=(2.0, 5)), 0)
+        found = self.stage.fold(state(), loss_reports(a=(0.1, 5), b=(3.0, 5), c=(2.0, 5)), 0)
         assert found.cohort == ("b", "c")
         assert self.stage.fold(state(), {}, 0).cohort == ()
 
     def test_too_few_candidates(self):
         options = {"select": {"candidates": 1}}
-        with pytest.raises(UserError, match=r"select\.candidates is 1; .*at least the cohort, 2"):
+        with pytest.raises(UserError, match=r"select\.candidates is 1; .*at least the cohort size, 2"):
             build("powerd", Setting(load_model("mlp", (4,), 2), rounds=1, cohort_size=2, options=options))
 
 
@@ -269,34 +269,34 @@ class TestSurvey:
         assert [r for r in range(13) if self.survey.due(r)] == [0, 1, 2, 3, 6, 7, 10, 11]
 
     def test_changes_are_between_rounds_that_follow_each_other(self):
-        s = self.survey.fold(state(0), told(a=(2.0, 5), b=(1.0, 6)), 0)
-        s = self.survey.fold(replace(s, round=1), told(a=(1.5, 5), c=(4.0, 7)), 0)
-        s = self.survey.fold(replace(s, round=2), told(a=(1.75, 5), b=(0.5, 6), c=(3.0, 7)), 0)
+        s = self.survey.fold(state(0), loss_reports(a=(2.0, 5), b=(1.0, 6)), 0)
+        s = self.survey.fold(replace(s, round=1), loss_reports(a=(1.5, 5), c=(4.0, 7)), 0)
+        s = self.survey.fold(replace(s, round=2), loss_reports(a=(1.75, 5), b=(0.5, 6), c=(3.0, 7)), 0)
         table = ClientTable.load(s, SURVEY)
         assert table.clients == ("a", "b", "c")
         nan = float("nan")
-        expected = [[-0.5, 0.25], [nan, nan], [nan, -1.0]]  # b was silent in the middle, c came late
+        expected = [[-0.5, 0.25], [nan, nan], [nan, -1.0]]  # b did not report in the middle, c joined late
         np.testing.assert_array_equal(table["changes"].numpy(), np.array(expected))
         assert table["when"][0].tolist() == [0, 1]
         assert table["size"].tolist() == [5, 6, 7]
 
-    def test_a_survey_without_a_partner_takes_no_place(self):
-        s = self.survey.fold(state(0), told(a=(2.0, 5)), 0)
-        s = self.survey.fold(replace(s, round=1), told(a=(1.5, 5)), 0)
-        s = self.survey.fold(replace(s, round=6), told(a=(1.0, 5)), 0)
-        s = self.survey.fold(replace(s, round=7), told(a=(0.75, 5)), 0)
+    def test_a_survey_without_a_pair_adds_no_change(self):
+        s = self.survey.fold(state(0), loss_reports(a=(2.0, 5)), 0)
+        s = self.survey.fold(replace(s, round=1), loss_reports(a=(1.5, 5)), 0)
+        s = self.survey.fold(replace(s, round=6), loss_reports(a=(1.0, 5)), 0)
+        s = self.survey.fold(replace(s, round=7), loss_reports(a=(0.75, 5)), 0)
         table = ClientTable.load(s, SURVEY)
         assert table["changes"][0].tolist() == [-0.5, -0.25]
         assert table["when"][0].tolist() == [0, 6]
 
-    def test_what_a_survey_will_tell_is_made_by_random_clients(self):
+    def test_surveyed_changes_come_from_random_clients(self):
         assert [r for r in range(12) if self.survey.begins_pair(r)] == [0, 1, 2, 6, 10]
 
     def test_warm_up_is_random_then_correlation_decides(self):
         stage = SelectByLossCorrelation(survey=self.survey, noise=0.01)
         cohorts = {stage.fold(state(1, cohort_size=1), {}, seed).cohort for seed in range(30)}
         assert len(cohorts) == 4
-        # a, b and c move together; d stands alone and has few rows: one of the three speaks for all
+        # a, b and c move together; d is independent and has few samples: one of the three represents all
         g = torch.Generator().manual_seed(0)
         common = torch.randn(20, generator=g, dtype=torch.float64)
         changes = torch.stack([common, common, common, torch.randn(20, generator=g, dtype=torch.float64)])
@@ -310,7 +310,7 @@ class TestSurvey:
         known = state(3, cohort_size=1, **{SURVEY: ClientTable(tuple("abcd"), columns).to_tree()})
         first = stage.fold(known, {}, 0)
         assert first.cohort[0] in "abc"
-        second = stage.fold(replace(first, round=4), {}, 0)  # no survey is due: the chosen one counts less now
+        second = stage.fold(replace(first, round=4), {}, 0)  # no survey is due: the selected client is discounted
         assert second.cohort[0] in set("abc") - set(first.cohort)
         assert ClientTable.load(second, "select")["chosen"].sum() == 2
 
@@ -334,7 +334,7 @@ class TestEveryMethod:
         result = engine.run(build(name, setting(rounds=12)), PlainFleet(alone), rounds=12, seed=1)
         assert [r.cohort_size for r in result.rounds] == [1] * 12
 
-    def test_goes_on_when_half_is_silent(self, tiny, name):
+    def test_continues_when_half_of_the_clients_do_not_report(self, tiny, name):
         class Deaf(PlainFleet):
             def execute(self, plan):
                 return {c: r for c, r in super().execute(plan).items() if c in ("c0", "c1", "c2")}
@@ -346,28 +346,37 @@ class TestEveryMethod:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (("simclust", "cluster", "groups", -2), r"cluster\.groups is -2; it must be 0 or more"),
-        (("repclust", "cluster", "top", 1), r"cluster\.top is 1; it must be 0 \(all clusters\) or 2 or more"),
-        (("flis", "share", "rows", 0), r"share\.rows is 0; it must be 1 or more"),
+        (("simclust", "cluster", "num_clusters", -2), r"cluster\.num_clusters is -2; it must be 0 or more"),
+        (
+            ("repclust", "cluster", "num_searched", 1),
+            r"cluster\.num_searched is 1\. It must be 0 \(search all clusters\)",
+        ),
+        (("flis", "share", "num_samples", 0), r"share\.num_samples is 0; it must be 1 or more"),
         (("fedcor", "select", "noise", 0.0), r"noise is 0\.0; it must be above 0"),
-        (("repclust", "cluster", "groups", -1), r"cluster\.groups is -1; it must be 0 or more"),
-        (("simclust", "represent", "gamma", -1.0), r"represent\.gamma is -1\.0; it must be 0"),
+        (("repclust", "cluster", "num_clusters", -1), r"cluster\.num_clusters is -1; it must be 0 or more"),
+        (("simclust", "represent", "noise_scale", -1.0), r"represent\.noise_scale is -1\.0; it must be 0"),
         (("fedcor", "select", "beta", 1.5), r"select\.beta is 1\.5; it must be above 0 and at most 1"),
-        (("fedcor", "survey", "every", 0), r"survey\.every is 0; it must be 1 or more"),
+        (("fedcor", "survey", "every_rounds", 0), r"survey\.every_rounds is 0; it must be 1 or more"),
         (("delta", "select", "alpha1", -1.0), r"select\.alpha1 is -1\.0; it must be 0 or more"),
-        (("haccs", "cluster", "reach", 0.0), r"cluster\.reach is 0\.0; it must be above 0 and at most 1"),
+        (("haccs", "cluster", "radius", 0.0), r"cluster\.radius is 0\.0; it must be above 0 and at most 1"),
         (("haccs", "select", "rho", 1.5), r"select\.rho is 1\.5; it must be from 0"),
-        (("clsm-fl", "cluster", "groups", 0), r"cluster\.groups is 0; it must be 1 or more"),
+        (("clsm-fl", "cluster", "num_clusters", 0), r"cluster\.num_clusters is 0; it must be 1 or more"),
         (("clsm-fl", "cluster", "fuzziness", 1.0), r"cluster\.fuzziness is 1\.0; it must be above 1"),
         (("flis", "cluster", "threshold", 2.0), r"cluster\.threshold is 2\.0"),
-        (("fedepc", "cluster", "merge", 0.5), r"cluster\.merge is 0\.5 and cluster\.split is 0\.42; merge must not be"),
+        (
+            ("fedepc", "cluster", "merge", 0.5),
+            r"cluster\.merge is 0\.5 and cluster\.split is 0\.42\. cluster\.merge must not be",
+        ),
         (("fedepc", "cluster", "split", -1.0), r"cluster\.split is -1\.0; it must be 0 or more"),
-        (("fedepc", "cluster", "guard", -1.0), r"cluster\.guard is -1\.0; it must be 0 or more"),
-        (("fedepc", "cluster", "drift", -1.0), r"cluster\.drift is -1\.0; it must be 0 or more"),
-        (("fedepc", "cluster", "smallest", 0), r"cluster\.smallest is 0; it must be 1 or more"),
-        (("fedepc", "cluster", "references", -1), r"cluster\.references is -1; it must be 0 or more"),
-        (("fce", "cluster", "reach", 0.0), r"cluster\.reach is 0\.0; it must be above 0"),
-        (("fce", "cluster", "smallest", 0), r"cluster\.smallest is 0; it must be 1 or more"),
+        (
+            ("fedepc", "cluster", "noise_guard_ratio", -1.0),
+            r"cluster\.noise_guard_ratio is -1\.0; it must be 0 or more",
+        ),
+        (("fedepc", "cluster", "drift_ratio", -1.0), r"cluster\.drift_ratio is -1\.0; it must be 0 or more"),
+        (("fedepc", "cluster", "min_size", 0), r"cluster\.min_size is 0; it must be 1 or more"),
+        (("fedepc", "cluster", "num_references", -1), r"cluster\.num_references is -1; it must be 0 or more"),
+        (("fce", "cluster", "radius", 0.0), r"cluster\.radius is 0\.0; it must be above 0"),
+        (("fce", "cluster", "min_size", 0), r"cluster\.min_size is 0; it must be 1 or more"),
     ],
 )
 def test_bad_options(bad, message):
@@ -376,21 +385,21 @@ def test_bad_options(bad, message):
         build(name, setting(options={piece: {key: value}}))
 
 
-def test_similar_labels_end_in_one_group():
+def test_similar_labels_are_in_one_cluster():
     rows = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.2, 0.8]])
     assert SimilarLabels(num_clusters=2)(rows, 0, 1).tolist() == [0, 1, 0, 1]
     assert SimilarLabels()(rows, 0, 2).tolist() == [0, 1, 0, 1]
 
 
-def test_reach_of_momentum():
+def test_displacement_with_momentum():
     """Steps 1, 1.5, 1.75 with momentum 0.5; three steps of 1 without."""
     assert sgd_displacement(3, 0.5) == pytest.approx(4.25)
     assert sgd_displacement(3, 0.0) == 3
 
 
 def test_refreshed_gradients_have_the_length_of_probed_ones(tiny):
-    """At a learning rate so small that the model hardly moves, training says the same gradient as the probe."""
-    setup = setting(rounds=2, cohort=6, lr=1e-6, momentum=0.5, epochs=2, batch_size=64)
+    """At a learning rate so small that the model hardly moves, training gives the same gradient as the probe."""
+    setup = setting(rounds=2, cohort_size=6, lr=1e-6, momentum=0.5, epochs=2, batch_size=64)
     result = engine.run(build("delta", setup), PlainFleet(tiny), rounds=2, seed=0)
     first = engine.run(build("delta", setup), PlainFleet(tiny), rounds=1, seed=0)
     probed, refreshed = (ClientTable.load(r.state, "probe")["gradient"] for r in (first, result))
@@ -398,7 +407,7 @@ def test_refreshed_gradients_have_the_length_of_probed_ones(tiny):
     assert torch.allclose(refreshed.norm(dim=1), probed.norm(dim=1), rtol=0.05)
 
 
-def test_weights_of_a_training_go_beside_those_of_the_choice(tiny):
+def test_weights_of_training_multiply_those_of_the_selection(tiny):
     ends = [
         engine.run(build("delta", setting(options={"train": {"weighting": w}})), PlainFleet(tiny), rounds=2, seed=0)
         for w in ("size", "uniform")

@@ -1,4 +1,4 @@
-"""What each model was taught: by whoever trained it, by what they weighed, and from whom a new one has it."""
+"""The training prior of each model: the clients that trained it, their weights, and copies of models."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ ZERO = {"w": torch.zeros(1)}
 
 
 def state_of(counts, experts=0, groups=()):
-    """Clients c0, c1, ... with label counts, some in groups."""
+    """Clients c0, c1, ... with label counts, some in clusters."""
     rows = {
         f"c{i}": {"labels": torch.tensor(n) / max(1, sum(n)), "size": torch.tensor(sum(n))}
         for i, n in enumerate(counts)
@@ -35,14 +35,14 @@ def state_of(counts, experts=0, groups=()):
     )
 
 
-def trained(state, *clients, lam=1.0, **keys):
+def trained(state, *clients, uniform_mix=1.0, **keys):
     federate = AggregateGlobalAndExperts(
         LocalTraining(load_model("linear", (1,), 2)), global_and_own_expert, LearningRate(0.1, 9), **keys
     )
     sizes = dict(zip(state.roster, ClientTable.load(state, "represent")["size"].tolist(), strict=True))
     one = {"w": torch.ones(1)}
     reports = {c: Report({"model": one, "expert": one}, {}, {"train": sizes[c]}) for c in clients}
-    federate = replace(federate, server_updates=(TrackTrainingPrior(lam),))
+    federate = replace(federate, server_updates=(TrackTrainingPrior(uniform_mix),))
     return federate.fold(replace(state, cohort=state.roster), reports, 0)
 
 
@@ -51,24 +51,24 @@ def leans(state):
     return {k: ((x - 0.0005) / 0.999).tolist() for k, x in training_priors(state).items()}
 
 
-class TestTaught:
-    def test_the_rows_of_all_who_trained(self):
-        """All three are asked, and one is silent."""
+class TestTrackTrainingPrior:
+    def test_the_samples_of_all_clients_that_trained(self):
+        """All three are selected, and one does not report."""
         state = trained(state_of([[6, 2], [0, 8], [1, 1]]), "c0", "c2")
         assert leans(trained(state, "c0", "c2"))["global"] == pytest.approx([0.7, 0.3], abs=1e-5)
 
-    def test_by_what_clients_weigh(self):
+    def test_by_the_weights_of_clients(self):
         state = trained(state_of([[6, 2], [0, 2]]), "c0", "c1", weighting="uniform")
         assert leans(state)["global"] == pytest.approx([3 / 8, 5 / 8], abs=1e-5)
 
-    def test_with_adjustment_what_is_left(self):
-        """Half of equal classes makes (3/4, 1/4) and (0, 1) to (5/8, 3/8) and (1/4, 3/4): of (6, 10) rows (7, 9) are
+    def test_what_remains_after_logit_adjustment(self):
+        """Half of equal classes makes (3/4, 1/4) and (0, 1) to (5/8, 3/8) and (1/4, 3/4): of (6, 10) samples (7, 9) are
         taken away."""
-        state = trained(state_of([[6, 2], [0, 8]]), "c0", "c1", lam=0.5)
+        state = trained(state_of([[6, 2], [0, 8]]), "c0", "c1", uniform_mix=0.5)
         assert leans(state)["global"] == pytest.approx([54 / 124, 70 / 124], abs=1e-5)
 
     def test_an_expert_by_its_members_and_by_what_it_was_before(self):
-        """One round without experts; then two that start as the global model, then one that is cut off the first."""
+        """One round without experts, then two that start as the global model, then one split from the second."""
         state = trained(state_of([[8, 0], [0, 8]]), "c0", "c1")
         model = state.models["global"]
         state = replace(state, models={"global": model, "expert-000": model, "expert-001": model})
@@ -83,7 +83,7 @@ class TestTaught:
 
     def test_nothing_known(self):
         assert training_priors(ServerState(0, {})) == {}
-        assert training_priors(trained(state_of([[1, 1]]))) == {}, "nobody has taken part"
+        assert training_priors(trained(state_of([[1, 1]]))) == {}, "no client has trained"
         bare = replace(state_of([[1, 1]]), memory={})
         federate = AggregateGlobalAndExperts(
             LocalTraining(load_model("linear", (1,), 2)), global_and_own_expert, LearningRate(0.1, 9)
@@ -91,7 +91,7 @@ class TestTaught:
         assert replace(federate, server_updates=(TrackTrainingPrior(1.0),)).fold(bare, {}, 0).memory == {}
 
 
-def test_each_model_is_corrected_by_what_it_was_taught():
+def test_each_model_is_corrected_by_its_training_prior():
     model = load_model("linear", (2,), 2)
     method = build("shoal", Setting(model, rounds=2, cohort_size=3))
     zero = {k: torch.zeros_like(x) for k, x in model.init(0).items()}
@@ -99,22 +99,27 @@ def test_each_model_is_corrected_by_what_it_was_taught():
     models = {"global": zero, "expert-000": zero, PRIOR: lean}
     program = next(p for p in method.programs.values() if p.name == "personalise")
     s = program.begin(Task(models), {LABEL_COUNTS: torch.tensor([9.0, 1.0])})
-    told = corrected_logits(model, models, torch.zeros(1, 2), s["shifts"])[0].softmax(-1)
+    probabilities = corrected_logits(model, models, torch.zeros(1, 2), s["prior_corrections"])[0].softmax(-1)
     prior = torch.tensor([9.1, 1.1]) / 10.2
-    torch.testing.assert_close(told[0], prior)
-    torch.testing.assert_close(told[1], (prior / lean["expert-000"]) / (prior / lean["expert-000"]).sum())
+    torch.testing.assert_close(probabilities[0], prior)
+    torch.testing.assert_close(probabilities[1], (prior / lean["expert-000"]) / (prior / lean["expert-000"]).sum())
 
 
-def test_members_are_served_what_each_model_was_taught():
+def test_members_are_served_the_training_prior_of_each_model():
     fleet = shoal.partition(shoal.load("digits"), "iid+invert:0.5", clients=6, seed=0)
-    keys = {"rounds": 3, "cohort": 4, "epochs": 1, "set": {"probe": {"at": 1, "smallest": 1}, "gate": {"epochs": 1}}}
+    keys = {
+        "rounds": 3,
+        "cohort": 4,
+        "epochs": 1,
+        "set": {"probe": {"first_round": 1, "min_cluster_size": 1}, "gate": {"epochs": 1}},
+    }
     result = shoal.run("shoal", fleet, **keys)
     assert (
         sorted(result.state.memory["taught"]) == sorted(result.state.models) == ["expert-000", "expert-001", "global"]
     )
 
 
-def test_a_prior_needs_what_was_taught_whatever_else_is_left_out():
+def test_prior_correction_needs_labels_whatever_else_is_off():
     bare = Components(selection="random", experts=False)
     assert bare.pieces(adjusts_logits=False)["represent"] == "labels"
     assert replace(bare, prior_correction=False).pieces(adjusts_logits=False)["represent"] == "none"

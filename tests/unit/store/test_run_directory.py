@@ -15,10 +15,10 @@ from shoal.store.run_directory import RunStore, evaluation_from_json, evaluation
 from shoal.types import ServerState
 
 
-def state(round, value=0.0):
+def state(round_index, value=0.0):
     return ServerState(
-        round,
-        {"b": {"w": torch.full((3,), value)}, "a": {"n": torch.tensor(round)}},
+        round_index,
+        {"b": {"w": torch.full((3,), value)}, "a": {"n": torch.tensor(round_index)}},
         membership={"c/1": torch.tensor([0.25, 0.75])},
         memory={"train": {"deep": {"x": torch.tensor(2.5)}}},
     )
@@ -28,20 +28,20 @@ def new_run(path):
     return RunStore.create(path, {"method": "fedavg"}, {"clients": ["c0", "c1"]}, {})
 
 
-def record(round, evaluated=True):
+def record(round_index, evaluated=True):
     scores = {"c1": Score(0.5, 1.25, 0.25, 4)}
     evaluation = Evaluation(scores, Score(0.75, 0.5, 0.7, 100)) if evaluated else None
-    return RoundRecord(round, 2, {"train.loss": 0.5}, 10, 20, evaluation)
+    return RoundRecord(round_index, 2, {"train.loss": 0.5}, 10, 20, evaluation)
 
 
 def test_checkpoint_round_trip(tmp_path):
     store = Checkpoints(tmp_path)
     store.save(state(3, 1.5), ["000001", "000002-0003"])
-    found = store.load(3)
-    assert found.state.round == 3
-    assert found.private == ["000001", "000002-0003"]
+    checkpoint = store.load(3)
+    assert checkpoint.state.round == 3
+    assert checkpoint.private == ["000001", "000002-0003"]
     for part in ("models", "membership", "memory"):
-        assert tree.max_abs_difference(getattr(found.state, part), getattr(state(3, 1.5), part)) == 0
+        assert tree.max_abs_difference(getattr(checkpoint.state, part), getattr(state(3, 1.5), part)) == 0
 
 
 def test_the_last_k_are_kept(tmp_path):
@@ -53,7 +53,7 @@ def test_the_last_k_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no tensors", "no facts", "empty facts"])
-def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, damage):
     store = Checkpoints(tmp_path)
     store.save(state(1, 1.0), [])
     store.save(state(2, 2.0), [])
@@ -70,10 +70,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, caplog, damage):
             facts.unlink()
         case "empty facts":
             facts.write_text("")
-    found = store.latest(lambda c: None)
-    assert found is not None
-    assert found.state.round == 1
-    assert "round 2 is damaged" in caplog.text
+    checkpoint = store.latest(lambda c: None)
+    assert checkpoint is not None
+    assert checkpoint.state.round == 1
+    assert "checkpoint of round 2 is damaged" in caplog.text
 
 
 class TestPrivate:
@@ -96,14 +96,14 @@ class TestPrivate:
 
     def test_old_files_stay_while_a_checkpoint_points_at_them(self, tmp_path):
         with new_run(tmp_path / "run") as run:
-            run.checkpoints.keep = 2
+            run.checkpoints.num_kept = 2
             run.private["c0"] = {"x": torch.tensor(1.0)}
             for r in range(1, 6):
                 run.private["c1"] = {"x": torch.tensor(float(r))}
                 run.append(record(r), [], RoundTiming(0.1, 0.01))
                 run.checkpoint(state(r))
             names = sorted(p.name for p in (run.path / "private").iterdir())
-            assert names == [f"round-00000{r}.safetensors" for r in (1, 4, 5)]  # c0 is in the first
+            assert names == [f"round-00000{r}.safetensors" for r in (1, 4, 5)]  # the tree of c0 is in the first
         with RunStore.open(tmp_path / "run") as run:
             run.restore()
             assert run.private["c0"]["x"] == 1
@@ -118,9 +118,9 @@ class TestPrivate:
         path = tmp_path / "run/private/round-000002.safetensors"
         path.write_bytes(path.read_bytes()[:-10])
         with RunStore.open(tmp_path / "run") as run:
-            found, records = (kept := run.restore()).state, kept.rounds
-            assert found is not None
-            assert found.round == len(records) == 1
+            restored = run.restore()
+            assert restored.state is not None
+            assert restored.state.round == len(restored.rounds) == 1
             assert run.private["c1"]["x"][0] == 1
         assert "cut short" in caplog.text
 
@@ -132,19 +132,19 @@ class TestPrivate:
                 run.checkpoint(state(r))
         (tmp_path / "run/checkpoints/round-000001/state.json").write_text("")
         with RunStore.open(tmp_path / "run") as run:
-            found = run.restore().state
-            assert found is not None
-            assert found.round == 3
+            restored = run.restore().state
+            assert restored is not None
+            assert restored.round == 3
 
-    def test_a_file_goes_when_all_its_trees_are_past_for_every_checkpoint(self, tmp_path):
+    def test_a_file_is_removed_when_no_checkpoint_needs_any_of_its_trees(self, tmp_path):
         with new_run(tmp_path / "run") as run:
-            run.checkpoints.keep = 2
+            run.checkpoints.num_kept = 2
             both = ("c0", "c1")
             for r in range(1, 8):
                 run.private[both[r % 2]] = {"x": torch.tensor(float(r))}
                 run.append(record(r), [], RoundTiming(0.1, 0.01))
                 run.checkpoint(state(r))
-            # rounds 6 and 7 are kept; at round 6 the trees were those of 5 and 6
+            # checkpoints 6 and 7 are kept, and at round 6 the current trees were those of rounds 5 and 6
             assert sorted(p.name[-18:-12] for p in run.private.folder.iterdir()) == ["000005", "000006", "000007"]
 
     def test_what_does_not_fit_into_memory_is_read_again(self, tmp_path):
@@ -170,23 +170,23 @@ class TestPrivate:
             store[f"c{i}"] = {"w": torch.full((20,), float(i))}
             assert store._memory_used_bytes <= 480
         store["c0"] = {"w": torch.full((20,), 100.0)}  # again in the same round: the last one counts
-        now = [100.0, *range(1, 12)]
-        assert value(store) == now
-        assert not list(store.folder.glob("round-*"))  # nothing that a killed run would be taken to have done
+        expected = [100.0, *range(1, 12)]
+        assert value(store) == expected
+        assert not list(store.folder.glob("round-*"))  # else the round of a killed run would seem complete
         store.save(1)
-        assert value(store) == now
+        assert value(store) == expected
         names = sorted(p.name for p in store.folder.iterdir())
         assert len(names) > 2
         assert all(name.startswith("round-000001") for name in names)
         fresh = PrivateStore(tmp_path / "private", memory_bytes=400)
         fresh.restore(1)
-        assert value(fresh) == now
+        assert value(fresh) == expected
         assert fresh.files == store.files
         fresh.check(fresh.files)
         for i in range(12):
             fresh[f"c{i}"] = {"w": torch.full((20,), float(-i))}
         fresh.restore(1)  # the round was not finished
-        assert value(fresh) == now
+        assert value(fresh) == expected
         for i in range(12):
             fresh[f"c{i}"] = {"w": torch.full((20,), float(-i))}
         fresh.save(2)
@@ -211,11 +211,11 @@ def test_lines_without_a_checkpoint_are_dropped(tmp_path):
         with (run.path / "rounds.jsonl").open("a") as f:
             f.write('{"round": 4, "coh')
     with RunStore.open(tmp_path / "run") as run:
-        found, records, spent = (kept := run.restore()).state, kept.rounds, kept.timing.wall_s
-        assert found is not None
-        assert found.round == 2
-        assert records == [record(1), record(2, evaluated=False)]
-        assert spent == pytest.approx(0.2)
+        restored = run.restore()
+        assert restored.state is not None
+        assert restored.state.round == 2
+        assert restored.rounds == [record(1), record(2, evaluated=False)]
+        assert restored.timing.wall_s == pytest.approx(0.2)
         assert len((run.path / "rounds.jsonl").read_text().splitlines()) == 2
 
 
@@ -230,33 +230,32 @@ def test_altered_lines_are_refused(tmp_path):
         run.restore()
 
 
-def test_left_overs_are_swept(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     with new_run(tmp_path / "run") as run:
         (run.path / ".result.json.99.tmp").write_text("half")
         (run.path / "checkpoints/.round-000001.tmp").mkdir()
     with RunStore.open(tmp_path / "run") as run:
         run.restore()
-    left = [p.name for p in (tmp_path / "run").rglob(".*.tmp")]
-    assert left == []
+    assert not list((tmp_path / "run").rglob(".*.tmp"))
 
 
-def _try_open(path, answers):
+def _try_open(path, outcomes):
     try:
         RunStore.open(path)
-        answers.put("opened")
+        outcomes.put("opened")
     except UserError as error:
-        answers.put(str(error))
+        outcomes.put(str(error))
 
 
 def test_one_process_at_a_time(tmp_path):
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    outcomes = context.Queue()
     with new_run(tmp_path / "run"):
-        child = context.Process(target=_try_open, args=(tmp_path / "run", answers))
+        child = context.Process(target=_try_open, args=(tmp_path / "run", outcomes))
         child.start()
-        said = answers.get(timeout=60)
+        outcome = outcomes.get(timeout=60)
         child.join()
-    assert "is being written by another process" in said
+    assert "is being written by another process" in outcome
 
 
 def test_an_existing_folder_is_not_written_over(tmp_path):
@@ -267,7 +266,7 @@ def test_an_existing_folder_is_not_written_over(tmp_path):
     assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
 
 
-def test_looking_whether_a_place_is_free_leaves_nothing_there(tmp_path):
+def test_checking_a_path_creates_nothing(tmp_path):
     RunStore.check_free(tmp_path / "a/b/c")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
@@ -281,11 +280,14 @@ def test_not_a_run_directory(tmp_path):
     with new_run(tmp_path / "run"):
         pass
     about = tmp_path / "run/about.json"
-    about.write_text(json.dumps({"format": 99}))
-    with pytest.raises(UserError, match="format 99"):
-        RunStore.open(tmp_path / "run")
+    for file_format in (2, 99):
+        about.write_text(json.dumps({"format": file_format}))
+        with pytest.raises(
+            UserError, match=rf"format {file_format}, but this version of shoal reads format 3 only: .*\.$"
+        ):
+            RunStore.open(tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints")
-    with pytest.raises(UserError, match="no checkpoints"):
+    with pytest.raises(UserError, match=r"has no checkpoints\."):
         RunStore.open(tmp_path / "run")
 
 
@@ -295,5 +297,5 @@ def test_evaluations_survive_as_lines():
     line = json.loads(json.dumps(evaluation_to_json(1, evaluation, ["c0", "c1"])))
     assert line["accuracy"] == [None, 0.5]
     assert evaluation_from_json(line, ["c0", "c1"]) == evaluation
-    whole = json.loads(json.dumps(record(1).line()))
-    assert round_record_from_json(whole, evaluation) == record(1)
+    record_line = json.loads(json.dumps(record(1).to_json()))
+    assert round_record_from_json(record_line, evaluation) == record(1)

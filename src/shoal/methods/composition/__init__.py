@@ -1,4 +1,4 @@
-"""What a piece of one's own is written with, beside the capabilities in `capability` (docs/own-piece.md)."""
+"""The names with which users write their own pieces. docs/own-piece.md shows how. Capabilities are in `capability`."""
 
 from shoal.methods.composition.aggregation import average_models
 from shoal.methods.composition.builder import ClientColumn, MethodBuilder

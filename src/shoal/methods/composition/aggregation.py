@@ -1,4 +1,8 @@
-"""The training stage of a method: how what the cohort trained becomes new models."""
+"""Builds the training stage of a method, which aggregates the models that the cohort trained.
+
+The pieces in `methods/pieces/aggregate/` call `average_models` or `average_by_contribution`. The stages are in
+`stages/train.py`, `stages/contribution.py` and `stages/global_and_experts.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from shoal.types import HasOptions, option
 
 @dataclass(frozen=True)
 class HeadAggregation(HasOptions):
-    """How last layers are aggregated where logits are adjusted."""
+    """Options for the aggregation of last layers where logits are adjusted."""
 
     group: ClassVar[str] = "train"
     classwise_head: bool = option(
@@ -37,8 +41,17 @@ class HeadAggregation(HasOptions):
 
 
 def average_models(method: MethodBuilder, mean: MeanFunction | None = None) -> None:
-    """Every model becomes the weighted mean of what its members trained, or what `mean` makes of their models and
-    weights. A piece that calls this provides `INDIVIDUAL_UPDATES` and `UPDATE_SUMMARIES`."""
+    """Makes every model the weighted mean of the models that its members trained.
+
+    A piece that calls this function provides `INDIVIDUAL_UPDATES` and `UPDATE_SUMMARIES`.
+
+    Parameters
+    ----------
+    method : MethodBuilder
+        The method, which already has its client program.
+    mean : callable, optional
+        Computes a model from the members' models and weights. Default: the weighted mean.
+    """
     is_adjusted = isinstance(method.training, AdjustedTraining)
     stage_fields = training_stage_fields(method) | ({"mean": mean} if mean else {})
     if method.uses(TRAINING_METRICS):
@@ -48,40 +61,42 @@ def average_models(method: MethodBuilder, mean: MeanFunction | None = None) -> N
         head = _classwise_head(method) if is_adjusted and mean is None else ()
         source = ensure_label_stage(method) if head else REPRESENT_STAGE
         method.aggregation = method.setting.make(
-            "train", AggregateGlobalAndExperts, **stage_fields, head=head, source=source
+            "train", AggregateGlobalAndExperts, **stage_fields, classwise_head=head, source=source
         )
     else:
         if is_adjusted:
-            method.notes += ("last layers are averaged as a whole: class by class only where all share one model",)
+            method.notes += (
+                "last layers are averaged as a whole: class by class is possible only if all clients share one model",
+            )
         method.aggregation = method.setting.make("train", TrainAndAggregate, **stage_fields)
 
 
-def average_by_contribution(method: MethodBuilder, by: Literal["contribution", "cosine"]) -> None:
-    """Clients are weighted by their contribution."""
+def average_by_contribution(method: MethodBuilder, weight_by: Literal["contribution", "cosine"]) -> None:
+    """Weights clients by their contribution, or by their contribution and the cosine of their model."""
     method.aggregation = _contribution_stage(
-        method, training_stage_fields(method), by, get_coefficients(method), fixed_keys=("weighting",)
+        method, training_stage_fields(method), weight_by, get_coefficients(method), fixed_keys=("weighting",)
     )
 
 
 def _contribution_stage(
     method: MethodBuilder,
     stage_fields: Mapping[str, Any],
-    by: str,
+    weight_by: str,
     learned_coefficients: Coefficients,
     fixed_keys: tuple[str, ...] = (),
 ) -> TrainAndAggregate:
-    """Contributions are recorded, also where clients are weighted by their size."""
+    """Returns a stage that records contributions, even if clients are weighted by their number of samples."""
     stage_fields = {
         **stage_fields,
         "coefficients": learned_coefficients,
-        "by": by,
-        "reuse": method.uses(PERSONAL_TRAINING),
+        "weight_by": weight_by,
+        "cache_models": method.uses(PERSONAL_TRAINING),
     }
     return method.setting.make("train", AggregateByContribution, fixed_keys, **stage_fields)
 
 
 def training_stage_fields(method: MethodBuilder) -> dict[str, Any]:
-    """What every training stage is made of."""
+    """Returns the fields that every training stage has."""
     setting, training = method.setting, method.ensure_set(method.training, "training")
     return {
         "program": method.ensure_set(method.program, "client program"),

@@ -1,4 +1,8 @@
-"""A method while it is put together: pieces add stages, models and predictions to a `MethodBuilder`."""
+"""The builder of a method, to which pieces add stages, models and predictions.
+
+`compose.py` creates the builder and adds the pieces. Functions that several pieces share are in the other modules of
+this folder, such as `aggregation.py` and `clusters.py`.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +55,17 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class ClientColumn:
-    """What the server keeps about clients: a column of the table of a stage. A call returns its rows by client, without
-    clients that are not in the table, which is empty before the stage has worked."""
+    """A value for every client in the server's state: a column of the client table of a stage.
+
+    A call returns the column by client. Clients without a value are missing, and so are all clients before the stage
+    has run.
+    """
 
     column: str
     stage: str = "represent"
-    num_parts: int = 1  # of equal length, of which the first one describes the client's own model
-    bounds: tuple[float, float] = UNBOUNDED  # of its entries
-    follows_data: bool = False  # whether clients report it again, as their data are then
+    num_parts: int = 1  # the number of parts of equal length; a call returns the first part
+    bounds: tuple[float, float] = UNBOUNDED  # the smallest and the largest possible entry
+    follows_data: bool = False  # True if clients report it again when their data may have changed
 
     def __call__(self, state: ServerState) -> dict[ClientId, NDArray[np.float64]]:
         table = ClientTable.load(state, self.stage)
@@ -72,31 +79,30 @@ class ClientColumn:
 
 @dataclass
 class MethodBuilder:
-    """What pieces have added so far. Optional fields are set by the piece that the comment names."""
+    """A method that is being built.
+
+    A comment names the step whose piece sets an optional field.
+    """
 
     setting: Setting
-    pieces: Mapping[str, tuple[type[Piece], ...]]  # step -> its piece; only serve may have several
+    pieces: Mapping[str, tuple[type[Piece], ...]]  # the pieces of each step; only serve may have several
     stages: dict[str, list[Stage]] = field(default_factory=lambda: {step: [] for step in STEPS})
-    init: Callable[[int], ServerState] | None = None  # one global model, where no piece says otherwise
+    init: Callable[[int], ServerState] | None = None  # default: one global model
     models_to_train: ModelsFor = one_model_for
-    models_to_serve: ModelsFor | None = None  # those that are trained, where no piece says otherwise
-    serve_unassigned_clients: Callable[[ModelsFor], ModelsFor] | None = (
-        None  # what a client of no cluster is served instead
-    )
-    training: LocalTraining | None = None  # train: how one model is trained
-    program: ClientProgram | None = None  # train: what a client of the cohort runs
-    validation_split: str | None = None  # train: the samples by which a client compares its experts
-    representation: ClientColumn | None = None  # represent: what clients are compared by
+    models_to_serve: ModelsFor | None = None  # default: the models that are trained
+    serve_unassigned_clients: Callable[[ModelsFor], ModelsFor] | None = None  # replaces models of clients of no cluster
+    training: LocalTraining | None = None  # train: the program that trains one model
+    program: ClientProgram | None = None  # train: the program that the cohort runs
+    validation_split: str | None = None  # train: the samples on which a client compares its experts
+    representation: ClientColumn | None = None  # represent: the vectors by which clients are compared
     sparsity: MeasureSparsity | None = None  # represent
-    first_sparsity_round: int = 0  # represent: the extraction model is trained before
+    first_sparsity_round: int = 0  # represent: rounds before it train the extraction model
     aggregation: TrainAndAggregate | None = None  # aggregate: the training stage
-    server_updates: list[ServerUpdate] = field(
-        default_factory=list
-    )  # what the server does with a round of training, in order
-    observers: list[ServerUpdate] = field(default_factory=list)  # those that only keep something for serving
+    server_updates: list[ServerUpdate] = field(default_factory=list)  # run after aggregation, in this order
+    observers: list[ServerUpdate] = field(default_factory=list)  # server updates that only store values for serving
     personalisation: list[Callable[[ModelsFor], tuple[Stage, ...]]] = field(default_factory=list)
     gate: Gate | None = None  # personalise
-    coefficients: Coefficients | None = None  # the first piece that learns them
+    coefficients: Coefficients | None = None  # set by the first piece that learns coefficients
     predict: Predict | None = None
     predict_routed: RoutedPredict | None = None
     models_for_inputs: ModelsForInputs | None = None
@@ -106,45 +112,49 @@ class MethodBuilder:
     notes: tuple[str, ...] = ()
 
     def provides(self, capability: Capability) -> bool:
-        """Whether a piece of the method provides the capability."""
+        """Returns whether a piece of the method provides the capability."""
         return provides(self.pieces, capability)
 
     def uses(self, capability: Capability) -> bool:
-        """Whether a piece of the method needs the capability, or uses it where it is there."""
-        return any(capability in (*p.requires, *p.uses) for chosen in self.pieces.values() for p in chosen)
+        """Returns whether a piece of the method requires the capability, or uses it where it is provided."""
+        return any(capability in (*p.requires, *p.uses) for classes in self.pieces.values() for p in classes)
 
     def require(self, piece: Piece, capability: Capability, reason: str = "") -> None:
-        """Refuses a method in which no piece provides the capability."""
+        """Raises `UserError` if no piece of the method provides the capability."""
         if not self.provides(capability):
             raise UserError(missing_capability(self.pieces, type(piece), capability, reason).sentence)
 
     def refuse(self, piece: Piece, reason: str) -> NoReturn:
+        """Raises `UserError`, because the piece cannot be part of this method."""
         raise UserError(f"{piece.step} is {piece.name!r}, but {reason}")
 
     def ensure_set(self, value: Value | None, field_name: str) -> Value:
-        """A field that an earlier piece must have set."""
+        """Returns the value of a field, which an earlier piece must have set."""
         if value is None:
-            raise ValueError(f"no piece of {self.composition()} has set the method's {field_name}")
+            raise ValueError(f"no piece of {self.composition()} sets the {field_name} of the method")
         return value
 
     def use_cluster_models(self) -> None:
-        """Every cluster has a model of its own, and a client trains and is served that of its cluster."""
+        """Lets every client train, and be served, the model of its cluster."""
         self.models_to_train = expert_for
         self.predict = received_model_predict(self.setting.model)
 
     @property
     def vectors(self) -> ClientColumn:
-        """The vectors that clients are compared by, for a piece that needs `VECTORS_BEFORE_TRAINING`."""
+        """Returns the vectors by which clients are compared, for a piece that requires `VECTORS_BEFORE_TRAINING`."""
         return self.ensure_set(self.representation, "representation")
 
     @property
     def serving_models_for(self) -> ModelsFor:
+        """Returns the function that gives the models that a client is served."""
         return self.models_to_serve or self.models_to_train
 
     def composition(self) -> str:
-        return ",".join(f"{step}={'+'.join(p.name for p in chosen)}" for step, chosen in self.pieces.items())
+        """Returns the pieces of all steps as users write them."""
+        return ",".join(f"{step}={'+'.join(p.name for p in classes)}" for step, classes in self.pieces.items())
 
     def build(self, name: str) -> Method:
+        """Returns the method with everything that pieces have added."""
         aggregation = self.ensure_set(self.aggregation, "aggregation")
         training = replace(aggregation, server_updates=tuple(self.server_updates), observers=tuple(self.observers))
         for personalise in self.personalisation:
@@ -175,22 +185,25 @@ class MethodBuilder:
         )
 
     def _check_programs(self, stages: Sequence[Stage]) -> None:
-        """Clients know programs by their names. Guarantees of several programs with noise cannot be added up."""
+        """Checks that names of programs are unique and that at most one program adds noise.
+
+        Clients identify programs by name. The guarantees of several programs with noise cannot be combined.
+        """
         program_by_name: dict[str, ClientProgram] = {}
         for program in (p for stage in stages for p in stage.programs):
             if program_by_name.setdefault(program.name, program) != program:
-                raise ValueError(f"two programs of the method are called {program.name!r}")
+                raise ValueError(f"two programs of the method have the name {program.name!r}")
         noisy_programs = [
             k for k, p in program_by_name.items() if isinstance(p, HasPrivacyGuarantee) and p.privacy_guarantee([1], 1)
         ]
         if len(noisy_programs) > 1:
             raise UserError(
-                f"clients add noise to what they send in {' and in '.join(noisy_programs)}, and the privacy guarantee of both "
-                "together is not known: set the noise of all but one of them to 0"
+                f"clients add noise to what they send in {' and in '.join(noisy_programs)}, but the combined privacy "
+                "guarantee is not known; set the noise of all but one of them to 0"
             )
 
     def _step_summaries(self, training_stage_name: str) -> Iterator[StepSummary]:
-        """Of several pieces at one step the first one has the stages."""
+        """Yields the stages of every step. If a step has several pieces, the first one gets its stages."""
         for step in STEPS:
             added = tuple(stage.name for stage in self.stages[step])
             first, *others = (piece.name for piece in self.pieces[step])

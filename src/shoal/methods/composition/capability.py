@@ -1,5 +1,8 @@
-"""What pieces provide to each other. A piece that needs a capability fits every piece that provides it, also one that a
-user wrote, and refusals follow from this alone."""
+"""The capabilities that pieces provide to each other.
+
+A piece that requires a capability fits every piece that provides it, including pieces that users write. `fit.py`
+refuses other combinations.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Capability:
-    """Something that one piece of a method provides and another one relies on."""
+    """A property of a method that one piece provides and another one requires."""
 
-    name: str  # as it stands in a sentence: "the method has ...", "... needs ..."
+    name: str  # as it is written in error messages: "... needs NAME"
 
 
 # Representations of clients
@@ -30,7 +33,7 @@ CLUSTER_MODELS = Capability("disjoint clusters with a model each")
 OVERLAPPING_CLUSTERS = Capability("overlapping clusters with a model each")
 EXPERTS_BESIDE_GLOBAL = Capability("experts beside a global model")
 EXPERTS = Capability("several experts to weigh")
-CLUSTERS_TO_SELECT_FROM = Capability("groups of clients to select from")
+CLUSTERS_TO_SELECT_FROM = Capability("clusters of clients to select from")
 
 # Training and aggregation
 PERSONAL_TRAINING = Capability("training that starts from the client's personal model")

@@ -1,4 +1,4 @@
-"""The client program of a method: how one model is trained, and which of several models a client trains."""
+"""Builds the client program of a method: how a model is trained, and which of several models a client trains."""
 
 from __future__ import annotations
 
@@ -16,18 +16,28 @@ from shoal.types import HasOptions, option
 
 @dataclass(frozen=True)
 class ExpertChoice(HasOptions):
-    """How a client of several clusters chooses the expert that it trains."""
+    """Options for the choice of the expert that a client of several clusters trains."""
 
     group: ClassVar[str] = "train"
     validation_split: Literal["val", "train"] = option(
         "val",
-        "Samples on which a client compares the accuracy of its experts: its validation or training samples.",
+        "Compare the accuracy of experts on the client's validation samples (val) or on its training samples (train).",
         value_without_validation="train",
     )
 
 
 def set_training(method: MethodBuilder, training_class: type[LocalTraining], **defaults: Any) -> None:
-    """The cohort trains with `training`: one model, the global model and an expert, or the best of several experts."""
+    """Lets the cohort train one model, the global model and an expert, or the best of several experts.
+
+    Parameters
+    ----------
+    method : MethodBuilder
+        The method that is built.
+    training_class : type
+        The program that trains one model, such as `LocalTraining`.
+    **defaults
+        Values of options of the program that differ from its own defaults.
+    """
     program_class = MeasuredTraining if method.uses(TRAINING_METRICS) else training_class
     program = method.setting.make_training("train", program_class, **defaults)
     method.training = method.program = program

@@ -1,4 +1,7 @@
-"""Clusters with a model each, and groups to select from: a piece says which clients belong together."""
+"""Adds clusters to a method: clusters with a model each, or clusters that are used for selection only.
+
+The pieces in `methods/pieces/cluster/` give the rule that assigns clients to clusters. See docs/own-piece.md.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,28 @@ from shoal.stages.first_round_clusters import FIRST_MODEL_SLOT, FormFirstRoundCl
 from shoal.types import ServerState
 
 ClusterFunction = Callable[[Floats, int], ArrayLike | Clustering]
-"""(the vector of each client, a seed below 2**32) -> the cluster of each client. A client with the label -1, which is
-noise in scikit-learn, joins the nearest cluster."""
+"""Takes one vector per client and a seed below 2**32, and returns the cluster of each client. A client with the label
+-1, which is noise in scikit-learn, joins the nearest cluster."""
 
 
 def form_clusters(method: MethodBuilder, rule: ClusterFunction) -> None:
-    """Clients that `rule` puts into one cluster share a model. A piece that calls this needs `CLIENT_VECTORS`, and
-    provides `CLUSTER_MODELS`, `EXPERTS` and `ONE_MODEL_PER_CLIENT`."""
+    """Gives every cluster that `rule` forms a model, which its members train and are served.
+
+    A piece that calls this function requires `CLIENT_VECTORS` and provides `CLUSTER_MODELS`, `EXPERTS` and
+    `ONE_MODEL_PER_CLIENT`.
+
+    Parameters
+    ----------
+    method : MethodBuilder
+        The method, which already has a representation of clients.
+    rule : callable
+        Returns the cluster of each client, given their vectors and a seed.
+    """
     (piece,) = method.pieces["cluster"]
 
     def clustering(rows: Floats, seed: int) -> Clustering:
-        found = rule(rows, seed % 2**32)
-        return found if isinstance(found, Clustering) else _assign_noise_clients(piece.name, rows, np.asarray(found))
+        labels = rule(rows, seed % 2**32)
+        return labels if isinstance(labels, Clustering) else _assign_noise_clients(piece.name, rows, np.asarray(labels))
 
     method.use_cluster_models()
     if method.provides(FIRST_ROUND_MODELS):
@@ -51,9 +64,22 @@ def form_selection_clusters(
     step: str = "cluster",
     stage_name: str = CLUSTER_STAGE,
 ) -> None:
-    """Groups of clients to select from, which have no models. `rule` is given the label distribution of each client, a
-    seed and the cohort size. A piece of the cluster step that calls this provides `GROUPS_TO_SELECT_FROM` and what
-    `cluster=none` provides."""
+    """Forms clusters of clients that are used for selection only and have no models.
+
+    A piece of the cluster step that calls this function provides `CLUSTERS_TO_SELECT_FROM` and everything that
+    `cluster=none` provides.
+
+    Parameters
+    ----------
+    method : MethodBuilder
+        The method that is built.
+    rule : callable
+        Returns the cluster of each client, given the label distributions of clients, a seed and the cohort size.
+    step : str
+        The step to which the stage is added.
+    stage_name : str
+        The name of the stage, which is also where it keeps the clusters.
+    """
     labels = label_distributions(method)
     method.stages[step].append(FormClusters(rule, column=labels.column, source=labels.stage, name=stage_name))
 
@@ -74,8 +100,8 @@ def _cluster_first_models(method: MethodBuilder, rule: Callable[[Floats, int], C
 def _assign_noise_clients(piece_name: str, rows: Floats, labels: np.ndarray) -> Clustering:
     if labels.shape != (len(rows),) or labels.dtype.kind not in "biu":
         raise UserError(
-            f"cluster={piece_name} returned {labels.dtype} labels of shape {labels.shape} for {len(rows)} clients; it must "
-            "return one whole number for each client"
+            f"cluster={piece_name} returned {labels.dtype} labels of shape {labels.shape} for {len(rows)} clients; "
+            "it must return one whole number for each client"
         )
     is_noise = labels < 0
     labels = np.where(is_noise, 0, labels)

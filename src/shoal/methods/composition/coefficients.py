@@ -1,4 +1,4 @@
-"""The samples on which coefficients are learned, for pieces that select or weight clients by their contribution."""
+"""Chooses the samples on which coefficients of contributions are learned, for pieces that select or weight by them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NUM_PUBLIC_SAMPLES = 50
 
 @dataclass(frozen=True)
 class SharedSamples(HasOptions):
-    """Where the samples come from."""
+    """Options for the samples on which coefficients are learned."""
 
     group: ClassVar[str] = "share"
-    source: Literal["public", "clients", "nobody"] = option(
+    source: Literal["public", "clients", "none"] = option(
         "public",
-        "Samples on which the coefficients of contributions are learned: public samples that no client holds, labelled "
-        "samples that clients give away, or none. Without samples all coefficients are equal.",
+        "Learn the coefficients of contributions on public samples (public), on labelled samples that clients send "
+        "(clients), or not at all (none), which leaves all coefficients equal.",
     )
 
 
 def get_coefficients(method: MethodBuilder) -> Coefficients:
-    """The same for selecting and for weighting: the first piece that asks decides where samples come from."""
+    """Returns the coefficients of the method. Selection and aggregation share them; the first call creates them."""
     if method.coefficients is None:
         method.coefficients = _build_coefficients(method)
     return method.coefficients
@@ -38,25 +38,30 @@ def _build_coefficients(method: MethodBuilder) -> Coefficients:
     setting, model = method.setting, method.setting.model
     source = setting.make(SHARE_STAGE, SharedSamples).source
     coefficients = (
-        Coefficients(model, steps=0) if source == "nobody" else setting.make("learn", Coefficients, model=model)
+        Coefficients(model, steps=0) if source == "none" else setting.make("coefficients", Coefficients, model=model)
     )
     split = method.training.split if method.training else "train"
-    share_samples = setting.make(SHARE_STAGE, SendSamples, shape=model.input_shape, labelled=True, rows=4, split=split)
+    share_samples = setting.make(
+        SHARE_STAGE, SendSamples, input_shape=model.input_shape, sends_labels=True, num_samples=4, split=split
+    )
     if source != "clients" or not coefficients.steps:
-        setting.mark_without_effect(SHARE_STAGE, "rows", unless="share.rows_of is clients and learn.steps is above 0")
-    if source != "nobody" and not coefficients.steps:
-        setting.mark_without_effect(SHARE_STAGE, "rows_of", unless="learn.steps is above 0")
+        setting.mark_without_effect(
+            SHARE_STAGE, "num_samples", unless="share.source is clients and coefficients.steps is above 0"
+        )
+    if source != "none" and not coefficients.steps:
+        setting.mark_without_effect(SHARE_STAGE, "source", unless="coefficients.steps is above 0")
     if source == "clients" and coefficients.steps:
         method.stages["represent"].append(QueryClients(share_samples, includes_late_clients=False, name=SHARE_STAGE))
         method.notes += (
-            f"up to {share_samples.num_samples} labelled rows of each of the first clients go to the server, to learn coefficients on",
+            f"up to {share_samples.num_samples} labelled samples of each client of the first round go to the server, "
+            "which learns coefficients on them",
         )
         return coefficients
     public_samples = (
         setting.request_public_samples(NUM_PUBLIC_SAMPLES) if source == "public" and coefficients.steps else None
     )
     if public_samples is None or not len(public_samples.y):
-        method.notes += ("coefficients are equal: no rows were used to learn them",)
+        method.notes += ("coefficients are equal, because no samples were used to learn them",)
         return replace(coefficients, steps=0)
-    method.notes += (f"coefficients are learned on {len(public_samples.y)} public rows",)
+    method.notes += (f"coefficients are learned on {len(public_samples.y)} public samples",)
     return replace(coefficients, public_samples=public_samples)

@@ -1,5 +1,7 @@
-"""A method composed of named pieces, one for each step: `cluster=CLUSTER,select=SELECT`, or the table [method] of a
-recipe."""
+"""Composes a method of pieces, one for each step: `cluster=CLUSTER,select=SELECT`, or a recipe's table [method].
+
+Read `piece.py` for what a piece is, `fit.py` for which pieces fit together, and `builder.py` for what pieces add.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from shoal.methods.composition.setting import Setting
 from shoal.types import Method
 
 ADDING_ORDER = ("represent", "cluster", "train", "personalise", "select", "aggregate", "serve")
-"""In which pieces are added: what a client trains must be known before the server selects and aggregates."""
+"""The order in which pieces are added: training must be known before clients are selected and models aggregated."""
 
 
 def parse_composition(text: str) -> dict[str, str]:
-    """ "cluster=aidc,serve=average+prior" -> {"cluster": "aidc", "serve": "average+prior"}"""
+    """Returns the piece of every step, such as `{"cluster": "aidc"}` for "cluster=aidc"."""
     steps: dict[str, str] = {}
     for part in text.split(","):
         step, equals, name = (x.strip() for x in part.partition("="))
@@ -31,7 +33,7 @@ def parse_composition(text: str) -> dict[str, str]:
 
 
 def canonical_name(steps: Mapping[str, Any]) -> str:
-    """As `parse` reads it, in the order of steps, without those that are as usual."""
+    """Returns the composition as `parse_composition` reads it, in the order of steps and without default pieces."""
     if not steps:
         raise UserError(f"method is an empty table; it must name a piece for one step at least: {', '.join(STEPS)}")
     defaults = default_piece_names()
@@ -54,7 +56,7 @@ def canonical_name(steps: Mapping[str, Any]) -> str:
 
 
 def _canonical_piece_name(step: str, piece: Any) -> str:
-    """A class is written as `package.module:Class`."""
+    """Returns the name of a piece; a class is written as `package.module:Class`."""
     if not isinstance(piece, type):
         return str(piece)
     if "." in piece.__qualname__:
@@ -65,7 +67,28 @@ def _canonical_piece_name(step: str, piece: Any) -> str:
 def compose(
     setting: Setting, name: str, steps: Mapping[str, str], defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Method:
-    """The method of these pieces; `defaults` are options as the method has them and a user may change them."""
+    """Builds the method of these pieces.
+
+    Parameters
+    ----------
+    setting : Setting
+        The model, the numbers of the job and the user's options.
+    name : str
+        The name of the method.
+    steps : mapping
+        The piece of each step. Steps that are not named have their default piece.
+    defaults : mapping, optional
+        Default values of options for this method, by group and key.
+
+    Returns
+    -------
+    Method
+
+    Raises
+    ------
+    UserError
+        If a step or piece is not known, or if the pieces do not fit together.
+    """
     setting.defaults = defaults or {}
     builder = start_builder(setting, steps)
     for step in ADDING_ORDER:
@@ -75,8 +98,8 @@ def compose(
 
 
 def start_builder(setting: Setting, steps: Mapping[str, str]) -> MethodBuilder:
-    """A builder that knows the pieces of every step, which fit each other."""
-    canonical_name(steps)  # refuses steps that there are not
+    """Returns a builder with the pieces of all steps, after checking that they fit together."""
+    canonical_name(steps)  # refuses unknown steps
     steps = default_piece_names() | dict(steps)
     refuse_several_pieces(steps)
     pieces_by_step = find_piece_classes(steps)
@@ -85,6 +108,7 @@ def start_builder(setting: Setting, steps: Mapping[str, str]) -> MethodBuilder:
 
 
 def refuse_several_pieces(steps: Mapping[str, str]) -> None:
+    """Raises `UserError` if a step has several pieces where it may have only one, or the same piece twice."""
     for step, text in steps.items():
         names = text.split("+")
         if len(names) > 1 and step != "serve":
@@ -96,7 +120,7 @@ def refuse_several_pieces(steps: Mapping[str, str]) -> None:
 
 
 def factory_from_pieces(text: str) -> Callable[[Setting], Method]:
-    """What builds the method that `text` names."""
+    """Returns the function that builds the method of this composition."""
     steps = parse_composition(text)
     name = canonical_name(steps)
 

@@ -1,4 +1,4 @@
-"""Which pieces fit together: every need is provided, and what only makes sense where it is used is used."""
+"""Checks which pieces fit together: every required capability must be provided, and must-be-used ones must be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PiecesByStep = Mapping[str, tuple[type[Piece], ...]]  # step -> its pieces; only
 
 @dataclass(frozen=True)
 class Misfit:
-    """One reason why pieces do not fit together, and the pieces that would help."""
+    """A reason why pieces do not fit together, and the pieces that would resolve it."""
 
     piece: type[Piece]
     reason: str
@@ -22,23 +22,25 @@ class Misfit:
 
     @property
     def sentence(self) -> str:
+        """Returns the reason and the remedies as an error message."""
         names = [f"{step}={name}" for step, name in self.remedies]
-        either = f"{', '.join(names[:-1])}{' or ' if len(names) > 1 else ''}{names[-1]}" if names else ""
-        return f"{self.piece.step}={self.piece.name} {self.reason}{f'; use {either}' if either else ''}"
+        alternatives = f"{', '.join(names[:-1])}{' or ' if len(names) > 1 else ''}{names[-1]}" if names else ""
+        return f"{self.piece.step}={self.piece.name} {self.reason}{f'; use {alternatives}' if alternatives else ''}"
 
 
 def find_piece_classes(steps: Mapping[str, str]) -> dict[str, tuple[type[Piece], ...]]:
-    """The classes of the named pieces; names of several pieces are joined by `+`."""
+    """Returns the classes of the named pieces by step. Several pieces of a step are joined by `+`."""
     return {step: tuple(piece_class(step, name) for name in steps[step].split("+")) for step in STEPS}
 
 
 def provides(pieces_by_step: PiecesByStep, capability: Capability) -> bool:
-    return any(capability in piece.provides for found in pieces_by_step.values() for piece in found)
+    """Returns whether one of the pieces provides the capability."""
+    return any(capability in piece.provides for classes in pieces_by_step.values() for piece in classes)
 
 
 def misfits(pieces_by_step: PiecesByStep) -> Iterator[Misfit]:
-    """Everything that keeps the pieces from fitting together."""
-    for piece in (piece for found in pieces_by_step.values() for piece in found):
+    """Yields every reason why the pieces do not fit together."""
+    for piece in (piece for classes in pieces_by_step.values() for piece in classes):
         yield from (
             missing_capability(pieces_by_step, piece, c) for c in piece.requires if not provides(pieces_by_step, c)
         )
@@ -52,8 +54,8 @@ def misfits(pieces_by_step: PiecesByStep) -> Iterator[Misfit]:
 def missing_capability(
     pieces_by_step: PiecesByStep, piece: type[Piece], capability: Capability, reason: str = ""
 ) -> Misfit:
-    """The piece needs a capability that no piece of the method provides."""
-    remedies = tuple((s, n) for s, found in pieces().items() for n, p in found.items() if capability in p.provides)
+    """Returns the misfit of a piece whose required capability no piece of the method provides."""
+    remedies = tuple((s, n) for s, classes in pieces().items() for n, p in classes.items() if capability in p.provides)
     steps = dict.fromkeys(step for step, _ in remedies)
     instead = " and ".join(f"{step}={_join_names(pieces_by_step[step])}" for step in steps)
     without = f", which {instead} does not provide" if instead else ""
@@ -62,21 +64,21 @@ def missing_capability(
 
 
 def refuse_misfits(pieces_by_step: PiecesByStep) -> None:
-    """The first reason why pieces do not fit, as an error."""
+    """Raises `UserError` with the first reason why the pieces do not fit together."""
     for misfit in misfits(pieces_by_step):
         raise UserError(misfit.sentence)
 
 
 def _is_used(pieces_by_step: PiecesByStep, piece: type[Piece], capability: Capability) -> bool:
-    others = (p for found in pieces_by_step.values() for p in found if p is not piece)
+    others = (p for classes in pieces_by_step.values() for p in classes if p is not piece)
     return any(capability in (*other.requires, *other.uses) for other in others)
 
 
 def _pieces_that_use(piece: type[Piece]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (step, name)
-        for step, found in pieces().items()
-        for name, other in found.items()
+        for step, classes in pieces().items()
+        for name, other in classes.items()
         if step != piece.step and any(c in (*other.requires, *other.uses) for c in piece.must_be_used)
     )
 

@@ -1,4 +1,4 @@
-"""Label distributions at the server, and label counts at the clients, for the pieces that use them."""
+"""Adds the stages in which clients report label distributions or count their labels, for the pieces that use them."""
 
 from __future__ import annotations
 
@@ -20,36 +20,46 @@ LABEL_STAGE = "labels"  # the stage in which label distributions are reported wh
 
 @dataclass(frozen=True)
 class PriorSmoothing(HasOptions):
-    """How a client's class prior is smoothed."""
+    """Options for the smoothing of a client's class prior."""
 
     group: ClassVar[str] = "serve"
     pseudocount: float = option(
-        0.1, "Pseudocount of the class prior: samples of every class that are added to a client's label counts.", gt=0
+        0.1, "Add this many samples of every class to a client's label counts, so that no class prior is 0.", gt=0
+    )
+
+
+@dataclass(frozen=True)
+class CountLabelsForPrior(QueryClients):
+    """Lets every client count its labels for its class prior. The counts stay with the client."""
+
+    every_rounds: int = option(
+        0, "Let all clients count their labels again after this many rounds. 0 lets them count once.", ge=0
     )
 
 
 def prior_pseudocount(method: MethodBuilder) -> float:
+    """Returns the pseudocount of the class prior, `serve.pseudocount`."""
     return method.setting.make("serve", PriorSmoothing).pseudocount
 
 
 def count_labels(method: MethodBuilder) -> None:
-    """Every client counts its labels for itself. Nothing of the counts leaves the client."""
+    """Lets every client count its labels, once. The counts stay with the client."""
     if not any(stage.name == PRIOR_STAGE for stage in method.stages["represent"]):
         counting = CountLabels(method.setting.model.num_classes, method.setting.model.device)
         method.stages["represent"].append(
-            method.setting.make(PRIOR_STAGE, QueryClients, program=counting, group=PRIOR_STAGE)
+            method.setting.make(PRIOR_STAGE, CountLabelsForPrior, program=counting, name=PRIOR_STAGE)
         )
 
 
 def has_label_stage(method: MethodBuilder) -> bool:
-    """Whether clients report label distributions in some stage that was added so far."""
+    """Returns whether clients report label distributions in a stage that was added so far."""
     return method.provides(LABEL_DISTRIBUTIONS) or any(
         stage.name == LABEL_STAGE for stage in method.stages["represent"]
     )
 
 
 def ensure_label_stage(method: MethodBuilder) -> str:
-    """The stage in which clients report their label distributions. It is added if there is none yet."""
+    """Returns the name of the stage in which clients report label distributions, which is added if it is missing."""
     if method.provides(LABEL_DISTRIBUTIONS):
         return REPRESENT_STAGE
     if not has_label_stage(method):
@@ -59,14 +69,20 @@ def ensure_label_stage(method: MethodBuilder) -> str:
 
 
 def label_distributions(method: MethodBuilder) -> ClientColumn:
-    """The label distributions of clients, which they report once, whether or not another piece asks for them too."""
+    """Returns the label distributions of clients. Clients report them once, however many pieces use them."""
     return ClientColumn("labels", ensure_label_stage(method))
 
 
 def label_query(setting: Setting, stage_name: str, split: str = "train") -> QueryClients:
-    """A stage in which clients report their label distributions."""
-    program = setting.make(stage_name, LabelHistogram, classes=setting.model.num_classes, split=split, group=stage_name)
-    query = setting.make(stage_name, QueryClients, program=program, group=stage_name)
-    if not query.every_rounds:  # a client releases its label distribution once
-        setting.mark_without_effect(stage_name, "anew", unless=f"{stage_name}.gamma and {stage_name}.every are above 0")
+    """Returns a stage in which clients report their label distributions."""
+    program = setting.make(
+        stage_name, LabelHistogram, num_classes=setting.model.num_classes, split=split, name=stage_name
+    )
+    query = setting.make(stage_name, QueryClients, program=program, name=stage_name)
+    if not query.every_rounds:  # then a client releases its label distribution only once
+        setting.mark_without_effect(
+            stage_name,
+            "rerelease_threshold",
+            unless=f"{stage_name}.noise_scale and {stage_name}.every_rounds are above 0",
+        )
     return query

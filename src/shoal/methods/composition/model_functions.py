@@ -1,4 +1,4 @@
-"""The functions of methods that say what clients start from, are sent, and answer with."""
+"""Functions that many methods share: the initial models, the models of a client, and the prediction with them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from shoal.types import ClientId, Params, Predict, ServerState, Tree
 
 
 def one_model_init(model: Model) -> Callable[[int], ServerState]:
+    """Returns a function that makes the initial state with one global model from a seed."""
+
     def init(seed: int) -> ServerState:
         return ServerState(0, {"global": model.init(derive_seed(seed, "init"))})
 
@@ -21,7 +23,7 @@ def one_model_init(model: Model) -> Callable[[int], ServerState]:
 
 
 def one_expert_init(model: Model) -> Callable[[int], ServerState]:
-    """One model, by the name that models of groups have."""
+    """Returns a function that makes the initial state with one model that has the name of the first expert."""
 
     def init(seed: int) -> ServerState:
         return ServerState(0, named_experts([model.init(derive_seed(seed, "init"))]))
@@ -30,10 +32,13 @@ def one_expert_init(model: Model) -> Callable[[int], ServerState]:
 
 
 def one_model_for(state: ServerState, client: ClientId | None) -> Mapping[str, Params]:
+    """Returns the global model, for every client."""
     return {"global": state.models["global"]}
 
 
 def one_model_predict(model: Model) -> Predict:
+    """Returns a function that predicts with the global model."""
+
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return model.predict(models["global"], x)
 
@@ -41,17 +46,20 @@ def one_model_predict(model: Model) -> Predict:
 
 
 def personal_model_predict(model: Model, fallback: Predict | None = None) -> Predict:
-    """The client's own model where it has one, else (a client that never trained) the global one, or `otherwise`."""
-    others = fallback or one_model_predict(model)
+    """Returns a function that predicts with the client's personal model.
+
+    A client without a personal model, such as an unseen client, predicts by `fallback`. Default: the global model.
+    """
+    predict_without = fallback or one_model_predict(model)
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
-        return model.predict(private["model"], x) if "model" in private else others(models, private, x)
+        return model.predict(private["model"], x) if "model" in private else predict_without(models, private, x)
 
     return predict
 
 
 def received_model_predict(model: Model) -> Predict:
-    """The one model that a client is sent, whatever its name."""
+    """Returns a function that predicts with the only model that a client is sent, whatever its name."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return model.predict(next(iter(models.values())), x)
@@ -60,7 +68,7 @@ def received_model_predict(model: Model) -> Predict:
 
 
 def mean_model_predict(model: Model) -> Predict:
-    """The mean of a client's experts as one model."""
+    """Returns a function that predicts with the mean of a client's experts as one model."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return model.predict(tree.weighted_mean(list(models.values()), [1.0] * len(models)), x)

@@ -1,9 +1,9 @@
-"""What a method is built from: the model, the common numbers, and options by name.
+"""The setting from which a method is built: the model, the numbers of the job, and the user's options.
 
-A method makes its pieces with `setting.make("train", LocalTraining, ...)`. A field that is declared with
-`shoal.types.option` can be set by the user under that name (`--set train.mu=0.1`), which replaces the
-method's default. What no piece takes is refused with the list of what could have been meant, and what has no effect
-in the method is refused with the reason.
+A method creates its objects with `setting.make("train", LocalTraining, ...)`. A field that is declared with
+`shoal.types.option` can be set by the user (`--set train.mu=0.1`), which replaces the default of the method. An option
+that no object has is refused with the options that it could be, and an option without effect in the method is refused
+with the reason.
 """
 
 from __future__ import annotations
@@ -24,26 +24,20 @@ from shoal.models import Model
 from shoal.stages.edges import Topology, parse_edges
 from shoal.types import ClientId, Option, Samples
 
-OptionsClass = TypeVar("Piece")
+OptionsClass = TypeVar("OptionsClass")
 _TYPE_WORDS = {int: "whole number", float: "number", bool: "true, false", str: "text"}
-TRAINING_STEP_OPTIONS = (
-    "batch_size",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "clip",
-    "mu",
-)  # options of a program that takes steps
-NUMBERS_AS_TEXT = ConfigDict(coerce_numbers_to_str=True)  # a layer may be called 1
+TRAINING_STEP_OPTIONS = ("batch_size", "lr", "momentum", "weight_decay", "clip", "mu")
+"""Options of a training program that have no effect with 0 epochs."""
+NUMBERS_AS_TEXT = ConfigDict(coerce_numbers_to_str=True)  # the name of a layer may be a number
 
 
 class AvailableOption(NamedTuple):
-    """An option that a method takes."""
+    """An option of a method, with its default in this method."""
 
     default: Any
     declaration: Option
-    type_hint: Any  # the type of its values
-    condition: str = ""  # when it has an effect, in words; empty: always
+    type_hint: Any  # the type of the value
+    condition: str = ""  # the condition under which it has an effect; empty: always
 
     @property
     def accepted_values(self) -> str:
@@ -54,11 +48,14 @@ class AvailableOption(NamedTuple):
 
     @property
     def meaning(self) -> str:
+        """Returns the help text of the option, with the condition under which it has an effect."""
         return self.declaration.help + (f" It has an effect only if {self.condition}." if self.condition else "")
 
 
 @dataclass
 class Setting:
+    """The model, the numbers of the job and the options from which a method is built."""
+
     model: Model
     rounds: int
     cohort_size: int
@@ -67,27 +64,44 @@ class Setting:
     lr: float = 0.1
     momentum: float = 0.0
     eval_every: int = 1
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value
-    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # piece -> key -> value, of the method
-    available_options: dict[str, dict[str, AvailableOption]] = field(
-        default_factory=dict
-    )  # piece -> key -> what methods take
-    conditions_of_ineffective: dict[tuple[str, str], str] = field(
-        default_factory=dict
-    )  # piece and key without effect -> unless what
-    public_samples: Samples | None = None  # rows that no client holds
-    num_public_requested: int = 0  # of them, as methods ask
-    edges: Topology | None = None  # who is under which edge; None: clients and one server
-    planted_groups: Mapping[str, int] | None = (
-        None  # that were planted, of each client: for upper bounds, in simulations only
-    )
-    cloud_every_rounds: int | None = None  # rounds between two meetings of edges; None: as usual
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the user: group -> key -> value
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the method: group -> key -> value
+    available_options: dict[str, dict[str, AvailableOption]] = field(default_factory=dict)  # group -> key -> option
+    # group and key of an option without effect -> the condition under which it would have one
+    conditions_of_ineffective: dict[tuple[str, str], str] = field(default_factory=dict)
+    public_samples: Samples | None = None  # samples that no client holds
+    num_public_requested: int = 0  # the number of public samples that the method would use
+    edges: Topology | None = None  # the edge servers; None: one server only
+    planted_groups: Mapping[str, int] | None = None  # group of each client, for upper bounds in simulations only
+    cloud_every_rounds: int | None = None  # rounds between two averages of the edges; None: the default of the method
 
     def make(
         self, group: str, options_class: type[OptionsClass], fixed_keys: tuple[str, ...] = (), /, **defaults: Any
     ) -> OptionsClass:
-        """`piece(**defaults)`, with the options for `name` on top that are usual for the method, and then the user's,
-        but for those that the method has `fixed`."""
+        """Creates `options_class(**defaults)` with the options of a group.
+
+        Defaults of the method replace `defaults`, and values of the user replace both.
+
+        Parameters
+        ----------
+        group : str
+            The group of the options, such as "train" for `train.mu`.
+        options_class : type
+            A dataclass whose options are fields that are declared with `shoal.types.option`.
+        fixed_keys : tuple of str
+            Fields that users cannot set in this method.
+        **defaults
+            Values of fields.
+
+        Returns
+        -------
+        object of `options_class`
+
+        Raises
+        ------
+        UserError
+            If a value of the user has the wrong type or is out of range.
+        """
         user_values, method_defaults = self.options.get(group, {}), self.defaults.get(group, {})
         hints = _type_hints(options_class)  # type: ignore[arg-type]  # mypy takes a class of a TypeVar for unhashable
         values, available = dict(defaults), dict[str, AvailableOption]()
@@ -111,14 +125,16 @@ class Setting:
         return instance
 
     def mark_without_effect(self, group: str, *keys: str, unless: str) -> None:
-        """Options that change nothing in this method, unless something is different. Only for conditions that an option
-        cannot declare, because they are about other objects than its own."""
+        """Marks options that have no effect in this method unless the condition `unless` is met.
+
+        This is for conditions that an option cannot declare itself, because they depend on other objects.
+        """
         self.conditions_of_ineffective |= dict.fromkeys(((group, key) for key in keys), unless)
 
     def make_training(
         self, group: str, options_class: type[OptionsClass], fixed_keys: tuple[str, ...] = (), /, **defaults: Any
     ) -> OptionsClass:
-        """`make` for a program that trains, with the setting's common numbers."""
+        """Creates a training program like `make`, with the model and the training settings of the job."""
         common = {
             "model": self.model,
             "epochs": self.epochs,
@@ -127,25 +143,29 @@ class Setting:
             "momentum": self.momentum,
         }
         program = self.make(group, options_class, fixed_keys, **common | defaults)
-        if group != "train" and not getattr(program, "epochs", 1):  # numbers of `train` are used by other programs too
+        if group != "train" and not getattr(program, "epochs", 1):  # other programs use the options of `train`, too
             self.mark_without_effect(group, *TRAINING_STEP_OPTIONS, unless=f"{group}.epochs is above 0")
         return program
 
     def request_public_samples(self, num_samples: int) -> Samples | None:
-        """The rows that no client holds, and that the method would have as many. None where there are none: the user
-        may have asked for none, and a method is also built before there are any data."""
+        """Requests this many public samples and returns the available ones, or None.
+
+        There are none if the user asked for none, or if the method is built before the data are loaded.
+        """
         self.num_public_requested = max(self.num_public_requested, num_samples)
         return self.public_samples
 
     def request_edges(self, topology: Topology) -> None:
-        """The method is one of edges: these, where the user did not say which."""
+        """Sets the edges of a method that always has edges, unless the user asked for other edges."""
         self.edges = self.edges or dataclasses.replace(
             topology, cloud_every_rounds=self.cloud_every_rounds or topology.cloud_every_rounds
         )
 
     def refuse_unknown_options(self, method_name: str, factory: Callable[[Setting], Any]) -> None:
-        """Every option of the user must be one of the method's, and have an effect unless it has its default. `make`
-        is what builds the method."""
+        """Raises `UnusedOption` if an option of the user is unknown, or has no effect and not its default value.
+
+        `factory` is the function that built the method.
+        """
         for group, key, value in self._user_options():
             path, option, unless = (
                 f"{group}.{key}",
@@ -158,14 +178,15 @@ class Setting:
                 )
             if option is None:
                 self._refuse_excluded_option(group, key, value, factory)
-                known_paths = [f"{piece}.{k}" for piece, known in self.available_options.items() for k in known]
+                known_paths = [f"{name}.{k}" for name, keys in self.available_options.items() for k in keys]
                 suggestion = did_you_mean(path, known_paths)
                 raise UnusedOption(
-                    f"option {path} is not known to method {method_name}{suggestion} (it takes {self._option_paths(group)})"
+                    f"option {path} is not known to method {method_name}{suggestion} "
+                    f"(it takes {self._option_paths(group)})"
                 )
 
     def _refuse_excluded_option(self, group: str, key: str, value: Any, factory: Callable[[Setting], Any]) -> None:
-        """Names the option without which the method would take this one, such as one that leaves a component out."""
+        """Raises `UnusedOption` if another option excludes this one, such as one that leaves a component out."""
         for other_group, other_key, other_value in self._user_options():
             remaining_options = {
                 n: {k: v for k, v in keys.items() if (n, k) != (other_group, other_key)}
@@ -179,8 +200,8 @@ class Setting:
             if key in remaining_options.get(group, {}) and key in trial.available_options.get(group, {}):
                 excluding_option = f"{other_group}.{other_key}={_option_text(other_value)}"
                 raise UnusedOption(
-                    f"option {group}.{key} is {value!r}, but it has no effect with {excluding_option}; change that or leave "
-                    f"{group}.{key} out"
+                    f"option {group}.{key} is {value!r}, but it has no effect with {excluding_option}; "
+                    f"change that or leave {group}.{key} out"
                 )
 
     def _user_options(self) -> list[tuple[str, str, Any]]:
@@ -191,13 +212,13 @@ class Setting:
         return ", ".join(f"{group}.{key}" for group, keys in groups.items() for key in keys)
 
 
-@cache  # without it, this is most of the time that it takes to build a method
+@cache  # without a cache this takes most of the time of building a method
 def _type_hints(options_class: Any) -> dict[str, Any]:
     return typing.get_type_hints(options_class)
 
 
 def _option_text(value: Any) -> str:
-    """As a user writes it behind `--set OPTION=`."""
+    """Returns the value as users write it in `--set OPTION=VALUE`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -210,12 +231,12 @@ def _parsed_value(path: str, type_hint: Any, value: Any, declaration: Option | N
             raise UserError(f"option {path} is {value!r}; it must be {declaration.range_text}")
         return typed
     except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise UserError(f"option {path} is {value!r}: {what[0].lower()}{what[1:]}") from error
+        problem = error.errors()[0]["msg"]
+        raise UserError(f"option {path} is {value!r}: {problem[0].lower()}{problem[1:]}") from error
 
 
 class TrainingJob(Protocol):
-    """What a method is built from, of everything that a job says."""
+    """The fields of a job from which a method is built."""
 
     rounds: int
     epochs: int
@@ -230,8 +251,8 @@ class TrainingJob(Protocol):
 
 
 def build_topology(job: TrainingJob, edge_names: Mapping[ClientId, str] | None = None) -> Topology | None:
-    """The edges that the job asks for; a method may want some where it asks for none."""
-    edges, edge_names = "place" if job.edge_column is not None else job.edges, edge_names or {}
+    """Returns the edges that the job asks for, or None. A method may have edges even if the job asks for none."""
+    edges, edge_names = "column" if job.edge_column is not None else job.edges, edge_names or {}
     if edges is None:
         return None
     return Topology(
@@ -248,6 +269,7 @@ def build_setting(
     public_samples: Samples | None = None,
     edge_names: Mapping[ClientId, str] | None = None,
 ) -> Setting:
+    """Returns the setting of a job, for a model, a cohort size and the public samples of a federation."""
     return Setting(
         model=model,
         rounds=job.rounds,

@@ -30,22 +30,27 @@ EVERY_PAPER = (
 )
 
 
-def play(job, federation=None, fleet="plain"):
+def run_composition(job, federation=None, fleet="plain"):
     federation = federation or tiny_federation(6, (6,))
     settings = {"model": "mlp", "rounds": 3, "cohort": 4, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 4}
     settings |= {"pieces": 2 if fleet == "pool" else None}
-    job = job.model_copy(update=settings | {"fleet": fleet, "public": 8, "workers": 2})
-    bench, private = assemble(job, job.method, federation), {}
+    job = job.model_copy(update=settings | {"fleet": fleet, "public_samples": 8, "workers": 2})
+    experiment, private = assemble(job, job.method, federation), {}
     result = engine.run(
-        bench.method, make_fleet(bench, private), rounds=3, seed=4, central_samples=federation.central, eval_every=2
+        experiment.method,
+        make_fleet(experiment, private),
+        rounds=3,
+        seed=4,
+        central_samples=federation.central,
+        eval_every=2,
     )
     return result, private
 
 
-def packed(result, private):
+def to_bytes(result, private):
     state = result.state
-    whole = {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
-    return codec.pack(whole | {"private": private}, {"records": [r.line() for r in result.rounds]})
+    contents = {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
+    return codec.pack(contents | {"private": private}, {"records": [r.to_json() for r in result.rounds]})
 
 
 def test_every_method_of_the_papers_is_a_recipe():
@@ -57,7 +62,7 @@ def test_every_method_of_the_papers_is_a_recipe():
 def test_a_recipe_of_pieces_ends_with_the_bytes_of_the_method(method):
     recipe = load_recipe(COMPOSED[method], {}).single_job
     assert "=" in recipe.method, "it names pieces, not the method"
-    assert packed(*play(recipe)) == packed(*play(Job(method=method)))
+    assert to_bytes(*run_composition(recipe)) == to_bytes(*run_composition(Job(method=method)))
 
 
 def test_a_table_and_a_string_are_the_same(tmp_path):
@@ -78,10 +83,10 @@ def test_a_table_and_a_string_are_the_same(tmp_path):
         ({"represnt": "labels"}, "step 'represnt' of a method is not known; did you mean represent"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_plainly(table, reason):
-    with pytest.raises(UserError, match=reason) as told:
+def test_a_wrong_table_is_refused_with_the_reason(table, reason):
+    with pytest.raises(UserError, match=reason) as error:
         make_job({"method": table})
-    assert "value error" not in str(told.value).lower()
+    assert "value error" not in str(error.value).lower()
 
 
 def test_a_name_is_written_in_one_way():
@@ -91,46 +96,48 @@ def test_a_name_is_written_in_one_way():
 def test_a_method_that_a_grid_would_override_is_refused(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nselect = "balanced"\n[grid]\nmethod = ["fedavg"]\n')
-    with pytest.raises(UserError, match="method is given and in the grid"):
+    with pytest.raises(UserError, match="method is both a key and in the grid"):
         load_recipe(file, {})
 
 
-def test_fine_tuning_goes_on_from_what_is_served():
-    """With a running mean: that, not the newest model."""
-    result, private = play(Job(method="serve=average,personalise=fine-tune", set={"personalise": {"epochs": 0}}))
+def test_fine_tuning_starts_from_the_serving_model():
+    """With an EMA model it starts from that, not from the newest model."""
+    result, private = run_composition(
+        Job(method="serve=average,personalise=fine-tune", set={"personalise": {"epochs": 0}})
+    )
     served = built("serve=average").models_for(result.state, None)["global"]
-    assert all(tree.max_abs_difference(kept["model"], served) == 0 for kept in private.values())
+    assert all(tree.max_abs_difference(state["model"], served) == 0 for state in private.values())
 
 
 def test_noise_on_labels_is_not_bypassed():
-    """What a mask is made of are the distributions that were told with noise."""
+    """A mask is made of the label distributions that were reported with noise."""
     model = load_model("mlp", (6,), 4)
-    options = {"labels": {"gamma": 1.0}, "serve": {"mask": "told"}}
+    options = {"labels": {"noise_scale": 1.0}, "serve": {"mask": "reported"}}
     setting = Setting(model, rounds=3, cohort_size=3, options=options)
     method = build("represent=sparsity,cluster=dbscan,select=repclust,serve=confidence", setting)
-    tells = [p for stage in method.stages for p in stage.programs if isinstance(p, LabelHistogram)]
-    assert [p.noise_scale for p in tells] == [1.0]
+    programs = [p for stage in method.stages for p in stage.programs if isinstance(p, LabelHistogram)]
+    assert [p.noise_scale for p in programs] == [1.0]
 
 
-def test_what_noise_on_two_things_protects_is_not_made_up():
-    options = {"represent": {"noise": 0.1}, "labels": {"gamma": 1.0}}
+def test_noise_in_two_programs_is_refused():
+    options = {"represent": {"noise_std": 0.1}, "labels": {"noise_scale": 1.0}}
     method = "represent=sparsity,cluster=dbscan,select=repclust"
-    for given in ({"represent": options["represent"]}, {"labels": options["labels"]}):
-        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3, options=given))
+    for allowed_options in ({"represent": options["represent"]}, {"labels": options["labels"]}):
+        build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3, options=allowed_options))
     with pytest.raises(UserError, match="noise to what they send in represent and in labels"):
         build(method, Setting(load_model("mlp", (6,), 4), rounds=3, cohort_size=3, options=options))
 
 
-def test_what_is_as_usual_need_not_be_said():
+def test_default_pieces_need_not_be_named():
     assert canonical_name(default_piece_names()) == "train=sgd"
-    assert packed(*play(Job(method="train=sgd"))) == packed(*play(Job(method="fedavg")))
+    assert to_bytes(*run_composition(Job(method="train=sgd"))) == to_bytes(*run_composition(Job(method="fedavg")))
 
 
 @pytest.mark.parametrize("fleet", ["plain", "vector", "pool", "flower"])
 def test_pieces_of_every_paper_in_one_method(fleet):
-    result, private = play(Job(method=EVERY_PAPER), fleet=fleet)
+    result, private = run_composition(Job(method=EVERY_PAPER), fleet=fleet)
     assert {"represent", "cluster", "groups", "labels", "train"} <= set(result.state.memory)
-    assert all({"model", "gate"} <= set(kept) for kept in private.values()), "everybody has a model and a gate"
+    assert all({"model", "gate"} <= set(state) for state in private.values()), "every client has a model and a gate"
     assert np.isfinite(result.accuracy["central"])
 
 
@@ -153,7 +160,7 @@ def built(method):
         ("select=turns", "the members of clusters take turns"),
         ("serve=confidence", "without clusters there is one model only"),
         ("represent=updates", "no other piece of the method uses directions"),
-        ("represent=labels,cluster=similar", "use select=one-of-each or select=whole-groups"),
+        ("represent=labels,cluster=similar", "use select=one-of-each or select=whole-clusters"),
         ("represent=updates,cluster=mctc,aggregate=momentum", "a velocity belongs to a model"),
         ("represent=updates,cluster=mctc,personalise=fine-tune", "fine-tuning starts from one model"),
         (
@@ -173,7 +180,7 @@ def built(method):
         ("represent=sparsity,cluster=aidc,select=bandit,aggregate=secure", "which aggregate=secure does not provide"),
     ],
 )
-def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
+def test_pieces_that_do_not_fit_are_refused_with_the_reason(method, reason):
     if reason == "ok":
         assert built(method).predict_routed is not None
         return
@@ -181,38 +188,38 @@ def test_what_cannot_go_together_is_refused_with_the_reason(method, reason):
         built(method)
 
 
-def test_density_needs_what_the_first_round_left():
+def test_density_requires_the_models_of_the_first_round():
     model = load_model("mlp", (6,), 3)
     setting = Setting(model, rounds=3, cohort_size=3, options={"serve": {"rule": "density"}})
     with pytest.raises(UserError, match="represent=last-layer"):
         build("represent=labels,cluster=dbscan,serve=confidence", setting)
 
 
-def smallest():
+def smallest_compositions():
     """Every piece once, with only those others that it cannot do without."""
-    for step, found in pieces().items():
-        for name in found:
+    for step, classes in pieces().items():
+        for name in classes:
             yield ",".join(f"{k}={v}" for k, v in smallest_composition(step, name).items())
 
 
-@pytest.mark.parametrize("method", sorted(set(smallest())))
+@pytest.mark.parametrize("method", sorted(set(smallest_compositions())))
 def test_every_piece_trains(method):
-    result, _ = play(Job(method=method))
+    result, _ = run_composition(Job(method=method))
     first = built(method).init(4).models
     moved = tree.max_abs_difference(next(iter(first.values())), next(iter(result.state.models.values())))
     assert moved > 0
-    assert set(method.split(",")) <= {f"{part.step}={part.piece}" for part in built(method).parts}
+    assert set(method.split(",")) <= {f"{part.step}={part.piece}" for part in built(method).steps}
 
 
-def test_what_one_piece_keeps_another_does_not_forget():
-    """A client's key, its label counts and its own model lie side by side."""
+def test_pieces_keep_the_private_state_of_other_pieces():
+    """A client keeps its key, its label counts and its personal model."""
     job = Job(method="represent=labels,cluster=dbscan,train=adjusted,aggregate=secure,personalise=gate")
-    _, private = play(job.model_copy(update={"set": {"train": {"adjust": "on"}}}))
-    assert all({"key", "labels", "model", "gate"} <= set(kept) for kept in private.values())
+    _, private = run_composition(job.model_copy(update={"set": {"train": {"logit_adjustment": "on"}}}))
+    assert all({"key", "labels", "model", "gate"} <= set(state) for state in private.values())
 
 
-def test_running_means_are_what_is_served():
-    result, _ = play(Job(method="serve=average"))
+def test_ema_models_are_served():
+    result, _ = run_composition(Job(method="serve=average"))
     method = built("serve=average")
     served = method.models_for(result.state, None)["global"]
     assert tree.max_abs_difference(served, result.state.memory["average"]["global"]) == 0

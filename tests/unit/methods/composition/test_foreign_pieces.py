@@ -66,7 +66,7 @@ def path(piece):
 
 def compositions(step):
     """Every method with the foreign piece of this step, and any one piece at each other step."""
-    offered = {s: list(found) for s, found in pieces().items()} | {step: [path(FOREIGN[step])]}
+    offered = {s: list(classes) for s, classes in pieces().items()} | {step: [path(FOREIGN[step])]}
     classes = {(s, name): piece_class(s, name) for s, names in offered.items() for name in names}
     for names in product(*offered.values()):
         steps = dict(zip(offered, names, strict=True))
@@ -88,9 +88,9 @@ def test_a_foreign_piece_builds_a_method_with_every_piece_that_fits(step):
 MISFITS = {  # pieces that are in no method with the foreign piece of the step, and why
     "cluster": {
         ("represent", "none"),  # there must be vectors to cluster
-        ("represent", "updates"),  # the directions of updates are of use to overlapping clusters only
-        ("select", "one-of-each"),  # there are no groups to select from
-        ("select", "whole-groups"),
+        ("represent", "updates"),  # only overlapping clusters use the directions of updates
+        ("select", "one-of-each"),  # there are no clusters to select from
+        ("select", "whole-clusters"),
         ("select", "contribution"),  # it needs one model that all clients share
         ("personalise", "update"),
         ("aggregate", "momentum"),  # models of clusters do not stay the same from round to round
@@ -98,7 +98,7 @@ MISFITS = {  # pieces that are in no method with the foreign piece of the step, 
         ("serve", "prior"),  # it needs a global model
     },
     "select": {
-        ("cluster", "similar"),  # their groups are to be selected from
+        ("cluster", "similar"),  # their clusters must be used by the selection
         ("cluster", "repulsive"),
         ("aggregate", "secure"),  # no update of a client is known
         ("aggregate", "contribution"),  # no summary of updates
@@ -110,8 +110,8 @@ MISFITS = {  # pieces that are in no method with the foreign piece of the step, 
 
 @pytest.mark.parametrize("step", FOREIGN)
 def test_a_refusal_is_one_sentence_with_the_capability_and_the_remedy(step):
-    every = [c for found in pieces().values() for p in found.values() for c in (*p.requires, *p.must_be_used)]
-    names = {capability.name for capability in (*every, *(c for p in FOREIGN.values() for c in p.needs))}
+    every = [c for classes in pieces().values() for p in classes.values() for c in (*p.requires, *p.must_be_used)]
+    names = {capability.name for capability in (*every, *(c for p in FOREIGN.values() for c in p.requires))}
     refused = 0
     for other in (s for s in STEPS if s != step):
         for name in pieces()[other]:
@@ -121,9 +121,9 @@ def test_a_refusal_is_one_sentence_with_the_capability_and_the_remedy(step):
             if misfit is None:
                 continue
             refused += 1
-            with pytest.raises(UserError) as told:
+            with pytest.raises(UserError) as error:
                 refuse_misfits(chosen)
-            sentence = str(told.value)
+            sentence = str(error.value)
             assert "\n" not in sentence
             assert any(name in sentence for name in names), sentence
             reason, _, remedy = sentence.partition("; use ")
@@ -229,11 +229,11 @@ def no_tuple():
     [
         (no_dataclass, r"k is an option, but the class is no dataclass; put @dataclass\(frozen=True\) above it"),
         (no_default, "field 'k' has no default; give it one"),
-        (reserved, "option 'needs' has a reserved name"),
-        (no_tuple, "needs is .* it must be a tuple of capabilities"),
+        (reserved, "option 'requires' has a reserved name"),
+        (no_tuple, "requires is .* it must be a tuple of capabilities"),
     ],
 )
-def test_what_an_author_gets_wrong_is_said_in_one_sentence(make, reason, forget):
+def test_a_mistake_in_a_class_is_refused_in_one_sentence(make, reason, forget):
     with pytest.raises(UserError, match=f"piece cluster=mistake: {reason}"):
         register("cluster", "mistake")(make())
     assert "mistake" not in pieces()["cluster"]
@@ -247,8 +247,8 @@ def module(tmp_path, monkeypatch, text):
 
 def test_a_subclass_has_a_name_of_its_own_and_is_no_default(tmp_path, monkeypatch):
     module(tmp_path, monkeypatch, "class Mine(Mean):\n    provides = ()\n")
-    found = piece_class("aggregate", "authors:Mine")
-    assert (found.name, found.step, found.is_default) == ("authors:Mine", "aggregate", False)
+    piece = piece_class("aggregate", "authors:Mine")
+    assert (piece.name, piece.step, piece.is_default) == ("authors:Mine", "aggregate", False)
     assert (Mean.name, Mean.is_default) == ("mean", True)
     with pytest.raises(UserError, match="which aggregate=authors:Mine does not provide"):
         build("represent=updates,cluster=mctc,aggregate=authors:Mine", Setting(NETWORK, rounds=2, cohort_size=2))
@@ -263,13 +263,13 @@ def test_a_subclass_has_a_name_of_its_own_and_is_no_default(tmp_path, monkeypatc
         ("X = 3 / 0", r"cannot be imported \(division by zero\)"),
     ],
 )
-def test_a_class_that_cannot_stand_at_the_step_is_refused(tmp_path, monkeypatch, text, reason):
+def test_a_class_of_another_step_is_refused(tmp_path, monkeypatch, text, reason):
     module(tmp_path, monkeypatch, text)
     with pytest.raises(UserError, match=reason):
         build("aggregate=authors:X", Setting(NETWORK, rounds=2, cohort_size=2))
 
 
-def test_classes_stand_in_a_mapping():
+def test_a_mapping_may_have_classes():
     steps = {"cluster": Halves, "serve": ["average", "prior"]}
     assert canonical_name(steps) == "cluster=foreign_pieces:Halves,serve=average+prior"
     with pytest.raises(UserError, match=r"cluster is the class no_tuple.<locals>.Mistake; it must be at the top level"):
@@ -292,7 +292,7 @@ def test_labels_have_no_gaps_and_noise_joins_the_nearest_cluster():
     assert clusters_of([True, False, True], [0, 9, 1]) == [0, 1, 0]
 
 
-def test_of_a_vector_in_parts_only_the_first_part_is_seen():
+def test_a_rule_gets_only_the_first_part_of_a_vector():
     """Here each client reported two vectors of one number."""
     seen, rows = [], np.array([[0.0, 5.0], [1.0, 6.0]])
     clusters = VectorClusters(
@@ -317,11 +317,11 @@ def test_of_a_vector_in_parts_only_the_first_part_is_seen():
 )
 def test_a_selector_reads_what_other_pieces_have_recorded(method, column, values):
     result = shoal.run(method, tiny_federation(5), rounds=2, cohort=2, fleet="plain")
-    found = column(result.state)
-    assert set(found) <= {f"c{i}" for i in range(5)}
-    assert len(found) >= 2
-    assert all(value >= 0 for value in found.values())
-    assert values is None or set(found.values()) == values
+    value_of_client = column(result.state)
+    assert set(value_of_client) <= {f"c{i}" for i in range(5)}
+    assert len(value_of_client) >= 2
+    assert all(value >= 0 for value in value_of_client.values())
+    assert values is None or set(value_of_client.values()) == values
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [[0], [1], [0]], [0.0, 1.0, 0.0]])
@@ -330,29 +330,31 @@ def test_labels_that_are_not_one_number_for_each_client_are_refused(labels):
         clusters_of(labels, [0, 9, 1])
 
 
-def test_a_cohort_is_in_the_order_of_the_roster_and_has_nobody_else():
+def test_a_cohort_is_in_the_order_of_the_roster_and_within_it():
     state = ServerState(0, {}, roster=("a", "b", "c"))
     assert SelectByFunction(lambda state, seed: ["c", "a", "c"]).fold(state, {}, 0).cohort == ("a", "c")
-    with pytest.raises(UserError, match="stage 'select' selected 'z', which is not among the 3 clients of the round"):
+    with pytest.raises(
+        UserError, match="Stage 'select' selected client 'z', which is not among the 3 clients of the round"
+    ):
         SelectByFunction(lambda state, seed: "az").fold(state, {}, 0)
 
 
-def described(method, known):
+def described(method, options):
     stages = [(type(stage), stage.name, stage.schedule) for stage in method.stages]
-    return stages, known, method.notes, method.uses_cohort_size, [part.stages for part in method.parts]
+    return stages, options, method.notes, method.uses_cohort_size, [part.stages for part in method.steps]
 
 
 def test_no_piece_depends_on_the_name_of_another(monkeypatch):
     """Every piece is renamed, and makes the same method with the same others."""
-    smallest = [smallest_composition(step, name) for step, found in pieces().items() for name in found]
+    smallest = [smallest_composition(step, name) for step, classes in pieces().items() for name in classes]
     settings = [Setting(NETWORK, rounds=20, cohort_size=2) for _ in smallest]
     before = [
         described(compose(s, "own", steps), s.available_options) for s, steps in zip(settings, smallest, strict=True)
     ]
-    others = {step: {f"other-{name}": piece for name, piece in found.items()} for step, found in pieces().items()}
+    others = {step: {f"other-{name}": piece for name, piece in classes.items()} for step, classes in pieces().items()}
     monkeypatch.setattr(registry, "_registry", others)
-    for found in pieces().values():
-        for name, piece in found.items():
+    for classes in pieces().values():
+        for name, piece in classes.items():
             monkeypatch.setattr(piece, "name", name)
     renamed = [{step: f"other-{name}" for step, name in steps.items()} for steps in smallest]
     settings = [Setting(NETWORK, rounds=20, cohort_size=2) for _ in smallest]

@@ -24,10 +24,10 @@ STOP_WORDS = {"a", "an", "the", "of", "for", "to", "in", "is", "this", "that", "
 
 def classes_in(package):
     """The dataclasses of every module of a package, each where it is defined."""
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        module = importlib.import_module(found.name)
+    for module_info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        module = importlib.import_module(module_info.name)
         for value in vars(module).values():
-            if isinstance(value, type) and value.__module__ == found.name and dataclasses.is_dataclass(value):
+            if isinstance(value, type) and value.__module__ == module_info.name and dataclasses.is_dataclass(value):
                 yield value
 
 
@@ -48,30 +48,30 @@ def words(text):
 def faults(name: str, help: str) -> list[str]:
     """What is wrong with the meaning of an option of this name."""
     content = [w for w in words(help) if w not in STOP_WORDS]
-    found = [
+    checks = [
         ("has fewer than five words", len(words(help)) < 5),
         ("does not end with a full stop", not help.endswith(".")),
         ("does not begin with a capital letter", not help[:1].isupper()),
         ("only repeats the name", all(any(w.startswith(part) for part in words(name)) for w in content)),
         ("has two spaces or a line break", bool(re.search(r"\s\s|\n", help))),
     ]
-    return [fault for fault, is_found in found if is_found]
+    return [fault for fault, is_found in checks if is_found]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_of_a_method_has_a_meaning(method):
     wrong = {
-        f"{group}.{key}": found
+        f"{group}.{key}": problems
         for group, keys in available_options(method).items()
         for key, o in keys.items()
-        if (found := faults(key, o.meaning))
+        if (problems := faults(key, o.meaning))
     }
     assert not wrong
 
 
 def test_meanings_are_sentences():
     assert len(DECLARED) > 100
-    wrong = {field: found for field, (name, o) in DECLARED.items() if (found := faults(name, o.help))}
+    wrong = {field: problems for field, (name, o) in DECLARED.items() if (problems := faults(name, o.help))}
     assert not wrong
 
 
@@ -119,16 +119,19 @@ class Chosen(HasOptions):
     name: str = "select"
 
 
-def setting(**given):
-    return Setting(load_model("mlp", (1,), 2), rounds=1, cohort_size=1, options=given)
+def setting(**options):
+    return Setting(load_model("mlp", (1,), 2), rounds=1, cohort_size=1, options=options)
 
 
 def test_only_fields_declared_as_options_are_options():
-    s = setting()
-    s.make("select", Chosen, model=None)
-    assert {group: list(keys) for group, keys in s.known.items()} == {"select": ["spread"]}
-    assert s.known["select"]["spread"].accepted == "number, above 0 and at most 4"
-    assert s.known["select"]["spread"].meaning == "Raise class shares to this power before they are added."
+    chosen_setting = setting()
+    chosen_setting.make("select", Chosen, model=None)
+    assert {group: list(keys) for group, keys in chosen_setting.available_options.items()} == {"select": ["spread"]}
+    assert chosen_setting.available_options["select"]["spread"].accepted_values == "number, above 0 and at most 4"
+    assert (
+        chosen_setting.available_options["select"]["spread"].meaning
+        == "Raise class shares to this power before they are added."
+    )
 
 
 @pytest.mark.parametrize("wrong", [0, -1.5, 4.5])

@@ -1,1 +1,1 @@
-"""What the server makes of what returns from training."""
+"""Pieces for the step in which the server aggregates the models that the cohort trained."""

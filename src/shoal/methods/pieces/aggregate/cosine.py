@@ -1,4 +1,4 @@
-"""Weights by contribution, as APCSMA aggregates."""
+"""Weighting of clients by contribution and direction, as in APCSMA."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("aggregate", "cosine")
 class CosineWeighted(Piece):
-    """The mean weighted by F2 and by the cosine between each client's model and the global model."""
+    """Averages the trained models, weighted by F2 and by the cosine between a client's model and the global model."""
 
     source = "APCSMA, Eq. 14-15, Alg. 2"
     requires = (ONE_MODEL_PER_CLIENT, TRAINING_METRICS)
-    requires_reason = "an update is compared with the one model that training started from"
+    requires_reason = "an update is compared with the model from which training started"
     provides = (INDIVIDUAL_UPDATES,)
     client_sends = "accuracy and loss on its own samples after training"
     server_learns = (
-        "the model that each client trained, how good it is, and its number of samples; it keeps the last ones"
+        "the model that each client trained, its accuracy, loss and number of samples; the server keeps the last model"
     )
 
     def add_to(self, method: MethodBuilder) -> None:

@@ -1,4 +1,4 @@
-"""The weighted mean."""
+"""The weighted mean, as in FedAvg."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("aggregate", "mean")
 class Mean(Piece):
-    """The mean of the trained models, weighted by samples or uniform."""
+    """Averages the trained models, weighted by numbers of samples or equally."""
 
     is_default = True
     source = "McMahan et al. 2017"

@@ -1,4 +1,4 @@
-"""Server momentum."""
+"""Server momentum, as in FedAvgM."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from shoal.types import option
 @register("aggregate", "momentum")
 @dataclass(frozen=True)
 class ServerMomentum(Piece):
-    """The mean, with momentum of the server's update of every model."""
+    """Averages the trained models and applies momentum to the server's update of every model."""
 
     source = "Hsu et al. 2019"
     group = "server"
     requires = (PERSISTENT_MODELS,)
-    requires_reason = "a velocity belongs to a model that stays the same one between rounds"
+    requires_reason = "a velocity belongs to a model that keeps its identity between rounds"
     provides = (INDIVIDUAL_UPDATES, UPDATE_SUMMARIES)
     server_learns = "the model that each client trained, and its number of samples"
 
-    momentum: float = option(0.7, "Momentum of the server's update of every model.", ge=0, lt=1)
-    lr: float = option(1.0, "Server learning rate: the update of every model is multiplied by it.", gt=0)
+    momentum: float = option(
+        0.7,
+        "Add this fraction of the server's last update of a model to the new one. 0 turns server momentum off.",
+        ge=0,
+        lt=1,
+    )
+    lr: float = option(
+        1.0,
+        "Multiply the mean change of a model by this server learning rate, before the momentum is added.",
+        gt=0,
+    )
 
     def add_to(self, method: MethodBuilder) -> None:
         average_models(method)

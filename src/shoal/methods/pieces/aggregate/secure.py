@@ -1,4 +1,4 @@
-"""Secure aggregation: the server sees only sums."""
+"""Secure aggregation: the server learns only sums of updates."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from shoal.types import option
 @register("aggregate", "secure")
 @dataclass(frozen=True)
 class SecureSum(Piece):
-    """The mean, computed from sums: pairwise masks hide the update of every single client."""
+    """Averages the trained models from sums of updates. Pairwise masks hide the update of each client."""
 
-    source = "Bonawitz et al. 2017, pairwise masks, without shares of keys"
+    source = "Bonawitz et al. 2017, pairwise masks, without secret sharing of keys"
     group = "secure"
     requires = (ONE_MODEL_PER_CLIENT,)
     requires_reason = "the server has no update of an individual client"
-    client_sends = "a public key, once; then what it trained, under masks that cancel in the sum"
+    client_sends = "a public key, once; then its update, under masks that cancel in the sum"
     client_keeps = "a private key, and the public keys of the other clients in its sum"
-    server_learns = "of individual clients only whether they have samples, and the sum of their updates"
+    server_learns = "whether each client has samples, and the sum of the updates"
 
     min_clients: int = option(
-        3, "Smallest number of clients with samples in a sum. With fewer, no client trains.", ge=2
+        3, "Add up the updates of at least this many clients with samples. With fewer, no client trains.", ge=2
     )
 
     def add_to(self, method: MethodBuilder) -> None:
         if method.setting.edges is not None:
-            method.refuse(self, "edges would have to be trusted with single updates: leave --edges out")
+            method.refuse(self, "edges would learn the updates of individual clients; leave --edges out")
         aggregation = method.setting.make(
-            "train", AggregateSecurely, ("least",), **training_stage_fields(method), least=self.min_clients
+            "train", AggregateSecurely, ("min_clients",), **training_stage_fields(method), min_clients=self.min_clients
         )
         training = method.ensure_set(method.training, "training")
         method.aggregation = replace(

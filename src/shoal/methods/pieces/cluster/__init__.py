@@ -1,1 +1,1 @@
-"""Which clients belong together."""
+"""Pieces for the step in which the server forms clusters of clients."""

@@ -1,4 +1,4 @@
-"""Adaptive density-based clusters, as FedEPC forms them."""
+"""Adaptive density-based clusters, as in FedEPC."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shoal.types import ModelsForInputs, Params, ServerState
 
 @register("cluster", "aidc")
 class AdaptiveClusters(Piece):
-    """Clusters of clients with similar activation sparsity, as many as there are (AIDC)."""
+    """Clusters clients with similar activation sparsity and finds the number of clusters itself (AIDC)."""
 
     source = "Tang et al. 2025 (FedEPC), Eq. 3-8, Alg. 2"
     requires = (SPARSITY_VECTORS,)
-    requires_reason = "the two halves tell a difference between clients from a random one"
+    requires_reason = "the two halves separate a difference between clients from a random one"
     provides = (CLUSTER_MODELS, EXPERTS, ONE_MODEL_PER_CLIENT)
     server_learns = "which clients are similar"
 
@@ -32,8 +32,8 @@ class AdaptiveClusters(Piece):
         rule = method.setting.make("cluster", SparsityClusters)
         vectors = method.vectors
         if not vectors.follows_data:
-            unless = "represent.every is above 0 and represent.noise is 0"
-            method.setting.mark_without_effect("cluster", "drift", unless=unless)
+            unless = "represent.every_rounds is above 0 and represent.noise_std is 0"
+            method.setting.mark_without_effect("cluster", "drift_ratio", unless=unless)
         experts = ClusterModels(rule, vectors.column, representation_bounds=vectors.bounds)
         method.use_cluster_models()
         method.stages["cluster"].append(experts)
@@ -46,16 +46,19 @@ class AdaptiveClusters(Piece):
 def _assign_by_received_model(
     rule: SparsityClusters, experts: ClusterModels, sparsity: MeasureSparsity
 ) -> ModelsForInputs:
-    """An unseen client has no labels to adapt a model by, so vectors of the received model are compared. They are
-    computed on the client, and nothing leaves it."""
+    """Returns a function that gives an unseen client the model of the cluster with the most similar sparsity.
+
+    An unseen client has no labels with which to adapt a model, so the sparsity of the received model is compared. The
+    client computes it, and nothing leaves the client.
+    """
 
     def assign(state: ServerState, x: Tensor) -> Mapping[str, Params]:
-        known = ClientTable.load(state, experts.name)
-        if not len(known):
+        clustered = ClientTable.load(state, experts.name)
+        if not len(clustered):
             return expert_for(state, None)
         with torch.no_grad():
             vector = sparsity.sparsity_vector(extractor_for(state, None)["extractor"], x).cpu().double().numpy()
-        cluster = rule.nearest_cluster(known["rows"].double().numpy(), known["expert"].numpy(), vector)
+        cluster = rule.nearest_cluster(clustered["rows"].double().numpy(), clustered["expert"].numpy(), vector)
         return {"expert": state.models[sorted(state.models)[cluster]]}
 
     return assign

@@ -1,4 +1,4 @@
-"""DBSCAN, of last layers as FedClusterEnsemble uses it, or of any other vectors of clients."""
+"""DBSCAN on last layers, as in FedClusterEnsemble, or on any other vectors of clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.types import option
 @register("cluster", "dbscan")
 @dataclass(frozen=True)
 class DensityClusters(Piece):
-    """Clusters of clients whose vectors are near each other (DBSCAN)."""
+    """Clusters clients whose vectors are near each other (DBSCAN)."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 2, lines 9-15"
     requires = (CLIENT_VECTORS,)
@@ -31,18 +31,19 @@ class DensityClusters(Piece):
 
     radius: float = option(
         0.5,
-        "Two clients are neighbours if their distance is at most this multiple of the 90 % quantile of all distances.",
+        "Treat two clients as neighbours if their distance is at most this multiple of the 90 % quantile of distances.",
         gt=0,
     )
     min_size: int = option(
-        2, "A dense cluster starts from a client with at least this many neighbours, the client itself included.", ge=1
+        2, "Start a cluster from a client with at least this many neighbours, the client itself included.", ge=1
     )
 
     def add_to(self, method: MethodBuilder) -> None:
         form_clusters(method, self.cluster)
 
     def cluster(self, rows: Floats, seed: int) -> Clustering:
+        """Returns the cluster of each row, which is the vector of a client."""
         from shoal.clusterers import NeighbourClusters
 
-        found = NeighbourClusters(self.radius, min_samples=self.min_size).fit(rows)
-        return Clustering(found.labels_, int(found.noise_.sum()))
+        estimator = NeighbourClusters(self.radius, min_samples=self.min_size).fit(rows)
+        return Clustering(estimator.labels_, int(estimator.noise_.sum()))

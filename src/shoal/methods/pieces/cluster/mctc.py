@@ -1,4 +1,4 @@
-"""Overlapping clusters, as SCMoE-PFL forms them."""
+"""Overlapping clusters, as in SCMoE-PFL."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shoal.stages.overlapping import FormOverlappingClusters, OverlapRule, exper
 
 @register("cluster", "mctc")
 class OverlappingClusters(Piece):
-    """Overlapping clusters of clients whose updates point in similar directions (MCTC)."""
+    """Forms overlapping clusters of clients whose updates point in similar directions (MCTC)."""
 
     source = "Li et al. 2026 (SCMoE-PFL), Alg. 1, Eq. 3-5"
     requires = (UPDATE_DIRECTIONS,)
     provides = (OVERLAPPING_CLUSTERS, EXPERTS)
-    client_keeps = "the experts of all clusters that it is in"
+    client_keeps = "the experts of all its clusters"
     server_learns = "which clients are similar"
 
     def add_to(self, method: MethodBuilder) -> None:

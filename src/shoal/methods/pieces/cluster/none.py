@@ -6,7 +6,7 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("cluster", "none")
 class NoClusters(Piece):
-    """All clients share one model."""
+    """Forms no clusters: all clients share one model."""
 
     is_default = True
     provides = (ONE_MODEL, GLOBAL_MODEL, PERSISTENT_MODELS, ONE_MODEL_PER_CLIENT)

@@ -1,4 +1,4 @@
-"""Groups of clients whose labels complement each other, to select from (RepClust)."""
+"""Clusters of clients with complementary labels, for selection only, as in RepClust."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.stages.cluster import DiverseLabels
 
 @register("cluster", "repulsive")
 class DiverseLabelClusters(Piece):
-    """Groups of clients whose labels are as mixed as possible. All clients share one model."""
+    """Clusters clients so that the labels of each cluster are as mixed as possible. All clients share one model."""
 
     source = "Pereira et al. (RepClust), Eq. 3, Alg. 1"
     provides = (CLUSTERS_TO_SELECT_FROM, ONE_MODEL, GLOBAL_MODEL, PERSISTENT_MODELS, ONE_MODEL_PER_CLIENT)

@@ -1,4 +1,4 @@
-"""Experts beside a global model, where clients differ in more than their labels."""
+"""Experts beside a global model, for clients with a conditional shift."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.stages.shift_probe import ShiftProbe
 
 @register("cluster", "shift")
 class ShiftClusters(Piece):
-    """Clusters that are formed only when a probe detects a conditional shift between clients."""
+    """Clusters clients only when a probe detects a conditional shift between them."""
 
     source = "shoal"
     provides = (EXPERTS_BESIDE_GLOBAL, EXPERTS, GLOBAL_MODEL, PERSISTENT_MODELS)
     must_be_used = (EXPERTS_BESIDE_GLOBAL,)
     client_sends = "sums of the global model's features for each class"
     client_keeps = "the experts beside the global model, once there are clusters"
-    server_learns = "these sums and label counts and, once clusters are formed, which client is in which"
+    server_learns = "these sums, the label counts and, once there are clusters, the cluster of each client"
 
     def add_to(self, method: MethodBuilder) -> None:
         program = method.setting.make("probe", SumClassFeatures, model=method.setting.model)

@@ -1,4 +1,4 @@
-"""Groups of clients with similar labels, to select from (SimClust)."""
+"""Clusters of clients with similar labels, for selection only, as in SimClust."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.stages.cluster import SimilarLabels
 
 @register("cluster", "similar")
 class SimilarLabelClusters(Piece):
-    """Groups of clients with similar label distributions. All clients share one model."""
+    """Clusters clients with similar label distributions. All clients share one model."""
 
     source = "Pereira et al. (SimClust), Sec. III-A"
     provides = (CLUSTERS_TO_SELECT_FROM, ONE_MODEL, GLOBAL_MODEL, PERSISTENT_MODELS, ONE_MODEL_PER_CLIENT)

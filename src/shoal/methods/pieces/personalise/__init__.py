@@ -1,1 +1,1 @@
-"""What every client makes of the models that it is served."""
+"""Pieces for the step in which clients personalise the models that they are served."""

@@ -1,4 +1,4 @@
-"""Fine-tuning."""
+"""Fine-tuning of the serving model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("personalise", "fine-tune")
 class FineTune(Piece):
-    """Every client trains the model that it is served a little further, and keeps the result."""
+    """Lets every client train its serving model a little further and keep the result."""
 
     source = "common baseline"
     requires = (ONE_MODEL_PER_CLIENT,)

@@ -1,4 +1,4 @@
-"""A gate over experts, as SCMoE-PFL personalises."""
+"""A gate over experts, as in SCMoE-PFL."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from shoal.types import HasOptions, option
 
 @dataclass(frozen=True)
 class PersonalModel(HasOptions):
-    """When a client's own model is trained."""
+    """Options for the training of a client's personal model."""
 
-    group: ClassVar[str] = "private"
+    group: ClassVar[str] = "personal"
     start: Literal["warm", "cold"] = option(
         "warm",
-        "With warm, the private model starts from the client's best expert whenever it is needed. With cold, it starts "
-        "from the first model and is trained in every round in which the client takes part.",
+        "Train the personal model from the client's best expert whenever it is needed (warm), or from the first model "
+        "in every round in which the client trains (cold).",
     )
 
 
 @register("personalise", "gate")
 class ExpertGate(Piece):
-    """A small network on every client weighs its experts and a private model for each input."""
+    """Lets a small network on every client weigh its experts and a personal model for each input."""
 
     source = "Li et al. 2026 (SCMoE-PFL), Alg. 2"
     requires = (EXPERTS,)
     requires_reason = "a gate weighs experts"
     uses = (EXPERTS_BESIDE_GLOBAL, CLASS_PRIOR)
     provides = (SERVED_MODEL_PREDICTIONS, PERSONAL_MODEL)
-    client_keeps = "a private model (not beside a global model), and a gate over it and its experts"
+    client_keeps = "a personal model (not beside a global model), and a gate over it and its experts"
 
     def add_to(self, method: MethodBuilder) -> None:
         if method.provides(EXPERTS_BESIDE_GLOBAL):
@@ -58,11 +58,11 @@ class ExpertGate(Piece):
 
     def _gate_over_personal_and_experts(self, method: MethodBuilder) -> None:
         setting, overlapping = method.setting, method.provides(OVERLAPPING_CLUSTERS)
-        start = setting.make("private", PersonalModel).start
+        start = setting.make("personal", PersonalModel).start
         if start == "cold" and not overlapping:
-            method.refuse(self, "private.start is 'cold', which needs overlapping clusters: it must be 'warm'")
+            method.refuse(self, "personal.start is 'cold', which needs overlapping clusters: it must be 'warm'")
         epochs = 5 if start == "warm" else setting.epochs
-        personal_training = setting.make_training("private", LocalTraining, epochs=epochs, start="own", group="private")
+        personal_training = setting.make_training("personal", LocalTraining, epochs=epochs, start="own", name="private")
         if start == "cold":
             method.program = TrainSharedAndPersonal(
                 method.ensure_set(method.program, "client program"), personal_training
@@ -80,7 +80,7 @@ class ExpertGate(Piece):
         method.models_to_serve, method.predict = experts_for, gated_predict(setting.model, gate)
 
     def _gate_over_global_and_experts(self, method: MethodBuilder) -> None:
-        """There is no private model. What is weighed are the models as they are served."""
+        """Weighs the serving models. There is no personal model."""
         setting, uses_prior = method.setting, method.provides(CLASS_PRIOR)
         gate = setting.make("gate", Gate, top=0, shortlist=0, calibrate=False)
         fit = setting.make("gate", FitGate, model=setting.model, gate=gate)

@@ -6,7 +6,7 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("personalise", "none")
 class NoPersonalisation(Piece):
-    """Clients predict with the models that they are served."""
+    """Leaves the serving models as they are."""
 
     is_default = True
     provides = (SERVED_MODEL_PREDICTIONS,)

@@ -1,4 +1,4 @@
-"""The conditional update, as APCSMA personalises."""
+"""The conditional update, as in APCSMA."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from shoal.stages.contribution import Kappa, UpdatePersonalModels
 
 @register("personalise", "update")
 class ConditionalUpdates(Piece):
-    """Every client keeps a model of its own and mixes the global model into it where that one is worse."""
+    """Lets every client keep a personal model, and mix the global model into it if the personal model is better."""
 
     source = "APCSMA, Eq. 16, Alg. 3"
     requires = (ONE_MODEL, TRAINING_METRICS, INDIVIDUAL_UPDATES)
     uses = (PERSONAL_TRAINING,)
     provides = (PERSONAL_MODEL,)
-    client_keeps = "a model of its own, mixed with the received one where that is worse on its validation samples"
+    client_keeps = (
+        "a personal model, which is the received one, or a mixture if the personal one is better on validation samples"
+    )
 
     def add_to(self, method: MethodBuilder) -> None:
         setting, training = method.setting, method.ensure_set(method.training, "training")
         method.training = method.program = replace(training, start="own", keeps_model=True)
-        program = setting.make("update", ConditionalUpdate, model=setting.model, rows=training.sensitivity)
+        program = setting.make("update", ConditionalUpdate, model=setting.model, sensitivity=training.sensitivity)
         kappa = setting.make("update", Kappa, rounds=setting.rounds)
         method.stages["personalise"].append(UpdatePersonalModels(program, method.models_to_train, kappa))
         method.predict = personal_model_predict(setting.model, method.predict)

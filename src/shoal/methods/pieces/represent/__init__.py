@@ -1,1 +1,1 @@
-"""How the server learns what clients are like."""
+"""Pieces for the step in which clients report vectors that represent them."""

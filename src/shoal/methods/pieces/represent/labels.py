@@ -1,4 +1,4 @@
-"""Label distributions, as SimClust and RepClust use them."""
+"""Label distributions, as in SimClust and RepClust."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shoal.stages.balanced import REPRESENT_STAGE
 
 @register("represent", "labels")
 class LabelDistributions(Piece):
-    """Every client reports how often each class occurs in its training samples."""
+    """Lets every client report the label distribution of its training samples."""
 
     source = "Pereira et al. (SimClust and RepClust), Sec. III and Eq. 4"
     provides = (LABEL_DISTRIBUTIONS, CLIENT_VECTORS, VECTORS_BEFORE_TRAINING)
     must_be_used = (LABEL_DISTRIBUTIONS, CLIENT_VECTORS)
-    client_sends = "its label distribution, with noise if represent.gamma is set"
+    client_sends = "its label distribution, with noise if represent.noise_scale is above 0"
     server_learns = "the label distribution of every client and its number of samples"
 
     def add_to(self, method: MethodBuilder) -> None:

@@ -1,4 +1,4 @@
-"""Last layers of the first round's models, as FedClusterEnsemble uses them."""
+"""Last layers of the models of the first round, as in FedClusterEnsemble."""
 
 from shoal.methods.composition.capability import CLIENT_VECTORS, FIRST_ROUND_MODELS, INDIVIDUAL_UPDATES
 from shoal.methods.composition.piece import Piece, register
@@ -6,7 +6,7 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("represent", "last-layer")
 class LastLayers(Piece):
-    """Clients are compared by the last layers of the models that they train in the first round."""
+    """Compares clients by the last layers of the models that they train in the first round."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 2, line 9"
     requires = (INDIVIDUAL_UPDATES,)

@@ -5,6 +5,6 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("represent", "none")
 class NoRepresentation(Piece):
-    """Clients are not described."""
+    """Collects no representation of clients."""
 
     is_default = True

@@ -1,4 +1,4 @@
-"""Directions of updates, as SCMoE-PFL uses them."""
+"""Directions of updates, as in SCMoE-PFL."""
 
 from shoal.methods.composition.capability import INDIVIDUAL_UPDATES, UPDATE_DIRECTIONS
 from shoal.methods.composition.piece import Piece, register
@@ -6,7 +6,7 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("represent", "updates")
 class UpdateDirections(Piece):
-    """Clients are compared by the directions of their updates, which training sends anyway."""
+    """Compares clients by the directions of their updates, which clients send in training anyway."""
 
     source = "Li et al. 2026 (SCMoE-PFL), Eq. 1-2"
     requires = (INDIVIDUAL_UPDATES,)

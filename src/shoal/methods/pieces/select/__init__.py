@@ -1,1 +1,1 @@
-"""Which clients take part in a round."""
+"""Pieces for the step in which the server selects the cohort of a round."""

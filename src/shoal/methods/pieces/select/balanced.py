@@ -1,4 +1,4 @@
-"""The cohort with the flattest label distribution."""
+"""Selection of the cohort with the flattest label distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.stages.balanced import SelectBalanced
 
 @register("select", "balanced")
 class BalancedCohort(Piece):
-    """The clients whose summed label distribution is flattest, after those that have waited longest."""
+    """Selects the clients that have waited longest, and others that make the cohort's label distribution flat."""
 
     source = "shoal"
     uses = (LABEL_DISTRIBUTIONS,)

@@ -1,4 +1,4 @@
-"""A bandit over sets of clients within a time budget, as FedEPC selects them."""
+"""A bandit over sets of clients within a time budget, as in FedEPC."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from shoal.stages.query import QueryClients
 
 @register("select", "bandit")
 class TimeBudgetBandit(Piece):
-    """A set of clients in every cluster that fits a time budget, chosen by a Gaussian-process bandit (CICS)."""
+    """Selects, by a Gaussian-process bandit, a set of clients in every cluster that fits a time budget (CICS)."""
 
     source = "Tang et al. 2025 (FedEPC), Eq. 9-12, Alg. 3"
     requires = (CLUSTER_MODELS, VECTORS_BEFORE_TRAINING, UPDATE_SUMMARIES, INDIVIDUAL_UPDATES)
-    requires_reason = "a set is chosen in every cluster before training, by what the last round's training changed"
+    requires_reason = "it selects a set in every cluster before training, by the updates of the last round"
     client_sends = "its loss on the model of its cluster"
     client_keeps = "the model of its cluster"
-    server_learns = "losses, durations, and how far each client's model moved"
-    remark = "A time budget (select.share) says how many clients take part, not the cohort size."
+    server_learns = "losses, durations, and the norm of each client's update"
+    remark = (
+        "The time budget select.time_budget_fraction sets how many clients train in a round. "
+        "The cohort size has no effect."
+    )
 
     def add_to(self, method: MethodBuilder) -> None:
         select = method.setting.make("select", SelectByBandit)

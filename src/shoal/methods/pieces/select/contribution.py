@@ -1,4 +1,4 @@
-"""Clients with the largest contributions, as APCSMA selects them."""
+"""Selection of the clients with the largest contributions, as in APCSMA."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from shoal.stages.query import QueryClients
 
 @register("select", "contribution")
 class LargestContributions(Piece):
-    """The clients with the largest value of the contribution function F1."""
+    """Selects the clients with the largest value of the contribution function F1."""
 
     source = "APCSMA, Eq. 1-11, Alg. 1"
     requires = (ONE_MODEL, TRAINING_METRICS, INDIVIDUAL_UPDATES)
     client_sends = "accuracy and loss on its own samples after training"
-    server_learns = "how good each client's model is and its number of samples; it keeps the last model of every client"
+    server_learns = (
+        "the accuracy and loss of each client's model and its number of samples; the server keeps the last model"
+    )
 
     def add_to(self, method: MethodBuilder) -> None:
         setting = method.setting

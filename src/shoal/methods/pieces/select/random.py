@@ -1,4 +1,4 @@
-"""Random clients."""
+"""Random selection, as in FedAvg."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.methods.fedavg import select_at_random
 
 @register("select", "random")
 class RandomClients(Piece):
-    """Random clients, each with the same probability or in proportion to its number of samples."""
+    """Selects random clients with equal probability or in proportion to their numbers of samples."""
 
     is_default = True
     source = "McMahan et al. 2017"

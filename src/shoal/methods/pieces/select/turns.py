@@ -1,4 +1,4 @@
-"""Members of every cluster in turn, as FedClusterEnsemble selects them."""
+"""Round-robin selection in every cluster, as in FedClusterEnsemble."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from shoal.stages.select import SelectRoundRobin
 
 @register("select", "turns")
 class RoundRobin(Piece):
-    """A share of every cluster, or one client of it, in turn."""
+    """Selects a fraction of every cluster, or one client of it, in turn."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 2, lines 18-21, and Sec. 4"
     requires = (CLUSTER_MODELS,)
     requires_reason = "the members of clusters take turns"
-    remark = "select.take and select.share say how many clients of each cluster take part, not the cohort size."
+    remark = (
+        "select.per_cluster and select.cluster_fraction set how many clients of each cluster train in a round. "
+        "The cohort size has no effect."
+    )
 
     def add_to(self, method: MethodBuilder) -> None:
         method.stages["select"].append(method.setting.make("select", SelectRoundRobin))

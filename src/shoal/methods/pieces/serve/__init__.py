@@ -1,1 +1,1 @@
-"""What a client predicts with, also one that never trained."""
+"""Pieces for the step that sets how clients predict, including unseen clients."""

@@ -1,4 +1,4 @@
-"""Averages of the models over rounds."""
+"""Averages of the models over rounds (EMA)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shoal.types import ClientId, Params, ServerState, option
 @register("serve", "average")
 @dataclass(frozen=True)
 class ExponentialAverage(Piece):
-    """Clients are served an exponential moving average of the models over rounds (EMA)."""
+    """Serves clients an exponential moving average of the models over rounds (EMA)."""
 
     source = "shoal"
     group = "server"
     requires = (PERSISTENT_MODELS,)
-    requires_reason = "an average over rounds is of a model that stays the same one"
+    requires_reason = "an average over rounds needs a model that keeps its identity"
     client_keeps = "the EMA model"
 
     ema_decay: float = option(
-        0.8, "Decay of the moving average of the models that are served. With 0 the newest models are.", ge=0, lt=1
+        0.8, "Keep this fraction of the EMA models in each round. 0 serves the newest models.", ge=0, lt=1
     )
 
     def add_to(self, method: MethodBuilder) -> None:

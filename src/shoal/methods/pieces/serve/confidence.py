@@ -1,4 +1,4 @@
-"""The most confident cluster model, as FedClusterEnsemble serves unseen clients."""
+"""Prediction with the most confident cluster model, as in FedClusterEnsemble."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from shoal.types import Params, Predict, ServerState, Tree
 
 @register("serve", "confidence")
 class MostConfident(Piece):
-    """A client of no cluster is served all cluster models, and the most confident one predicts."""
+    """Serves a client without a cluster all cluster models, of which the most confident one predicts."""
 
     source = "Freitas et al. (FedClusterEnsemble), Alg. 3"
     requires = (CLUSTER_MODELS,)
     requires_reason = "without clusters there is one model only"
     uses = (FIRST_ROUND_MODELS, LABEL_DISTRIBUTIONS)
     client_sends = "nothing; with serve.rule=density, sums of features and of their products over its samples"
-    client_keeps = "on an unseen client, the models of all clusters"
-    server_learns = "with serve.mask=told, the label distribution of every client"
+    client_keeps = "the models of all clusters, on an unseen client"
+    server_learns = "with serve.mask=reported, the label distribution of every client"
 
     def add_to(self, method: MethodBuilder) -> None:
         setting = method.setting
         rule = setting.make("serve", Confidence)
         uses_density = rule.rule == "density"
-        if uses_density or rule.mask == "read":
-            field = "rule is 'density'" if uses_density else "mask is 'read'"
+        if uses_density or rule.mask == "inferred":
+            field = "rule is 'density'" if uses_density else "mask is 'inferred'"
             method.require(self, FIRST_ROUND_MODELS, f"serve.{field}")
         if uses_density:
             split = method.ensure_set(method.training, "training").split
@@ -50,7 +50,7 @@ class MostConfident(Piece):
             )
             method.observers.append(KeepFirstMean())
             method.init = _init_that_checks_features(method, rule)
-        labels = ensure_label_stage(method) if rule.mask == "told" else LABEL_STAGE
+        labels = ensure_label_stage(method) if rule.mask == "reported" else LABEL_STAGE
         ensemble_predictor = ensemble_predict(setting.model, rule)
         personal_predict = method.predict if method.provides(PERSONAL_MODEL) else None
         method.serve_unassigned_clients = lambda served: confident_models(setting.model, rule, labels)
@@ -63,7 +63,7 @@ class MostConfident(Piece):
 
 
 def _init_that_checks_features(method: MethodBuilder, rule: Confidence) -> Callable[[int], ServerState]:
-    """A network whose features cannot describe samples is refused before any client is asked."""
+    """Returns an `init` that refuses a network without suitable features before any client is queried."""
     model, first = method.setting.model, method.init or one_model_init(method.setting.model)
 
     def init(seed: int) -> ServerState:
@@ -76,7 +76,7 @@ def _init_that_checks_features(method: MethodBuilder, rule: Confidence) -> Calla
 
 
 def _personal_or_shared_predict(personal: Predict, shared: Predict) -> Predict:
-    """A client that keeps a personal model predicts with it."""
+    """Returns a function that predicts with the personal model, or with the cluster models on a client without one."""
 
     def predict(models: Mapping[str, Params], private: Tree, x: Tensor) -> Tensor:
         return (personal if "model" in private else shared)(models, private, x)

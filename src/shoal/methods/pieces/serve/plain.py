@@ -1,10 +1,10 @@
-"""Predictions of the models as they were trained or personalised."""
+"""Predictions of the models without correction."""
 
 from shoal.methods.composition.piece import Piece, register
 
 
 @register("serve", "plain")
 class Plain(Piece):
-    """Clients predict with the models as they were trained or personalised."""
+    """Predicts with the models as they were trained or personalised."""
 
     is_default = True

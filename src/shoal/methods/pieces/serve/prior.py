@@ -1,4 +1,4 @@
-"""Predictions corrected by the client's class prior."""
+"""Predictions that are corrected by the client's class prior."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shoal.types import ClientId, Params, ServerState
 
 @register("serve", "prior")
 class ClassPrior(Piece):
-    """Logits are corrected by the client's class prior; an unseen client estimates its prior from its inputs (EM)."""
+    """Corrects logits by the client's class prior, which an unseen client estimates from its inputs (EM)."""
 
     source = "Saerens et al. 2002"
     requires = (GLOBAL_MODEL, SERVED_MODEL_PREDICTIONS)
-    requires_reason = "what is corrected are predictions of the global model"
+    requires_reason = "it corrects the predictions of the global model"
     uses = (LABEL_DISTRIBUTIONS,)
     provides = (CLASS_PRIOR,)
     client_keeps = (

@@ -1,1 +1,1 @@
-"""What a client does with the model that it is sent."""
+"""Pieces for the step in which the cohort trains."""

@@ -1,4 +1,4 @@
-"""SGD with logits adjusted by the client's class prior."""
+"""SGD on logits that are adjusted by the client's class prior."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from shoal.types import option
 @register("train", "adjusted")
 @dataclass(frozen=True)
 class LogitAdjusted(Piece):
-    """SGD whose logits are adjusted by the client's class prior, so that clients with different labels drift less."""
+    """Trains by SGD on logits adjusted by the client's class prior, which reduces drift between clients."""
 
     source = "shoal"
     uses = (LABEL_DISTRIBUTIONS,)
     client_sends = "the model that it trained"
-    client_keeps = "the model that it is sent, and its label counts"
+    client_keeps = "the received model and its label counts"
 
     logit_adjustment: Literal["auto", "on", "off"] = option(
         "auto",
-        "Whether logits are adjusted by the class prior. With auto they are, if clients train for several epochs or "
-        "the model has convolutions: then clients drift apart within a round.",
+        "Adjust the logits in training by the class prior (on), or not (off). With auto they are adjusted if clients "
+        "train for several epochs or the model has convolutions, because clients then drift apart within a round.",
     )
 
     def add_to(self, method: MethodBuilder) -> None:
@@ -40,9 +40,9 @@ class LogitAdjusted(Piece):
             count_labels(method)
             set_training(method, AdjustedTraining)
         else:
-            unless = "logits are adjusted, as with train.adjust=on"
-            setting.mark_without_effect("train", "lam", "head", unless=unless)
-            setting.mark_without_effect("prior", "every", unless=unless)  # where no other piece counts labels
+            unless = "logits are adjusted, as with train.logit_adjustment=on"
+            setting.mark_without_effect("train", "uniform_mix", "classwise_head", unless=unless)
+            setting.mark_without_effect("prior", "every_rounds", unless=unless)  # where no other piece counts labels
             set_training(method, LocalTraining)
 
     def _adjusts_logits(self, model: Model, epochs: int) -> bool:

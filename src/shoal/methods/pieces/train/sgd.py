@@ -1,4 +1,4 @@
-"""Stochastic gradient descent."""
+"""Stochastic gradient descent, as in FedAvg."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shoal.methods.composition.piece import Piece, register
 
 @register("train", "sgd")
 class Sgd(Piece):
-    """Some epochs of SGD on the client's training samples."""
+    """Trains by SGD on the client's training samples for some epochs."""
 
     is_default = True
     source = "McMahan et al. 2017"
     provides = (TRAINING_METRICS,)
     client_sends = "the model that it trained"
-    client_keeps = "the model that it is sent"
+    client_keeps = "the received model"
 
     def add_to(self, method: MethodBuilder) -> None:
         set_training(method, LocalTraining)

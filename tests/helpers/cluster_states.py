@@ -1,4 +1,4 @@
-"""Models of two weights, and a server that has one."""
+"""Models of two weights, and a server state that has one of them."""
 
 import torch
 
@@ -9,7 +9,7 @@ from shoal.types import Report, ServerState
 
 
 def make_setting(**kw):
-    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 8, "cohort": 6, "batch_size": 8} | kw)
+    return Setting(**{"model": load_model("mlp", (6,), 4), "rounds": 8, "cohort_size": 6, "batch_size": 8} | kw)
 
 
 def make_model(*values):
