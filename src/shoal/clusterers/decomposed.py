@@ -31,6 +31,7 @@ from shoal.clusterers.validation import (
     check_fit_rows,
     check_whole_number,
     number_by_first_appearance,
+    order_by_value,
     seed_from,
 )
 from shoal.rng import derive_seed
@@ -102,7 +103,7 @@ class DecomposedClusters(ClusterMixin, BaseEstimator):
         check_whole_number("n_init", self.n_init, 1)
         seed = seed_from(self.random_state)
         rows = check_fit_rows(self, X)
-        order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
+        order = order_by_value(rows)
         inverse = np.argsort(order)
         vectors = decomposed_cosines(rows[order], self.n_clusters)
         self.vectors_ = vectors[inverse]

@@ -26,6 +26,7 @@ from shoal.clusterers.validation import (
     check_number,
     check_whole_number,
     number_by_first_appearance,
+    order_by_value,
 )
 
 DISTANCE_QUANTILE = 0.9  # of the distances of all pairs
@@ -97,7 +98,7 @@ class NeighbourClusters(ClusterMixin, BaseEstimator):
         check_whole_number("min_samples", self.min_samples, 1)
         check_number("eps_factor", self.eps_factor, 0, is_exclusive=True)
         rows = check_fit_rows(self, X)
-        order = np.array(sorted(range(len(rows)), key=lambda i: rows[i].tobytes()), dtype=np.int64)
+        order = order_by_value(rows)
         ordered, inverse = rows[order], np.argsort(order)
         # A row between two clusters joins the first of them. Sorted rows make this independent of the order of X.
         labels = self._dbscan_labels(ordered)

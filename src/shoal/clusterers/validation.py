@@ -334,6 +334,26 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def order_by_value(rows: Floats) -> Labels:
+    """Return an order of rows that follows from their values and not from their positions.
+
+    Rounding errors in the last bits of a row do not move it to another place, because the most significant bytes of
+    each number are compared first.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (n_rows, n_columns)
+        Any finite numbers.
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+        The indices of the rows in their order.
+    """
+    keys = [row.astype(">f8").tobytes() for row in rows]
+    return np.array(sorted(range(len(rows)), key=keys.__getitem__), dtype=np.int64)
+
+
 def number_by_first_appearance(labels: Labels) -> tuple[Labels, Labels]:
     """Number the clusters of a partition in the order in which they first appear.
 

@@ -68,6 +68,15 @@ class TestDecomposedClusters:
             order = np.random.default_rng(seed).permutation(30)
             assert adjusted_rand_score(labels[order], DecomposedClusters(5, n_init=1).fit(rows[order]).labels_) == 1
 
+    @pytest.mark.parametrize("seed_of_rows", [4, 32, 50])
+    def test_rounding_errors_do_not_change_the_clusters(self, seed_of_rows):
+        # Without clear clusters, k-means depends on the order in which it is given the rows.
+        rows = np.random.default_rng(seed_of_rows).normal(size=(5, 40))
+        labels = DecomposedClusters(3).fit(rows).labels_
+        for seed in range(20):
+            noise = np.random.default_rng(seed).uniform(-1e-9, 1e-9, size=rows.shape)
+            assert DecomposedClusters(3).fit(rows + noise).labels_.tolist() == labels.tolist()
+
     def test_partition_does_not_depend_on_lengths_or_on_the_order_of_columns(self):
         rows, truth = planted()
         permuted = rows[:, np.random.default_rng(0).permutation(rows.shape[1])] * 7.0
