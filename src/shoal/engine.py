@@ -41,7 +41,7 @@ from shoal.types import (
 
 log = logging.getLogger(__name__)
 
-NUM_THREADS = torch.get_num_threads()  # the choice of torch or its user, read before a fleet reduces it
+NUM_THREADS = torch.get_num_threads()  # the number that torch or the user chose, before a fleet reduces it
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Result:
 
     @property
     def clusters(self) -> dict[ClientId, list[str]]:
-        """The models of the clusters of each client. It is empty if there are no clusters.
+        """The names of the experts of each client's clusters. It is empty if there are no clusters.
 
         A client is in the cluster with its largest weight, and in every cluster with a weight above 0.5.
         """
@@ -177,15 +177,16 @@ class CentralTestEvaluator:
     """Evaluates models on the central test set, as a client would that never trains and has no private state."""
 
     def __init__(self, samples: Samples) -> None:
-        self.fleet = PlainFleet({"unseen": {"test": samples}})
-        self.fleet.recorder = Recorder(record_after_calls=NEVER)  # recording does not pay for a few large batches
+        self.fleet = PlainFleet({"central": {"test": samples}})
+        # Recording a step saves no time if it runs on a few large batches only.
+        self.fleet.recorder = Recorder(record_after_calls=NEVER)
 
     def score(self, program: Evaluate, models: Mapping[str, Params]) -> Score:
         """Returns the score of the models."""
         num_threads = torch.get_num_threads()
         torch.set_num_threads(NUM_THREADS)  # all threads, because no other part of this run works at the same time
         try:
-            return _score(self.fleet.execute_one(program, "unseen", Task(models)))
+            return _score(self.fleet.execute_one(program, "central", Task(models)))
         finally:
             torch.set_num_threads(num_threads)
 
@@ -379,9 +380,7 @@ def run(
             record = replace(record, evaluation=evaluate(method, fleet, state, central_evaluator, timer))
         # Warn once, not in every empty round, so that the log stays readable.
         if not record.cohort_size and (not history or history[-1].cohort_size):
-            log.warning(
-                "Round %d has no participants: no client was selected, or no report arrived in time.", record.round
-            )
+            log.warning("Round %d has no participants: no client could be selected.", record.round)
         history.append(record)
         server_s += round_server_s
         if store is not None:
@@ -404,12 +403,12 @@ def _stop_reason(ledger: Ledger, fleet: Fleet) -> str | None:
     """
     if ledger.costs.budget_joules is not None and ledger.total_joules >= ledger.costs.budget_joules:
         return f"the clients' budget of {ledger.costs.budget_joules:g} J is spent"
-    if ledger.costs.battery_joules is not None and not _charged_clients(ledger, fleet):
+    if ledger.costs.battery_joules is not None and not _clients_with_energy(ledger, fleet):
         return "every battery is empty"
     return None
 
 
-def _charged_clients(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
+def _clients_with_energy(ledger: Ledger, fleet: Fleet) -> tuple[ClientId, ...]:
     """Returns the present clients whose battery is not empty."""
     limit = ledger.costs.battery_joules
     if limit is None:
@@ -429,7 +428,7 @@ def run_round(
     """
     round_number, server_s = state.round + 1, 0.0
     late_clients: list[ClientId] = []
-    roster, size = _charged_clients(ledger, fleet), method.cohort_size
+    roster, size = _clients_with_energy(ledger, fleet), method.cohort_size
     state = replace(state, roster=roster, devices=ledger.costs.profiles, cohort_size=size, cohort=(), round_metrics={})
     round_metrics: dict[str, float] = {}
     for stage in method.stages:

@@ -252,7 +252,7 @@ def compare(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Compare several runs in one table and on one page. A METHOD is run first, with the flags of the command."""
+    """Compare several runs in one table and on one page. Methods are run first, with the flags of this command."""
     with user_errors(as_json):
         from shoal.experiment.assemble import validate_job
         from shoal.experiment.job import SETTINGS, make_job

@@ -53,8 +53,8 @@ class Gate(HasOptions):
     )
     shortlist: int = option(
         3,
-        "Run only this many experts for a sample, preselected by the gate network alone, but never fewer than "
-        "gate.top. 0 runs all experts.",
+        "Run only this many experts for a sample, the ones with the largest weights of the gate network, to save time. "
+        "At least gate.top experts are run. 0 runs all experts.",
         ge=0,
         only_if=OnlyIf(
             "gate.top is above 0, gate.prior is learned, and gate.calibrate or gate.denoise is true",
@@ -80,7 +80,8 @@ class Gate(HasOptions):
     )
     prior: Literal["learned", "uniform"] = option(
         "learned",
-        "The weights before confidence come from a trained gate network (learned) or are all equal (uniform).",
+        "Weight the models by a trained gate network (learned) or all equally (uniform). gate.calibrate then corrects "
+        "these weights.",
     )
     mix: Literal["logits", "probabilities"] = option(
         "logits", "Average the logits or the class probabilities of the models that count."

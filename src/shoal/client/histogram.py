@@ -33,7 +33,7 @@ class LabelHistogram(HasOptions):
     rerelease_threshold: float = option(
         1.0,
         "Draw new noise for a label distribution only after more than this fraction of the client's labels has "
-        "changed. With 1 the first noisy release is always sent again.",
+        "changed. With 1 the client always sends its first noisy distribution.",
         ge=0,
         le=1,
         only_if=OnlyIf("{group}.noise_scale is above 0", lambda program: program.noise_scale > 0),

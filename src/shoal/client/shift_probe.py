@@ -28,7 +28,8 @@ class SumClassFeatures(HasOptions):
     model: Model
     max_features: int = option(
         256,
-        "Compare clients in the shift probe by at most this many feature channels. The last ReLU layer is always used.",
+        "Compare clients by the features of the last ReLU layer, and also of the layers before it as long as all of "
+        "them together have at most this many channels.",
         ge=1,
     )
     name: str = "probe"

@@ -60,7 +60,9 @@ class LocalTraining(HasOptions):
         ge=0,
     )
     sensitivity: Literal["all", "low", "high"] = option(
-        "all", "Train on all samples of a client, or only on its samples of low or of high sensitivity."
+        "all",
+        "Train on all samples of a client, or only on its samples of low or of high sensitivity. --sensitive-fraction "
+        "or --sensitive-column marks the samples of high sensitivity.",
     )
     part: Literal["all", "head", "base"] = "all"
     start: Literal["received", "own"] = "received"

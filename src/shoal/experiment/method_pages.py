@@ -18,12 +18,13 @@ from shoal.experiment.explain import steps_of
 from shoal.methods import METHODS, Setting, available_options, build
 from shoal.methods.composition.piece import piece_class
 from shoal.models.model import load_model
+from shoal.stages.base import DueWhenEvaluated
 from shoal.store.atomic_files import write_bytes
-from shoal.types import Method, StepSummary
+from shoal.types import Method, Stage, StepSummary
 
 FOLDER = Path(__file__).parents[3] / "docs" / "methods"
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-DEVIATIONS_HEADING = "Deviations from the paper\n-------------------------\n"
+DEVIATIONS_HEADING = re.compile(r"^Deviations from the \w+( study)?\n-+\n", re.MULTILINE)
 NOTHING = ("", "nothing")
 
 
@@ -38,7 +39,7 @@ def _messages(name: str) -> Iterator[str]:
         yield "| stage | when |"
         yield "|---|---|"
         for stage in method.stages:
-            yield _row(f"`{stage.name}`", str(stage.schedule))
+            yield _row(f"`{stage.name}`", _sentence(stage))
         return
     yield "| step | when | a client sends | a client keeps | the server learns |"
     yield "|---|---|---|---|---|"
@@ -56,9 +57,15 @@ def _method(name: str) -> Method:
 
 
 def _when(method: Method, step: StepSummary) -> str:
-    schedules = {stage.name: stage.schedule for stage in method.stages}
-    sentences = [str(schedules[name]) for name in step.stages if schedules[name].clients != "none"]
-    return " ".join(dict.fromkeys(sentences)) or "With another step."
+    stages = {stage.name: stage for stage in method.stages}
+    sentences = [_sentence(stages[name]) for name in step.stages if stages[name].schedule.clients != "none"]
+    return " ".join(dict.fromkeys(sentences)) or "no message of its own"
+
+
+def _sentence(stage: Stage) -> str:
+    """Returns when clients receive a task of the stage."""
+    text = str(stage.schedule)
+    return text.replace("In every round", "In every evaluated round") if isinstance(stage, DueWhenEvaluated) else text
 
 
 def _options(name: str) -> Iterator[str]:
@@ -73,7 +80,8 @@ def _deviations(name: str) -> Iterator[str]:
     docstring = inspect.getdoc(sys.modules[METHODS[name].__module__]) or ""
     equations = [line for line in docstring.splitlines() if line.startswith("|")]
     yield from ["This table shows which code implements each part.", "", *equations, ""] if equations else []
-    yield docstring.partition(DEVIATIONS_HEADING)[2].partition("\n\n")[0].strip() or "None."
+    heading = DEVIATIONS_HEADING.search(docstring)
+    yield docstring[heading.end() :].partition("\n\n")[0].strip() if heading else "None."
 
 
 def _as_typed(value: Any) -> str:

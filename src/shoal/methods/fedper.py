@@ -7,7 +7,7 @@ Arivazhagan, Aggarwal, Singh, Choudhary, Federated learning with personalization
 | base layers W_B, personalization layers W_P | the head is the last layer, buffers belong to the base |
 | W_P of a client, random at first | private state; the first head follows from a seed and is equal for all |
 | SGD on (W_B, W_P) jointly: e epochs, η, b | `train.*`: `client.personal_models.KeepHead` |
-| W_B ← Σ n_j/N W_B,j | `stages.train.AggregateBase` |
+| W_B ← Σ n_j/N W_B,j | `stages.train.AggregateBaseLayers` |
 
 Only bases are sent and received. A client is served the newest base with its own head, which may have been trained with
 an older base. A client that has never trained, or has no samples, uses the first head. No client trained that head,
@@ -35,7 +35,7 @@ from shoal.methods.composition.setting import Setting
 from shoal.methods.fedavg import select_at_random
 from shoal.models import Model
 from shoal.rng import derive_seed
-from shoal.stages.train import AggregateBase, LearningRate
+from shoal.stages.train import AggregateBaseLayers, LearningRate
 from shoal.types import ClientId, Method, Params, Predict, ServerState, Tree
 
 
@@ -58,7 +58,7 @@ def personal_heads_method(setting: Setting, name: str, program: KeepHead) -> Met
         init=init,
         stages=(
             *select_at_random(setting),
-            setting.make("train", AggregateBase, program=program, models_for=base_for, rate=rate),
+            setting.make("train", AggregateBaseLayers, program=program, models_for=base_for, rate=rate),
         ),
         models_for=base_and_first_head_for,
         predict=personal_head_predict(setting.model),

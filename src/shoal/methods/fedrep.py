@@ -9,7 +9,7 @@ Collins, Hassani, Mokhtari, Shakkottai, Exploiting shared representations for pe
 | τ_h updates of h_i with φ^t | `train.head_epochs`: `client.personal_models.TrainHeadThenBase` |
 | updates of φ with the new h_i | `train.epochs` |
 | α | `train.lr`, of both |
-| φ^{t+1} ← mean of φ_i over the clients of the round | `stages.train.AggregateBase` |
+| φ^{t+1} ← mean of φ_i over the clients of the round | `stages.train.AggregateBaseLayers` |
 
 Only bases are sent and received, and unseen clients are served as in `fedper`. `train.head_epochs` is 10, as in the
 paper's experiments: the head should be near its optimum for the current representation before the representation

@@ -25,9 +25,9 @@ server learns which clients are similar, and clients train two models.
 
 Changing data: every 20 rounds clients count and report their labels again, and the probe is repeated with the model of
 the first probe, which clients have cached (`represent.every_rounds`, `prior.every_rounds`, `probe.every_rounds`; 0:
-never). A client whose class means are nearer to those of another cluster is reassigned. A shift that begins later forms
-clusters then. A late-joining client has the global model, its prior once it has counted its labels, and an expert after
-its first probe.
+never). A client whose class means are nearer to those of another cluster is reassigned. A shift that begins later
+is found by the next probe. A late-joining client has the global model, its prior once it has counted its labels, and an
+expert after its first probe.
 
 Logit adjustment: with `auto` the loss is adjusted for several local epochs or a model with convolutions, because
 clients then drift apart within a round.
@@ -35,19 +35,19 @@ clients then drift apart within a round.
 Waiting time: half of a cohort (`select.waiting_fraction`) consists of the clients that have waited longest, and the
 other half balances their labels. A present client waits at most N / (cohort / 2) rounds, in whatever cluster it is.
 
-Deviations from the paper
--------------------------
-- Server learning rate: it is 2 (`server.lr`), in the study that preceded this method 1. The updates of cohorts with
-  balanced labels agree more.
-- Class prior: (n_c + .1) / (n + 1) of the preceding study is the prior for ten classes. Here it is defined for any
-  number of classes.
-- Training prior: the prior on which a model was trained is subtracted, for each model by the clients that trained it
-  (`stages.training_prior.TrackTrainingPrior`). Otherwise a prior would count twice if the data are unbalanced as a
-  whole or clusters hold different classes. With the adjusted loss the training prior that remains is an approximation.
+Deviations from the preceding study
+-----------------------------------
+- Server learning rate: it is 2 (`server.lr`). The preceding study used 1. The updates of cohorts with balanced labels
+  agree more, so larger steps are possible.
+- Class prior: the preceding study had (n_c + .1) / (n + 1), which is right for ten classes only. Here it is defined for
+  any number of classes.
+- Training prior: the server tracks the label distribution of the samples that trained each model
+  (`stages.training_prior.TrackTrainingPrior`), and clients subtract its logarithm. Otherwise a model trained on
+  unbalanced data would count this distribution twice. With the adjusted loss the training prior is an approximation.
 - Shift probe: the probe of the preceding study split clients by the directions of their updates where a silhouette was
   above 0.05. Such directions follow labels more than shift. Here the probe compares p(x|y) itself, class by class.
-- Threshold of the probe: it is a tenth of the variance within a class, and was fixed on Fashion-MNIST, seed 0
-  (docs/results.md).
+- Threshold of the probe: a squared distance of a tenth of the variance within a class. It was fixed on Fashion-MNIST,
+  seed 0 (docs/results.md).
 """
 
 from __future__ import annotations

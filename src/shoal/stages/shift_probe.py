@@ -48,17 +48,17 @@ MOMENT_COLUMNS = ("count", "sum", "square")
 class ShiftProbe(OneProgram, HasOptions):
     """Splits clients into clusters with experts if the features of a class differ between clients (conditional shift).
 
-    In round `first_round`, and then every `every_rounds` rounds (0: never), all clients report the feature moments of
-    their samples of each class. The features come from the global model of the first probe, which clients cache. A
-    cluster is split if the class means of the parts differ by more than `min_effect` variances within a class, and if
+    After `first_round` rounds, and then every `every_rounds` rounds (0: never), all clients report the feature moments
+    of their samples of each class. The features come from the global model of the first probe, which clients cache. A
+    cluster is split if the squared distance of the parts' class means is above `min_effect` variances, and if
     both halves of the samples show the same difference (a cosine above `min_agreement`). The first experts start as
     the global model, and a new expert starts as the expert of the cluster that was split.
 
     A late-joining client reports at once and joins the nearest cluster. A client whose data have changed moves to
-    another cluster if that is clearly nearer (`switch_margin`), compared to what its members reported before. Clusters
-    can be split again, up to `max_clusters` including those without present members, and are never merged. The
-    metrics of a probe are the effect and the agreement of the clearest split, the number of clusters and the number of
-    reassigned clients.
+    another cluster if that is clearly nearer (`switch_margin`) to its report than its own cluster. The position of a
+    cluster follows from the earlier reports of its members. Clusters can be split again, up to `max_clusters` including
+    those without present members, and are never merged. The metrics of a probe are the effect and the agreement of the
+    clearest split, the number of clusters and the number of reassigned clients.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
@@ -70,8 +70,8 @@ class ShiftProbe(OneProgram, HasOptions):
     every_rounds: int = option(20, "Repeat the shift probe after this many rounds. 0 probes only once.", ge=0)
     min_effect: float = option(
         0.1,
-        "Split clients into clusters only if their class means are further apart than this many variances within a "
-        "class.",
+        "Split clients into clusters only if the squared distance of their class means is more than this many "
+        "variances within a class.",
     )
     min_agreement: float = option(
         MIN_AGREEMENT,
@@ -83,8 +83,8 @@ class ShiftProbe(OneProgram, HasOptions):
     max_clusters: int = option(4, "Split clients into at most this many clusters.", ge=1)
     switch_margin: float = option(
         0.5,
-        "Move a client only if another cluster is nearer by more than this fraction of the distance between both. "
-        "0 moves it to the nearest cluster.",
+        "Move a client only if another cluster is nearer than its own by more than this fraction of the distance "
+        "between the two clusters. 0 always moves it to the nearest cluster.",
         ge=0,
         lt=1,
     )
@@ -98,8 +98,8 @@ class ShiftProbe(OneProgram, HasOptions):
         return self.schedule.clients_in(round_index) == "all"
 
     def plan(self, state: ServerState, seed: int) -> Plan:
-        late_clients = unassigned_clients(state, WITHOUT_SAMPLES_SLOT) if state.membership else []
-        queried = state.roster if self._queries_all(state.round) else late_clients
+        without_cluster = unassigned_clients(state, WITHOUT_SAMPLES_SLOT) if state.membership else []
+        queried = state.roster if self._queries_all(state.round) else without_cluster
         model = {GLOBAL: self._probe_model(state)} if queried else {}
         return Plan(self.program, {c: Task(model, {}, derive_seed(seed, c)) for c in queried}, cache_models=True)
 
@@ -127,15 +127,16 @@ class ShiftProbe(OneProgram, HasOptions):
         )
         experts = [state.models[k] for k in sorted(state.models) if k != GLOBAL]
         if self._queries_all(state.round):
-            limits = (
+            labels, effect, agreement, parents = split_clusters_by_shift(
+                _class_means(present),
+                labels,
                 self.min_effect,
                 self.min_cluster_size,
                 self.max_clusters,
                 seed,
-                max(1, len(experts)),
-                self.min_agreement,
+                num_clusters=max(1, len(experts)),
+                min_agreement=self.min_agreement,
             )
-            labels, effect, agreement, parents = split_clusters_by_shift(_class_means(present), labels, *limits)
             metrics = {"effect": effect, "agreement": agreement}
         new_clusters = dict(zip(present.clients, labels.tolist(), strict=True))
         metrics["num_reassigned"] = float(sum(old_clusters.get(c, g) != g for c, g in new_clusters.items()))
@@ -148,14 +149,14 @@ class ShiftProbe(OneProgram, HasOptions):
     def _assign_to_clusters(
         self, before: ClientTable, present: ClientTable, old_clusters: Mapping[ClientId, int]
     ) -> Labels:
-        """Returns the clusters of the present clients, compared to what the members of each cluster reported before."""
+        """Returns the cluster of each present client: the one whose members' earlier reports are nearest."""
         if not old_clusters:
             return np.zeros(len(present), dtype=np.int64)
         members = before.filter(before.is_present(list(old_clusters)))
         members_and_present = ClientTable(
             members.clients + present.clients, {k: torch.cat([members[k], present[k]]) for k in MOMENT_COLUMNS}
         )
-        means, *_ = _class_means(members_and_present)  # standardised together
+        means, *_ = _class_means(members_and_present)  # in the same units for both
         member_rows, present_rows = np.split(np.arange(len(members_and_present)), [len(members)])
         clusters, member_clusters = np.unique([old_clusters[c] for c in members.clients], return_inverse=True)
         own_clusters = np.array(
@@ -186,6 +187,7 @@ def _with_experts(
 
 
 def _class_means(moments: ClientTable) -> tuple[ClassMeans, ClassMeans, ClassMeans]:
+    """Returns the means over all samples, over the first half of the samples and over the second half."""
     halves, classes = 2, moments["count"].shape[1] // 2
     count = moments["count"].view(len(moments), halves, classes)
     return class_means(

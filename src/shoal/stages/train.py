@@ -64,9 +64,9 @@ class LearningRate(HasOptions):
 
 
 class ServerUpdate:
-    """A step of the server beside aggregation, at up to three moments of a round. By default it does nothing."""
+    """A hook of the server in training: before tasks are sent, before aggregation and after it."""
 
-    imports_later: ClassVar[tuple[str, ...]] = ()  # as in a stage
+    imports_later: ClassVar[tuple[str, ...]] = ()  # libraries that are imported when the update first runs
 
     def adjust_plan(self, train: TrainAndAggregate, state: ServerState, plan: Plan) -> Plan:
         """Returns the plan to use, before tasks are sent."""
@@ -91,9 +91,9 @@ class TrainAndAggregate(OneProgram):
 
     A client's weight in a model is its membership (1 without clusters) times its number of training samples, or times
     1 with `weighting="uniform"`. A client without samples has weight 0. `weights_from` names a selection stage whose
-    stored weights correct for its random selection and are multiplied with these. `remember` stores what the cohort
-    sent for stages of the next round: the update of each client, its model, or a summary of its loss and the norm of
-    its update. `server_updates` are applied in their order.
+    stored weights correct for its random selection. They are multiplied with the weights above. `remember` makes the
+    cohort's reports available to stages of the next round: the update of each client, its model, or its loss and the
+    norm of its update. `server_updates` are applied in their order.
     """
 
     program: ClientProgram
@@ -107,9 +107,8 @@ class TrainAndAggregate(OneProgram):
     trainable: tuple[str, ...] = ()  # the parameters that an update covers
     mean: MeanFunction = tree.weighted_mean
     server_updates: tuple[ServerUpdate, ...] = ()
-    observers: tuple[ServerUpdate, ...] = field(
-        default=(), compare=False
-    )  # remember something for serving and change nothing
+    # Observers write to the state's memory, which serving uses. They do not change the models.
+    observers: tuple[ServerUpdate, ...] = field(default=(), compare=False)
     name: str = "train"
     purpose: ClassVar[StagePurpose] = "training"
     schedule: ClassVar[Schedule] = Schedule("cohort")
@@ -168,7 +167,7 @@ class TrainAndAggregate(OneProgram):
         return replace(state, memory={**state.memory, self.name: ClientTable.from_rows(rows).to_tree()})
 
     def _update(self, state: ServerState, client: ClientId, model: Params) -> Tensor:
-        """Returns the client's change of the first model that it received."""
+        """Returns how training changed the model that the client received (the first one if there were several)."""
         sent = next(iter(self.models_for(state, client).values()))
         return flatten_params({k: model[k] - sent[k] for k in self.trainable})
 
@@ -199,10 +198,10 @@ class TrainAndAggregate(OneProgram):
 
 
 @dataclass(frozen=True)
-class AggregateBase(TrainAndAggregate):
-    """Sends and averages only a part of each model. The rest stays private.
+class AggregateBaseLayers(TrainAndAggregate):
+    """Sends and averages only the base layers of each model. The head stays private.
 
-    The first weights of the rest follow from a seed that `init` stored in this stage's memory, so that all clients
+    The initial weights of the head follow from a seed that `init` stored in this stage's memory, so that all clients
     start with the same weights and need not receive them.
     """
 
@@ -212,7 +211,7 @@ class AggregateBase(TrainAndAggregate):
 
 @dataclass(frozen=True)
 class AggregateWithParticipation(TrainAndAggregate):
-    """Sends clients the expected number of rounds in which a client is selected in the whole run."""
+    """Also sends each client how often it is expected to be selected in the whole run."""
 
     def config(self, state: ServerState) -> dict[str, float]:
         planned = len(state.cohort) * self.rate.rounds // max(1, len(state.roster))
@@ -234,7 +233,7 @@ class AggregateWithDirection(TrainAndAggregate):
 class TrainLocally(OneProgram):
     """Lets the cohort continue the training of its personal models. Nothing is shared.
 
-    The first weights follow from a seed that `init` stored in this stage's memory, so that all clients start with the
+    The initial weights follow from a seed that `init` stored in this stage's memory, so that all clients start with the
     same weights and need not receive them.
     """
 

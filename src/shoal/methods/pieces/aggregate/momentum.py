@@ -26,7 +26,7 @@ class ServerMomentum(Piece):
 
     momentum: float = option(
         0.7,
-        "Add this fraction of the server's last update of a model to the new one. 0 turns server momentum off.",
+        "Add this fraction of the server's last update of a model to its new update. 0 turns server momentum off.",
         ge=0,
         lt=1,
     )

@@ -48,7 +48,7 @@ class ExpertGate(Piece):
     requires_reason = "a gate weighs experts"
     uses = (EXPERTS_BESIDE_GLOBAL, CLASS_PRIOR)
     provides = (SERVED_MODEL_PREDICTIONS, PERSONAL_MODEL)
-    client_keeps = "a personal model (not beside a global model), and a gate over it and its experts"
+    client_keeps = "a gate over its models and, in methods without a global model, a personal model"
 
     def add_to(self, method: MethodBuilder) -> None:
         if method.provides(EXPERTS_BESIDE_GLOBAL):
