@@ -174,11 +174,11 @@ class Result:
 
 
 class CentralTestEvaluator:
-    """Evaluates models on the central test set, as a client would that never trains and has no private state."""
+    """Evaluates models on the central test set, like a client that never trains and has no private state."""
 
     def __init__(self, samples: Samples) -> None:
         self.fleet = PlainFleet({"central": {"test": samples}})
-        # Recording a step saves no time if it runs on a few large batches only.
+        # Steps are not recorded for replay, because evaluation runs only a few large batches.
         self.fleet.recorder = Recorder(record_after_calls=NEVER)
 
     def score(self, program: Evaluate, models: Mapping[str, Params]) -> Score:
@@ -397,7 +397,7 @@ def run(
 
 
 def _stop_reason(ledger: Ledger, fleet: Fleet) -> str | None:
-    """Returns the reason why there is no next round, or None if there is one.
+    """Returns the reason why the run ends early, or None if it goes on.
 
     Only modelled joules decide, so that the same run always ends after the same round.
     """

@@ -26,5 +26,6 @@ def test_generated_blocks_of_a_page_are_current(name):
 def test_a_page_has_the_same_parts_as_the_others(name):
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert headings == ["How it works", "What leaves the client", "Options", "Deviations from the paper", "Results"]
+    source = "preceding study" if name == "shoal" else "paper"
+    assert headings == ["How it works", "What leaves the client", "Options", f"Deviations from the {source}", "Results"]
     assert text.startswith("# ") and "**Use it when**" in text and "**Paper:**" in text and "**Our result:**" in text

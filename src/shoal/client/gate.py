@@ -76,7 +76,8 @@ class Gate(HasOptions):
     )
     denoise: bool = option(
         False,
-        "Ignore experts that are less confident about a sample than the model that always counts (personal or global).",
+        "Ignore experts that are less confident about a sample than the client's personal model, or than the global "
+        "model where there is no personal model.",
     )
     prior: Literal["learned", "uniform"] = option(
         "learned",

@@ -28,8 +28,8 @@ class SumClassFeatures(HasOptions):
     model: Model
     max_features: int = option(
         256,
-        "Compare clients by the features of the last ReLU layer, and also of the layers before it as long as all of "
-        "them together have at most this many channels.",
+        "Compare clients by the last ReLU layer and by as many layers before it as have at most this many channels in "
+        "total.",
         ge=1,
     )
     name: str = "probe"

@@ -41,14 +41,17 @@ def _messages(name: str) -> Iterator[str]:
         for stage in method.stages:
             yield _row(f"`{stage.name}`", _sentence(stage))
         return
-    yield "| step | when | a client sends | a client keeps | the server learns |"
-    yield "|---|---|---|---|---|"
-    for step in steps_of(method):
-        if step.step:
-            piece = piece_class(step.step, step.piece)
-            texts = (piece.client_sends, piece.client_keeps, piece.server_learns)
-            if any(text not in NOTHING for text in texts):
-                yield _row(f"{step.step} = `{step.piece}`", _when(method, step), *(text or "nothing" for text in texts))
+    steps = {step: piece_class(step.step, step.piece) for step in steps_of(method) if step.step}
+    yield "| step | when | a client sends | a client keeps |"
+    yield "|---|---|---|---|"
+    for step, piece in steps.items():
+        if piece.client_sends not in NOTHING or piece.client_keeps not in NOTHING:
+            texts = (text or "nothing" for text in (piece.client_sends, piece.client_keeps))
+            yield _row(f"{step.step} = `{step.piece}`", _when(method, step), *texts)
+    learned = [f"- {step.step}: {p.server_learns}" for step, p in steps.items() if p.server_learns not in NOTHING]
+    if learned:
+        yield "\nThe server learns:\n"
+        yield from learned
 
 
 def _method(name: str) -> Method:
@@ -59,7 +62,7 @@ def _method(name: str) -> Method:
 def _when(method: Method, step: StepSummary) -> str:
     stages = {stage.name: stage for stage in method.stages}
     sentences = [_sentence(stages[name]) for name in step.stages if stages[name].schedule.clients != "none"]
-    return " ".join(dict.fromkeys(sentences)) or "no message of its own"
+    return " ".join(dict.fromkeys(sentences)) or "with another step"
 
 
 def _sentence(stage: Stage) -> str:

@@ -18,10 +18,10 @@ Clusters are for clients whose p(x|y) differs (conditional shift). The prior cor
 
 Messages: clients report their label distributions (with noise and its ε if `represent.noise_scale` is set) and their
 numbers of samples. In a probe they also report, for every class and either half of their samples, the number of samples
-and the sum of their features in one model, and over all samples the sum of squared features. If a class has one sample
-in a half, its features are reported as they are. These counts are exact, whatever noise is on label distributions. The
-probe trains nothing. Label counts, an estimated prior and a gate stay with the client. When clusters are split, the
-server learns which clients are similar, and clients train two models.
+and the sum of their features in the global model of the first probe, and over all samples the sum of squared features.
+If a class has one sample in a half, its features are reported as they are. These counts are exact, whatever noise is on
+label distributions. The probe trains nothing. Label counts, an estimated prior and a gate stay with the client. When
+clusters are split, the server learns which clients are similar, and clients train two models.
 
 Changing data: every 20 rounds clients count and report their labels again, and the probe is repeated with the model of
 the first probe, which clients have cached (`represent.every_rounds`, `prior.every_rounds`, `probe.every_rounds`; 0:
@@ -29,8 +29,8 @@ never). A client whose class means are nearer to those of another cluster is rea
 is found by the next probe. A late-joining client has the global model, its prior once it has counted its labels, and an
 expert after its first probe.
 
-Logit adjustment: with `auto` the loss is adjusted for several local epochs or a model with convolutions, because
-clients then drift apart within a round.
+Logit adjustment: with `auto` the loss is adjusted if clients train for several epochs or the model has convolutions,
+because clients then drift apart within a round.
 
 Waiting time: half of a cohort (`select.waiting_fraction`) consists of the clients that have waited longest, and the
 other half balances their labels. A present client waits at most N / (cohort / 2) rounds, in whatever cluster it is.

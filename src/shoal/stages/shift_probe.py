@@ -1,6 +1,6 @@
 """A probe for conditional shift between clients, which splits clients into clusters with experts.
 
-`shoal.clusterers.conditional_shift` has the test and the split, `shoal.client.shift_probe` the program of the clients.
+`shoal.clusterers.conditional_shift` splits clusters, and `shoal.client.shift_probe` is the program that clients run.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ShiftProbe(OneProgram, HasOptions):
 
     A late-joining client reports at once and joins the nearest cluster. A client whose data have changed moves to
     another cluster if that is clearly nearer (`switch_margin`) to its report than its own cluster. The position of a
-    cluster follows from the earlier reports of its members. Clusters can be split again, up to `max_clusters` including
-    those without present members, and are never merged. The metrics of a probe are the effect and the agreement of the
-    clearest split, the number of clusters and the number of reassigned clients.
+    cluster follows from the earlier reports of its members. Clusters can be split again, until there are `max_clusters`
+    (also counting clusters without present members), and are never merged. The metrics of a probe are the effect and
+    the agreement of the clearest split, the number of clusters and the number of reassigned clients.
     """
 
     imports_later: ClassVar[tuple[str, ...]] = CLUSTERING_LIBRARIES
@@ -156,7 +156,9 @@ class ShiftProbe(OneProgram, HasOptions):
         members_and_present = ClientTable(
             members.clients + present.clients, {k: torch.cat([members[k], present[k]]) for k in MOMENT_COLUMNS}
         )
-        means, *_ = _class_means(members_and_present)  # in the same units for both
+        means, *_ = _class_means(
+            members_and_present
+        )  # of members and present clients together, so that they have the same units
         member_rows, present_rows = np.split(np.arange(len(members_and_present)), [len(members)])
         clusters, member_clusters = np.unique([old_clusters[c] for c in members.clients], return_inverse=True)
         own_clusters = np.array(

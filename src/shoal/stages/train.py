@@ -89,11 +89,11 @@ class ServerUpdate:
 class TrainAndAggregate(OneProgram):
     """Lets the cohort train and sets each model to the weighted mean of its members' trained models.
 
-    A client's weight in a model is its membership (1 without clusters) times its number of training samples, or times
-    1 with `weighting="uniform"`. A client without samples has weight 0. `weights_from` names a selection stage whose
-    stored weights correct for its random selection. They are multiplied with the weights above. `remember` makes the
-    cohort's reports available to stages of the next round: the update of each client, its model, or its loss and the
-    norm of its update. `server_updates` are applied in their order.
+    A client's weight in a model is its membership (1 without clusters) times its number of training samples, or times 1
+    with `weighting="uniform"`. A client without samples has weight 0. `weights_from` names a selection stage that
+    stored a weight for each client, which corrects for unequal probabilities. Both weights are multiplied. `remember`
+    makes the cohort's reports available to stages of the next round: the update of each client, its model, or its loss
+    and the norm of its update. `server_updates` are applied in their order.
     """
 
     program: ClientProgram
@@ -160,8 +160,8 @@ class TrainAndAggregate(OneProgram):
             update = self._update(state, client, model)
             if self.remember == "update":
                 return {"update": update}
-            total, rows = report.metrics["loss"]
-            return {"loss": torch.tensor(total / max(1.0, rows)), "norm": update.norm()}
+            total, num_samples = report.metrics["loss"]
+            return {"loss": torch.tensor(total / max(1.0, num_samples)), "norm": update.norm()}
 
         rows = {c: row(c, r) for c, r in reports.items()}
         return replace(state, memory={**state.memory, self.name: ClientTable.from_rows(rows).to_tree()})
@@ -220,7 +220,7 @@ class AggregateWithParticipation(TrainAndAggregate):
 
 @dataclass(frozen=True)
 class AggregateWithDirection(TrainAndAggregate):
-    """Remembers the round's change of the only model, which is sent together with the model in the next round."""
+    """Remembers how a round changed the global model. Clients receive this change with the model in the next round."""
 
     def aggregate(self, state: ServerState, reports: Mapping[ClientId, Report]) -> ServerState:
         after = super().aggregate(state, reports)
