@@ -1,4 +1,4 @@
-"""The round loop. Everything that happens in a run happens in `run`, in this order.
+"""The round loop: `run` runs and evaluates rounds, and `run_round` runs the stages of one round.
 
 `run_round` executes the stages of a method, `evaluate` evaluates the clients, and `evaluate_unseen` evaluates clients
 that were excluded from training. The types are in `shoal.types`, the ledger of bytes and joules in `shoal.cost.ledger`.
@@ -178,7 +178,7 @@ class CentralTestEvaluator:
 
     def __init__(self, samples: Samples) -> None:
         self.fleet = PlainFleet({"central": {"test": samples}})
-        # Steps are not recorded for replay, because evaluation runs only a few large batches.
+        # Compiling steps saves no time here, because evaluation runs only a few large batches.
         self.fleet.recorder = Recorder(record_after_calls=NEVER)
 
     def score(self, program: Evaluate, models: Mapping[str, Params]) -> Score:

@@ -81,8 +81,8 @@ class Gate(HasOptions):
     )
     prior: Literal["learned", "uniform"] = option(
         "learned",
-        "Weight the models by a trained gate network (learned) or all equally (uniform). gate.calibrate then corrects "
-        "these weights.",
+        "Weight the models by a trained gate network (learned) or all equally (uniform). With "
+        "gate.calibrate, both kinds of weights are then corrected by the confidence of the models.",
     )
     mix: Literal["logits", "probabilities"] = option(
         "logits", "Average the logits or the class probabilities of the models that count."

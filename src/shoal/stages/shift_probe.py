@@ -149,7 +149,7 @@ class ShiftProbe(OneProgram, HasOptions):
     def _assign_to_clusters(
         self, before: ClientTable, present: ClientTable, old_clusters: Mapping[ClientId, int]
     ) -> Labels:
-        """Returns the cluster of each present client: the one whose members' earlier reports are nearest."""
+        """Returns the cluster of each present client: the nearest one, or its own if no other is clearly nearer."""
         if not old_clusters:
             return np.zeros(len(present), dtype=np.int64)
         members = before.filter(before.is_present(list(old_clusters)))

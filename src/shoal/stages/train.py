@@ -91,9 +91,9 @@ class TrainAndAggregate(OneProgram):
 
     A client's weight in a model is its membership (1 without clusters) times its number of training samples, or times 1
     with `weighting="uniform"`. A client without samples has weight 0. `weights_from` names a selection stage that
-    stored a weight for each client, which corrects for unequal probabilities. Both weights are multiplied. `remember`
-    makes the cohort's reports available to stages of the next round: the update of each client, its model, or its loss
-    and the norm of its update. `server_updates` are applied in their order.
+    stored a weight for each client, which corrects for unequal selection probabilities and is multiplied with the
+    weight above. `remember` makes the cohort's reports available to stages of the next round: the update of each
+    client, its model, or its loss and the norm of its update. `server_updates` are applied in their order.
     """
 
     program: ClientProgram
@@ -104,7 +104,7 @@ class TrainAndAggregate(OneProgram):
     )
     weights_from: str = ""
     remember: Literal["nothing", "update", "model", "summary"] = "nothing"
-    trainable: tuple[str, ...] = ()  # the parameters that an update covers
+    trainable: tuple[str, ...] = ()  # the parameters that local training changes
     mean: MeanFunction = tree.weighted_mean
     server_updates: tuple[ServerUpdate, ...] = ()
     # Observers write to the state's memory, which serving uses. They do not change the models.

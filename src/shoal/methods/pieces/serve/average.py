@@ -24,7 +24,10 @@ class ExponentialAverage(Piece):
     client_keeps = "the EMA model"
 
     ema_decay: float = option(
-        0.8, "Keep this fraction of the EMA models in each round. 0 serves the newest models.", ge=0, lt=1
+        0.8,
+        "Weight the last EMA model by this number in each round, and the newest model by the rest. 0 serves the newest models.",
+        ge=0,
+        lt=1,
     )
 
     def add_to(self, method: MethodBuilder) -> None:
