@@ -25,7 +25,8 @@ class ExponentialAverage(Piece):
 
     ema_decay: float = option(
         0.8,
-        "Weight the last EMA model by this number in each round, and the newest model by the rest. 0 serves the newest models.",
+        "Weight the last EMA model by this number in each round, and the newest model by the rest. 0 serves the "
+        "newest models.",
         ge=0,
         lt=1,
     )
