@@ -323,6 +323,16 @@ def test_data_list_and_show():
     assert "c0" in text
 
 
+def test_data_show_sensors():
+    assert "sensors" in {d["name"] for d in as_json("data", "list")["data"]}
+    shown = as_json("data", "show", "sensors", "--partition", "natural")
+    assert np.array(shown["counts"]).shape == (30, 6)
+    text = shoal("data", "show", "sensors:7", "--partition", "natural").stdout
+    assert "p29" in text and "sitting" in text
+    assert "with 6 to 12 activities" in refused("data", "show", "sensors:13")
+    assert "only square images" in refused("data", "show", "sensors", "--partition", "natural+rotate:0,90")
+
+
 def test_profile_accounts_for_the_whole_time():
     parts = as_json("profile", "fedavg", *QUICK)["parts"]
     names = {p["part"] for p in parts}

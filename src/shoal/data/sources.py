@@ -1,4 +1,4 @@
-"""The named data sets: built in (digits, synthetic), or published (`catalogue.py`).
+"""The named data sets: built in (digits, synthetic, sensors), or published (`catalogue.py`).
 
 A published set is read from a folder of this machine, or downloaded (`download.py`).
 """
@@ -18,6 +18,7 @@ from shoal.data.archives import unpack
 from shoal.data.catalogue import SOURCES, RemoteFile, Source, find_file
 from shoal.data.dataset import Dataset, Progress, validate
 from shoal.data.prepare import Preparation, channel_moments, held_out_mask
+from shoal.data.sensors import DEFAULT_ACTIVITIES, LENGTH, NUM_CHANNELS, parse_sensors
 from shoal.errors import UserError
 from shoal.rng import derive_seed
 from shoal.types import Samples
@@ -38,6 +39,8 @@ def load_named(
         return validate(build_digits(seed))
     if name.partition(":")[0] == "synthetic":
         return validate(_parse_synthetic(name, _DEFAULT_NUM_CLIENTS if clients is None else clients, seed))
+    if name.partition(":")[0] == "sensors":
+        return validate(parse_sensors(name, seed))
     if name in SOURCES:
         return validate(_load_published(SOURCES[name], download, progress))
     return None
@@ -45,12 +48,12 @@ def load_named(
 
 def is_named(name: str) -> bool:
     """Returns whether a data set has this name."""
-    return name in ("digits", *SOURCES) or name.partition(":")[0] == "synthetic"
+    return name in ("digits", *SOURCES) or name.partition(":")[0] in ("synthetic", "sensors")
 
 
 def dataset_names() -> tuple[str, ...]:
     """Returns the names of all data sets."""
-    return ("digits", "synthetic:ALPHA,BETA", *SOURCES)
+    return ("digits", "synthetic:ALPHA,BETA", "sensors", *SOURCES)
 
 
 def build_digits(seed: int) -> Dataset:
@@ -255,7 +258,7 @@ class Listing:
     """One line of `shoal data list`."""
 
     name: str
-    num_samples: tuple[int, int] | None  # training and test; None if the number of clients decides
+    num_samples: tuple[int, int] | None  # training and test; None if they are drawn with the data
     num_classes: int
     shape: tuple[int, ...]
     where: str
@@ -274,6 +277,7 @@ def list_datasets() -> list[Listing]:
             *("synthetic:ALPHA,BETA", None, _CLASSES, (_FEATURES,), "built in"),
             *("generated", "https://arxiv.org/abs/1812.06127"),
         ),
+        Listing("sensors", None, DEFAULT_ACTIVITIES, (NUM_CHANNELS, LENGTH), "built in", "generated", ""),
     ]
     return built_in + [_listing(source) for source in SOURCES.values()]
 

@@ -85,8 +85,8 @@ class Job(BaseModel):
     )
     model: str = setting(
         "mlp",
-        "Train this network: mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, resnet18, resnet18-batchnorm, or your "
-        "own as package.module:Class.",
+        "Train this network: mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, cnn-1d, resnet18, resnet18-batchnorm, or "
+        "your own as package.module:Class.",
         panel="Model and method",
     )
     seed: int = setting(0, "Derive every random choice of the data and of the run from this number.", panel="Training")

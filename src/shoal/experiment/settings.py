@@ -12,8 +12,8 @@ class JobSettings(TypedDict, total=False):
     """Keyword arguments of `shoal.run`."""
 
     model: str
-    """Train this network: mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, resnet18, resnet18-batchnorm, or your own as
-    package.module:Class. Default: "mlp"."""
+    """Train this network: mlp, mlp-dropout, linear, cnn-cifar, cnn-fedavg, cnn-1d, resnet18, resnet18-batchnorm, or
+    your own as package.module:Class. Default: "mlp"."""
 
     variant: str | None
     """Show the run under this name in tables and reports. Default: the method's name."""

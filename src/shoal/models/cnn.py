@@ -1,6 +1,7 @@
-"""Small convolutional networks of papers 002 and 003.
+"""Small convolutional networks: those of papers 002 and 003 for images, and one for windows of sensors.
 
-Max pooling comes before the bias and the ReLU, not after them. The result is the same with a quarter of the work.
+Max pooling comes before the bias and the ReLU, not after them. The result is the same with a quarter of the work. In
+one dimension pooling comes before the ReLU only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ def _image_shape(name: str, input_shape: tuple[int, ...], min_side: int) -> tupl
         )
     channels, height, width = input_shape
     return channels, height, width
+
+
+def _window_shape(name: str, input_shape: tuple[int, ...], min_length: int) -> tuple[int, int]:
+    """Returns channels and length, or raises UserError if the inputs are no windows or too short."""
+    if len(input_shape) != 2 or input_shape[1] < min_length:
+        raise UserError(
+            f"model {name} takes windows of shape (channels, length) with a length of at least {min_length}, not "
+            f"inputs of shape {tuple(input_shape)}; mlp and linear take any shape"
+        )
+    channels, length = input_shape
+    return channels, length
 
 
 def _conv_relu_pool(conv: nn.Conv2d, x: Tensor) -> Tensor:
@@ -74,4 +86,25 @@ class CnnFedAvg(nn.Module):
         """Returns the logits."""
         x = _conv_relu_pool(self.conv1, x)
         x = _conv_relu_pool(self.conv2, x)
+        return self.head(F.relu(self.fc(x.flatten(1))))
+
+
+class Cnn1d(nn.Module):
+    """Two convolutions over time (32, 64; kernel 5) without padding and a dense layer of 64, for windows of sensors.
+
+    A window has the shape (channels, length). The network has 64,998 parameters on 6 x 64 and six classes.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        channels, length = _window_shape("cnn-1d", input_shape, 16)
+        self.conv1 = nn.Conv1d(channels, 32, 5)
+        self.conv2 = nn.Conv1d(32, 64, 5)
+        self.fc = nn.Linear(64 * (((length - 4) // 2 - 4) // 2), 64)
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits."""
+        x = F.relu(F.max_pool1d(self.conv1(x), 2))
+        x = F.relu(F.max_pool1d(self.conv2(x), 2))
         return self.head(F.relu(self.fc(x.flatten(1))))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shoal.errors import UserError, import_callable, look_up
-from shoal.models.cnn import CnnCifar, CnnFedAvg
+from shoal.models.cnn import Cnn1d, CnnCifar, CnnFedAvg
 from shoal.models.mlp import Linear, Mlp
 from shoal.models.relu_outputs import RecordReluOutputs, relu_modules
 from shoal.models.resnet import ResNet18
@@ -30,6 +30,7 @@ NETWORKS: dict[str, NetworkFactory] = {
     "linear": Linear,
     "cnn-cifar": CnnCifar,
     "cnn-fedavg": CnnFedAvg,
+    "cnn-1d": Cnn1d,
     "resnet18": ResNet18,
     "resnet18-batchnorm": partial(ResNet18, norm="batch"),
 }

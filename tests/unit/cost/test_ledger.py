@@ -59,18 +59,24 @@ def test_a_probe_costs_a_forward_pass_only(tiny):
     assert probe.flops.tolist() == [len(tiny[c]["train"].y) * FORWARD for c in probe.clients]
 
 
-def test_convolutions_without_padding():
+@pytest.mark.parametrize(
+    ("name", "shape", "layers"),
+    [
+        # Multiply-adds of the convolutions on 30 x 30, 13 x 13, 4 x 4 outputs, then two dense layers.
+        ("cnn-cifar", (3, 32, 32), [900 * 32 * 27, 169 * 64 * 288, 16 * 64 * 576, 256 * 64, 64 * 10]),
+        # The convolutions have 60 and 26 outputs in time.
+        ("cnn-1d", (6, 64), [60 * 32 * 30, 26 * 64 * 160, 832 * 64, 64 * 10]),
+    ],
+)
+def test_convolutions_without_padding(name, shape, layers):
     from shoal.client.train import LocalTraining
     from shoal.fleet.flops import count_flops
     from shoal.types import Task
 
-    model = load_model("cnn-cifar", (3, 32, 32), 10)
+    model = load_model(name, shape, 10)
     program = LocalTraining(model)
     state = program.begin(Task({"global": model.init(0)}), {})
-    work = count_flops(program.phases[0], state, torch.zeros(1, 3, 32, 32))
-    # Multiply-adds of the convolutions on 30 x 30, 13 x 13, 4 x 4 outputs, then two dense layers.
-    layers = [900 * 32 * 27, 169 * 64 * 288, 16 * 64 * 576, 256 * 64, 64 * 10]
-    assert sum(layers) == 4_499_456
+    work = count_flops(program.phases[0], state, torch.zeros(1, *shape))
     assert work.per_sample == 2 * (3 * sum(layers) - layers[0])
     assert (work.per_step, work.at_end) == (0, 0)
 

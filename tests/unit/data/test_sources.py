@@ -149,7 +149,8 @@ def test_synthetic_bounds_are_checked() -> None:
 
 
 def test_unknown_names_get_the_closest() -> None:
-    with pytest.raises(UserError, match=r"did you mean .*fashion-mnist.*known are digits, synthetic:ALPHA,BETA, mnist"):
+    known = "known are digits, synthetic:ALPHA,BETA, sensors, mnist"
+    with pytest.raises(UserError, match=rf"did you mean .*fashion-mnist.*{known}"):
         load("fashion_mnist")
     with pytest.raises(UserError, match=r"did you mean emnist:letters"):
         load("emnist:leters")

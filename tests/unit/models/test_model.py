@@ -20,6 +20,7 @@ KEY = torch.tensor(1)
         ("mlp-dropout", (1, 28, 28), 52_500),
         ("cnn-cifar", (3, 32, 32), 73_418),
         ("cnn-fedavg", (1, 28, 28), 582_026),
+        ("cnn-1d", (6, 64), 65_258),  # 32*(6*5+1) + 64*(32*5+1) + 64*(13*64+1) + 10*65
         ("linear", (784,), 7_850),
         ("resnet18", (3, 32, 32), 11_173_962),
     ],
@@ -84,14 +85,23 @@ def test_forward_has_the_gradient_of_autograd():
         assert torch.allclose(gradients[k], v.grad, atol=1e-5)
 
 
-def test_stacked_networks_agree_with_single_ones():
-    model = load_model("cnn-cifar", (3, 32, 32), 4)
+@pytest.mark.parametrize(("name", "shape"), [("cnn-cifar", (3, 32, 32)), ("cnn-1d", (6, 64))])
+def test_stacked_networks_agree_with_single_ones(name, shape):
+    model = load_model(name, shape, 4)
     params = [model.init(i) for i in range(3)]
     stacked = {k: torch.stack([p[k] for p in params]) for k in params[0]}
-    x = torch.randn(3, 2, 3, 32, 32)
+    x = torch.randn(3, 2, *shape)
     together = vmap(model.predict)(stacked, x)
     for i, p in enumerate(params):
         assert torch.allclose(together[i], model.predict(p, x[i]), atol=1e-5)
+
+    def gradient(p, x):
+        return grad(lambda p: model.forward(p, x, KEY)[0].square().sum())(p)
+
+    gradients = vmap(gradient)(stacked, x)
+    for i, p in enumerate(params):
+        for k, v in gradient(p, x[i]).items():
+            assert torch.allclose(gradients[k][i], v, atol=1e-5)
 
 
 class TwoLayers(nn.Module):
@@ -122,6 +132,12 @@ def test_own_models():
     [
         ("mpl", (4,), "'mpl' is not known; did you mean mlp"),
         ("cnn-cifar", (64,), r"takes images of at least 18 x 18 pixels, not inputs of shape \(64,\)"),
+        (
+            "cnn-1d",
+            (1, 8, 8),
+            r"takes windows of shape \(channels, length\).* at least 16, not inputs of shape \(1, 8, 8\)",
+        ),
+        ("cnn-1d", (6, 15), r"at least 16, not inputs of shape \(6, 15\)"),
         ("no.such.module:Net", (4,), "cannot be imported"),
         ("math:pi", (4,), "is not a class or function"),
         (f"{__name__}:Fixed", (5,), r"cannot take inputs of shape \(5,\)"),
@@ -217,6 +233,22 @@ def test_convolutional_networks_are_the_textbook_ones(name):
     gradients = [torch.autograd.grad(f(x).square().sum(), list(net.parameters())) for f in (net, textbook)]
     for ours, theirs in zip(*gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_network_for_windows_takes_the_shortest_window():
+    model = load_model("cnn-1d", (1, 16), 3)
+    assert model.head == ("head.weight", "head.bias")
+    assert model.relu_index("last") == 2
+    assert not [k for k in model.init(0) if k not in model.trainable]  # no buffers
+
+
+def test_the_network_for_windows_is_the_textbook_one():
+    from torch.nn import functional as F
+
+    net = load_model("cnn-1d", (6, 64), 6).factory()
+    x = torch.randn(5, 6, 64)
+    hidden = F.max_pool1d(F.relu(net.conv2(F.max_pool1d(F.relu(net.conv1(x)), 2))), 2)
+    assert torch.equal(net(x), net.head(F.relu(net.fc(hidden.flatten(1)))))
 
 
 class SlowNetwork(nn.Module):
