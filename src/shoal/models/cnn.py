@@ -1,4 +1,4 @@
-"""Small convolutional networks: those of papers 002 and 003 for images, and one for windows of sensors.
+"""Small convolutional networks: two for images (Pereira et al. 2025, Ma et al. 2024) and one for windows of sensors.
 
 Max pooling comes before the bias and the ReLU, not after them. The result is the same with a quarter of the work. In
 one dimension pooling comes before the ReLU only.
