@@ -158,6 +158,15 @@ def check_density(result: dict) -> None:
     assert_positive(guards["groups"], "least_ratio", "largest_ratio")
 
 
+def check_durability(result: dict) -> None:
+    (row,) = result["costs"]
+    assert row["method"] == "fedavg-ft"
+    assert_positive(row, "fsyncs_per_round", "write_s", "write_without_fsync_s", "round_s")
+    assert [r["way"] for r in result["stops"]] == ["kill", "power cut", "resume"]
+    for row in result["stops"]:
+        assert row["stops"] == row["recoveries"] >= 1 and row["lost"] == {}
+
+
 def check_gate(result: dict) -> None:
     assert [(row["model"], row["samples"], row["experts"]) for row in result["rows"]] == [("mlp", 2, 2), ("mlp", 2, 3)]
     for row in result["rows"]:
@@ -197,6 +206,7 @@ CHECKS = {
     "compare": check_compare,
     "contribution": check_contribution,
     "density": check_density,
+    "durability": check_durability,
     "fleets": check_fleets,
     "gate": check_gate,
     "leakage": check_leakage,

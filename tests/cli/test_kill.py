@@ -1,8 +1,10 @@
-"""kill -9 at random moments: after `resume` the run directory is always the same bytes."""
+"""Stops at any moment, by kill -9 or a power cut: after `resume` the run directory is always the same bytes.
+
+`python benchmarks/durability.py` tries every change of the disk. These tests try some of them.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from crashes import (
+    SMALL_JOB,
+    Disk,
+    digest,
+    preloaded_processes,
+    problem_after,
+    problem_after_stopped_resume,
+    run_undisturbed,
+)
 
 from shoal.experiment.job import Job
 from shoal.experiment.run import resume_run, run_job
@@ -28,28 +40,17 @@ JOB = Job(
     fleet="plain",
     set={"personalise": {"epochs": 1}},
 )
-MOMENTS = 20
+MOMENTS = 8  # the tests below stop runs at chosen changes of the disk
 
 
 def run(path: str) -> None:
-    import torch
-
     torch.set_num_threads(1)
     run_job(JOB, Path(path))
 
 
-def digest(folder: Path) -> dict[str, bytes]:
-    skip = ("timing.jsonl", "result.json", "lock")
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    return {k: v for k, v in files.items() if k not in skip}
-
-
 @pytest.fixture(scope="module")
 def processes():
-    context = multiprocessing.get_context("forkserver")
-    slow_to_load = ["shoal.experiment.run", "shoal.methods", "sklearn.datasets", "torch._dynamo"]
-    context.set_forkserver_preload(slow_to_load)  # else 5 s each
-    return context
+    return preloaded_processes()
 
 
 def started(processes, path):
@@ -60,7 +61,7 @@ def started(processes, path):
     return child
 
 
-def test_kill_at_twenty_moments(tmp_path, processes):
+def test_kill_at_random_moments(tmp_path, processes):
     child = started(processes, tmp_path / "whole")
     start_s = time.monotonic()
     child.join()
@@ -104,3 +105,51 @@ def test_kill_before_the_first_round_and_twice(tmp_path, processes):
     result = resume_run(path)
     assert result["rounds"] == 12
     assert (path / "config.json").read_bytes() == begun
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return run_undisturbed(SMALL_JOB)
+
+
+STRIDE = 23  # of the changes at which a run is stopped here
+
+
+class TestEveryChangeOfTheDisk:
+    def test_all_kinds_of_changes_are_stopped_at(self, undisturbed):
+        kinds = {change.rpartition(" ")[0] for change in undisturbed.changes}
+        assert kinds == {
+            *("open", "write first half", "write second half", "fsync", "rename", "unlink", "mkdir", "rmdir")
+        }
+        assert len(undisturbed.changes) > 150
+        assert any(name.startswith("private/") for name in undisturbed.files)
+
+    @pytest.mark.parametrize(("way", "first"), [("kill", 1), ("power cut", 1 + STRIDE // 2)])
+    def test_the_run_is_recovered(self, undisturbed, way, first):
+        points = range(first, len(undisturbed.changes) + 1, STRIDE)
+        problems = {n: problem_after(SMALL_JOB, undisturbed, n, way) for n in points}
+        lost = {undisturbed.changes[n - 1]: problem for n, problem in problems.items() if problem}
+        print(f"{way}: {len(points)} stops, {len(points) - len(lost)} recoveries")
+        assert len(points) >= 7 and not lost
+
+    def test_a_stopped_resumption_is_recovered(self, undisturbed):
+        middle = next(i for i, c in enumerate(undisturbed.changes) if c.endswith("000003") and c.startswith("rename"))
+        for stop_at in (1, 3, 8, 20):
+            assert problem_after_stopped_resume(SMALL_JOB, undisturbed, middle, stop_at) is None
+
+    def test_a_real_kill(self, tmp_path, processes, undisturbed):
+        for n in range(40, len(undisturbed.changes), 45):
+            path = tmp_path / str(n)
+            path.mkdir()
+            child = processes.Process(target=run_until_killed, args=(path, n))
+            child.start()
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
+            resume_run(path / "run")
+            assert digest(path / "run") == undisturbed.files
+
+
+def run_until_killed(folder: Path, stop_at: int) -> None:
+    torch.set_num_threads(1)
+    with Disk(folder, stop_at, lambda: os.kill(os.getpid(), signal.SIGKILL)).watch():
+        run_job(SMALL_JOB, folder / "run")

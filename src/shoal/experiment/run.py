@@ -130,7 +130,8 @@ def run_job(
 def new_run(experiment: Experiment, out: Path) -> Iterator[RunStore]:
     """Yields a new run directory.
 
-    The directory is removed if the first round finds an error of the user, such as a layer that the model lacks.
+    The directory is removed if the first round finds an error of the user, such as a layer that the model lacks or a
+    disk that is full.
     """
     unset_keys = {key for key in ("unseen", "variant") if getattr(experiment.job, key) is None}
     config = json.loads(experiment.job.model_dump_json(exclude=unset_keys))
@@ -140,7 +141,7 @@ def new_run(experiment: Experiment, out: Path) -> Iterator[RunStore]:
     ) as store:
         try:
             yield store
-        except UserError:
+        except (UserError, OSError):
             store.discard_if_not_started()
             raise
 

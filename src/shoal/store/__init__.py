@@ -15,10 +15,13 @@ FORMAT = 3  # format of run directories and checkpoints
 
 
 def check_format(path: Path, about: Mapping[str, Any]) -> None:
-    """Raises a UserError if the facts in about.json name another format than the one that this version reads."""
+    """Raises a UserError if the facts of a run directory or a checkpoint name another format than `FORMAT`."""
     file_format = about.get("format")
-    if file_format != FORMAT:
-        raise UserError(
-            f"{path} was written in format {file_format}, but this version of shoal reads format {FORMAT} only: "
-            "start the run again in a new directory."
-        )
+    if file_format == FORMAT:
+        return
+    is_newer = isinstance(file_format, int) and file_format > FORMAT
+    writer = f"the version that wrote it, shoal {about['shoal']}," if "shoal" in about else "a newer version of shoal"
+    advice = f"use {writer} to read it." if is_newer else "start the run again in a new directory."
+    raise UserError(
+        f"{path} was written in format {file_format}, but this version of shoal reads format {FORMAT} only: {advice}"
+    )

@@ -14,7 +14,9 @@ import torch
 
 from shoal import tree
 from shoal.codec import pack, unpack
-from shoal.store import FORMAT
+from shoal.errors import UserError
+from shoal.store import FORMAT, check_format
+from shoal.store.atomic_files import json_bytes, write_folder
 from shoal.types import ServerState
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,10 @@ class Checkpoints:
         return round_index, file_facts.st_ino, file_facts.st_mtime_ns
 
     def save(self, state: ServerState, private: list[str]) -> None:
-        """Writes the checkpoint of a round, with the names of the files of private state that belong to it."""
+        """Writes the checkpoint of a round, with the names of the files of private state that belong to it.
+
+        When this returns, the checkpoint is on the disk.
+        """
         tensors = pack(
             {"models": dict(state.models), "membership": dict(state.membership), "memory": dict(state.memory)}
         )
@@ -59,13 +64,9 @@ class Checkpoints:
             "round": state.round,
             "sha256": hashlib.sha256(tensors).hexdigest(),
         }
-        temporary_folder, final_folder = self.folder / f".round-{state.round:06d}.tmp", self._path(state.round)
-        shutil.rmtree(temporary_folder, ignore_errors=True)
-        temporary_folder.mkdir(parents=True)
-        (temporary_folder / "state.safetensors").write_bytes(tensors)
-        (temporary_folder / "state.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
-        shutil.rmtree(final_folder, ignore_errors=True)  # a checkpoint of this round exists only if it is damaged
-        temporary_folder.rename(final_folder)
+        files = {"state.safetensors": tensors, "state.json": json_bytes(facts)}
+        # A checkpoint of this round exists only if it is damaged, and is replaced.
+        write_folder(self._path(state.round), files, self.folder / f".round-{state.round:06d}.tmp")
 
     def discard_old(self) -> None:
         """Removes all checkpoints but the newest `num_kept`."""
@@ -84,9 +85,13 @@ class Checkpoints:
         ------
         OSError, ValueError, KeyError
             If the checkpoint is damaged.
+        UserError
+            If the checkpoint has the format of another version of shoal.
         """
         folder = self._path(round_index)
         facts = json.loads((folder / "state.json").read_text())
+        if isinstance(facts["format"], int):
+            check_format(folder, facts)
         tensors = (folder / "state.safetensors").read_bytes()
         if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
             raise ValueError("its tensors do not match the checksum")
@@ -104,12 +109,19 @@ class Checkpoints:
         """Returns the newest undamaged checkpoint, or None. A damaged one is skipped with a warning.
 
         `check` must raise an OSError, ValueError or KeyError if the private files of the checkpoint are damaged.
+
+        Raises
+        ------
+        UserError
+            If a checkpoint has the format of another version of shoal. It is not damaged, and must not be discarded.
         """
         for round_index in reversed(self.rounds()):
             try:
                 checkpoint = self.load(round_index, device)
                 check(checkpoint)
                 return checkpoint
+            except UserError:
+                raise
             except (OSError, ValueError, KeyError) as error:
                 log.warning(
                     "The checkpoint of round %d is damaged (%s). The one before it is used.", round_index, error

@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,7 +24,7 @@ from safetensors import safe_open
 
 from shoal import tree
 from shoal.codec import pack
-from shoal.store.atomic_files import write_bytes
+from shoal.store.atomic_files import make_folder, sync_folder, write_bytes
 from shoal.types import ClientId, Tree
 
 MEMORY_BYTES = 2**29
@@ -90,12 +92,17 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         return sorted(self._num_current_trees)
 
     def save(self, round_index: int) -> None:
-        """Writes the trees that changed since the last save, and drops from memory what exceeds the limit."""
+        """Writes the trees that changed since the last save, and drops from memory what exceeds the limit.
+
+        When this returns, the trees are on the disk.
+        """
         for part, clients in enumerate(self._unnamed_parts):
             name = f"{round_index:06d}-{part:04d}"
-            self._part_path(part).rename(self._path(name))
+            os.rename(self._part_path(part), self._path(name))
             for client in clients:
                 self._assign_to_file(client, name)
+        if self._unnamed_parts:
+            sync_folder(self.folder)
         if self._changed:
             name = f"{round_index:06d}"
             self._write(self._path(name))
@@ -116,7 +123,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self._evict()
 
     def _write(self, path: Path) -> None:
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         write_bytes(path, pack({c: self._memory[c] for c in sorted(self._changed)}))
 
     def _evict(self) -> None:
@@ -133,6 +140,12 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
             self._path(name).unlink(missing_ok=True)
             del self._replaced_in_round[name]
 
+    def discard_unnamed_parts(self) -> None:
+        """Removes the temporary files of an unfinished round, which may fill the disk."""
+        for leftover in self.folder.glob(".part-*.tmp"):
+            with suppress(OSError):
+                leftover.unlink()
+
     def check(self, names: list[str]) -> None:
         """Raises a ValueError if one of these files is missing or cut short."""
         for name in names:
@@ -148,8 +161,7 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         """Returns to the state after this round. Files of later rounds go, because those rounds will run again."""
         self.__init__(self.folder, self.memory_bytes)  # type: ignore[misc]
         self._device = device
-        for leftover in self.folder.glob(".part-*.tmp"):
-            leftover.unlink()
+        self.discard_unnamed_parts()
         for path in sorted(self.folder.glob("round-*.safetensors")):  # parts of a round come before its last file
             name = path.stem.removeprefix("round-")
             if _round_of(name) > round_index:

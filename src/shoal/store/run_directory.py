@@ -12,9 +12,11 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +30,17 @@ from shoal.engine import Evaluation, RoundRecord, RoundTiming
 from shoal.errors import UserError
 from shoal.metrics import Score
 from shoal.store import FORMAT, check_format
-from shoal.store.atomic_files import append_line, check_writable, read_lines, rewrite_lines, write_json
+from shoal.store.atomic_files import (
+    append_lines,
+    check_writable,
+    json_bytes,
+    make_folder,
+    read_lines,
+    rewrite_lines,
+    sync_folder,
+    write_file,
+    write_json,
+)
 from shoal.store.checkpoint import NUM_KEPT_CHECKPOINTS, Checkpoints
 from shoal.store.failure import FAILURE
 from shoal.store.private import PrivateStore
@@ -109,22 +121,37 @@ class RunStore:
         UserError
             If `path` is a file, is not empty, or cannot be written.
         """
+        files: dict[str, Mapping[str, Any]] = {
+            "config.json": config,
+            "about.json": environment_facts(),
+            "partition.json": partition,
+            "devices.json": devices,
+        }
+        files |= {"inputs.json": inputs} if inputs is not None else {}
         cls.check_free(path)
+        with _explained(path):
+            make_folder(path.absolute().parent)
+            with _one_at_a_time(path.absolute().parent):
+                cls.check_free(path)  # another process may have been faster
+                cls._fill(path, {name: json_bytes(dict(content)) for name, content in files.items()})
+        return cls(path, keep_checkpoints)
+
+    @staticmethod
+    def _fill(path: Path, files: Mapping[str, bytes]) -> None:
+        """Creates a run directory with these files and an empty folder for checkpoints."""
         temporary_folder = path.with_name(f".{path.name}.tmp")
         shutil.rmtree(temporary_folder, ignore_errors=True)
         try:
-            (temporary_folder / "checkpoints").mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"--out {path} cannot be written: {error.strerror}.") from None
-        write_json(temporary_folder / "config.json", dict(config))
-        write_json(temporary_folder / "about.json", environment_facts())
-        write_json(temporary_folder / "partition.json", dict(partition))
-        write_json(temporary_folder / "devices.json", dict(devices))
-        if inputs is not None:
-            write_json(temporary_folder / "inputs.json", dict(inputs))
-        (path / FAILURE).unlink(missing_ok=True)  # rename needs an empty folder
-        temporary_folder.rename(path)
-        return cls(path, keep_checkpoints)
+            make_folder(temporary_folder / "checkpoints")
+            for name, data in files.items():
+                write_file(temporary_folder / name, data)
+            sync_folder(temporary_folder)
+            (path / FAILURE).unlink(missing_ok=True)  # rename needs an empty folder
+            os.rename(temporary_folder, path)
+        except BaseException:
+            shutil.rmtree(temporary_folder, ignore_errors=True)
+            raise
+        sync_folder(path.absolute().parent)
 
     @staticmethod
     def check_free(path: Path) -> None:
@@ -164,7 +191,8 @@ class RunStore:
         return cls(path, keep_checkpoints)
 
     def _acquire_lock(self) -> IO[str]:
-        lock = (self.path / "lock").open("w")
+        with _explained(self.path):
+            lock = (self.path / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -176,7 +204,10 @@ class RunStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None) -> None:
-        self._lock.close()
+        try:
+            self.private.discard_unnamed_parts()
+        finally:
+            self._lock.close()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -185,21 +216,39 @@ class RunStore:
         return config
 
     def append(self, record: RoundRecord, entries: Sequence[LedgerEntry], timing: RoundTiming) -> None:
-        """Writes the lines of a finished round."""
-        append_line(self.path / "rounds.jsonl", _null_if_not_finite(record.to_json()))
+        """Writes the lines of a finished round. When this returns, they are on the disk."""
+        seconds = {"wall_s": round(timing.wall_s, 6), "server_s": round(timing.server_s, 6)}
+        lines = {
+            "rounds.jsonl": [_null_if_not_finite(record.to_json())],
+            "clients.jsonl": [],
+            "ledger.jsonl": [entry.to_json() for entry in entries],
+            "timing.jsonl": [{"round": record.round, **seconds}],
+        }
         if record.evaluation is not None:
             line = evaluation_to_json(record.round, record.evaluation, self._clients)
-            append_line(self.path / "clients.jsonl", _null_if_not_finite(line))
-        for entry in entries:
-            append_line(self.path / "ledger.jsonl", entry.to_json())
-        seconds = {"wall_s": round(timing.wall_s, 6), "server_s": round(timing.server_s, 6)}
-        append_line(self.path / "timing.jsonl", {"round": record.round, **seconds})
+            lines["clients.jsonl"] = [_null_if_not_finite(line)]
+        with self._explained_with_hint():
+            for name, values in lines.items():
+                if values:
+                    append_lines(self.path / name, values)
 
     def checkpoint(self, state: ServerState) -> None:
-        """Saves the server's state with the clients' private state, and removes checkpoints that are too old."""
-        self.private.save(state.round)
-        self.checkpoints.save(state, self.private.files)
-        self._discard_old()
+        """Saves the server's state with the clients' private state, and removes checkpoints that are too old.
+
+        When this returns, the round is complete: its lines, its private state and its checkpoint are on the disk.
+        """
+        with self._explained_with_hint():
+            self.private.save(state.round)
+            self.checkpoints.save(state, self.private.files)
+            self._discard_old()
+
+    @contextmanager
+    def _explained_with_hint(self) -> Iterator[None]:
+        """Turns an error of the operating system into a UserError that says how the run continues."""
+        is_started = bool(self.checkpoints.rounds())
+        hint = f" Correct this, and continue with `shoal resume {self.path}`." if is_started else ""
+        with _explained(self.path, hint):
+            yield
 
     def _discard_old(self) -> None:
         self.checkpoints.discard_old()
@@ -211,6 +260,10 @@ class RunStore:
 
         Lines of later rounds are removed, because those rounds have no checkpoint and will run again.
         """
+        with _explained(self.path):
+            return self._restore(device)
+
+    def _restore(self, device: torch.device | str) -> RestoredRun:
         self._remove_leftovers()
         latest = self.checkpoints.latest(lambda checkpoint: self.private.check(checkpoint.private), device)
         last_round = latest.state.round if latest else 0
@@ -256,11 +309,34 @@ class RunStore:
     def discard_if_not_started(self) -> None:
         """Removes the run directory if it has no checkpoint yet."""
         if not self.checkpoints.rounds():
-            shutil.rmtree(self.path)
+            shutil.rmtree(self.path, ignore_errors=True)  # the reason to stop may be that nothing can be written
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Writes result.json, which marks the run as finished."""
-        write_json(self.path / "result.json", _null_if_not_finite(dict(result)))
+        with self._explained_with_hint():
+            write_json(self.path / "result.json", _null_if_not_finite(dict(result)))
+
+
+@contextmanager
+def _explained(path: Path, hint: str = "") -> Iterator[None]:
+    """Turns an error of the operating system into a UserError about the run directory, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        file_text = f" ({error.filename})" if error.filename else ""
+        raise UserError(f"{path} cannot be written: {error.strerror or error}{file_text}.{hint}") from error
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Lets one process after the other create a run directory in a folder, on file systems that can lock a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def evaluation_to_json(round_index: int, evaluation: Evaluation, clients: list[str]) -> dict[str, Any]:
