@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
+_MAX_QUOTED_CHARACTERS = 300  # quoted from a file or from the error of a library
+
 
 class UserError(ValueError):
     """An error in the user's input. The command line prints its message and exits with code 2."""
@@ -27,6 +29,23 @@ def one_line_message(error: Exception) -> str:
         return f"{file_text}cannot be read or written: {error.strerror or error}"
     message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return " ".join(message.split())
+
+
+def escape_control_characters(text: str) -> str:
+    """Returns text without control characters and line ends, which may come from a file into an error message."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shorten(text: str) -> str:
+    """Returns at most the first 300 characters of a text, followed by dots if it is longer."""
+    return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
+
+
+def quote_reason(error: BaseException) -> str:
+    """Returns what a library says of content that it refuses, as a part of an error of one line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return escape_control_characters(shorten(str(error).rstrip(".") or type(error).__name__))
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

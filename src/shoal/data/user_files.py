@@ -19,8 +19,8 @@ from PIL import Image
 
 from shoal.data.dataset import Dataset, ReadOptions, validate
 from shoal.data.prepare import Preparation, channel_moments, encode_labels, held_out_mask, normalise_labels
-from shoal.data.text import detect_separator, escape_control_characters, join_names, open_utf8, refuse_non_utf8, shorten
-from shoal.errors import UserError
+from shoal.data.text import detect_separator, join_names, open_utf8, refuse_non_utf8
+from shoal.errors import UserError, escape_control_characters, shorten
 from shoal.rng import derive_seed
 from shoal.types import Samples
 
