@@ -10,9 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from shoal.errors import UserError
-
-MAX_SENTENCE = 1000  # characters of an error
+from shoal.errors import MAX_SENTENCE, UserError
 
 
 def seeded(num_examples: int) -> settings:

@@ -98,10 +98,45 @@ VALUES = (
         "1e999",
     ),
 )
-KEYS = ("title", "method", "rounds", "cohort", "seed", "set", "set.train", "set.train.mu", '"set.train.mu"', "grid", "grid.seed",
-        "grid.variant", "grid.set", "only", "only.fedavg", "only.fedavg.set", "variants", "variants.v", "variants.v.lr", "edges", "budgets",
-        "paper", "partition", "client_column", "job", "cells", "cells.one", "claims", "our_variant", "variant_lists.x", "budgets.small.seeds",
-        "budgets.small.cells", "budgets.small.cells.one.variants", "num_inputs", "mine.source", "mine.flops_per_s", "mine")  # fmt: skip
+KEYS = (
+    "title",
+    "method",
+    "rounds",
+    "cohort",
+    "seed",
+    "set",
+    "set.train",
+    "set.train.mu",
+    '"set.train.mu"',
+    "grid",
+    "grid.seed",
+    "grid.variant",
+    "grid.set",
+    "only",
+    "only.fedavg",
+    "only.fedavg.set",
+    "variants",
+    "variants.v",
+    "variants.v.lr",
+    "edges",
+    "budgets",
+    "paper",
+    "partition",
+    "client_column",
+    "job",
+    "cells",
+    "cells.one",
+    "claims",
+    "our_variant",
+    "variant_lists.x",
+    "budgets.small.seeds",
+    "budgets.small.cells",
+    "budgets.small.cells.one.variants",
+    "num_inputs",
+    "mine.source",
+    "mine.flops_per_s",
+    "mine",
+)
 lines = st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)).map(" = ".join)
 toml_texts = st.lists(lines, max_size=5, unique_by=lambda line: line.split(" =")[0]).map("\n".join)
 
@@ -167,12 +202,18 @@ HOSTILE = {
     "many hexadecimal digits": b"rounds = 0x" + b"f" * 10_000,
     "deep key": b".".join([b"a"] * 50_000) + b" = 1",
     "deep key of set": b"set." + b".".join([b"a"] * 50_000) + b" = 1",
-    "a grid of 10^20 jobs": b"[grid]\n" + b"".join(b"%s = %r\n" % (k, list(range(1, 101))) for k in (
-        *(b"seed", b"rounds", b"epochs", b"batch_size", b"clients"), *(b"workers", b"pieces", b"eval_every", b"min_samples", b"lr"))),
+    "a grid of 10^20 jobs": b"[grid]\n"
+    + b"".join(
+        b"%s = %r\n" % (k, list(range(1, 101)))
+        for k in (
+            *(b"seed", b"rounds", b"epochs", b"batch_size", b"clients"),
+            *(b"workers", b"pieces", b"eval_every", b"min_samples", b"lr"),
+        )
+    ),
     "a terminal's control characters": b'[grid]\n"\\u001b[2J" = [1]\nmethod = ["\\u001b[2J", "\\u001b[2J"]',
     "a long value": b'rounds = "' + b"x" * 100_000 + b'"',
     "a long key": b"x" * 100_000 + b" = 1",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -195,10 +236,40 @@ DATASET = Dataset(
     owner=tuple(f"o{i % 5}" for i in range(60)),
 )
 PARTITION_WORDS = (
-    *("iid", "dirichlet", "equal", "groups", "labels", "shards", "quantity", "natural", "drop", "rotate", "invert", "noise"),
-    *("mislabel", "permute", ":", "+", ",", "/", "-", "0.3", "1", "2", "0-2", "0/1/2", "0-1/2", "1e-300", "1e300", "1e999"),
+    *(
+        "iid",
+        "dirichlet",
+        "equal",
+        "groups",
+        "labels",
+        "shards",
+        "quantity",
+        "natural",
+        "drop",
+        "rotate",
+        "invert",
+        "noise",
+    ),
+    *(
+        "mislabel",
+        "permute",
+        ":",
+        "+",
+        ",",
+        "/",
+        "-",
+        "0.3",
+        "1",
+        "2",
+        "0-2",
+        "0/1/2",
+        "0-1/2",
+        "1e-300",
+        "1e300",
+        "1e999",
+    ),
     *("nan", "-1", "0", "90", "0-99999999999", "²", "٣", "1_0", "9" * 400),
-)  # fmt: skip
+)
 
 
 def divide(spec: str) -> object:
@@ -207,10 +278,26 @@ def divide(spec: str) -> object:
 
 
 specs = st.tuples(
-    st.sampled_from(["iid", "dirichlet:", "equal:", "groups:", "labels:", "shards:", "quantity:", "natural:", "iid+rotate:",
-                     "iid+invert:", "iid+noise:", "iid+mislabel:", "iid+permute:"]),
-    mutated_texts(PARTITION_WORDS, joiners=("",)) | st.lists(st.floats(), max_size=3).map(lambda x: ",".join(map(str, x))),
-).map("".join)  # fmt: skip
+    st.sampled_from(
+        [
+            "iid",
+            "dirichlet:",
+            "equal:",
+            "groups:",
+            "labels:",
+            "shards:",
+            "quantity:",
+            "natural:",
+            "iid+rotate:",
+            "iid+invert:",
+            "iid+noise:",
+            "iid+mislabel:",
+            "iid+permute:",
+        ]
+    ),
+    mutated_texts(PARTITION_WORDS, joiners=("",))
+    | st.lists(st.floats(), max_size=3).map(lambda x: ",".join(map(str, x))),
+).map("".join)
 
 
 @seeded(400)
@@ -271,8 +358,18 @@ def test_shares_whose_sum_is_infinite():
 
 
 @seeded(200)
-@given(st.dictionaries(st.sampled_from(list(Job.model_fields)), st.none() | st.integers() | st.floats() | st.text(max_size=8)
-       | st.lists(st.integers(), max_size=2) | st.dictionaries(st.text(max_size=4), st.integers(), max_size=2), max_size=3))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.sampled_from(list(Job.model_fields)),
+        st.none()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=8)
+        | st.lists(st.integers(), max_size=2)
+        | st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+        max_size=3,
+    )
+)
 def test_jobs_of_any_values(values):
     assume(":" not in str(values.get("method")))
     value_or_user_error(make_job, values)
