@@ -111,6 +111,9 @@ WORDS = (
 )
 
 
+PARTS = (rb'"(?:[^"\\]|\\.)*"', rb"\[[^\[\]]*\]", rb"\d+")  # a text, a list, a number
+
+
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """Returns a changed message. Its length and the ends of its tensors are usually made to fit again."""
     size = int.from_bytes(data[:8], "little")
@@ -123,7 +126,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
             case 1:
                 header[start : start + rng.randint(0, 8)] = rng.choice(WORDS)
             case _:  # a whole name, type, shape or number becomes another one
-                spans = [m.span() for m in re.finditer(rb'"[^"]*"|\[[^\[\]]*\]|\d+', header)]
+                spans = [m.span() for m in re.finditer(rng.choice(PARTS), header)]
                 if spans:
                     first, last = rng.choice(spans)
                     header[first:last] = rng.choice(
@@ -236,6 +239,7 @@ def fuzz_atheris(folder: Path, executions: int, seed: int) -> None:
         f"-runs={executions}",
         f"-seed={seed + 1}",
         "-max_len=4096",
+        "-mutate_depth=1",
         "-print_final_stats=1",
         f"-artifact_prefix={folder}/",
     ]

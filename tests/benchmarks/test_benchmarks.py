@@ -158,6 +158,13 @@ def check_density(result: dict) -> None:
     assert_positive(guards["groups"], "least_ratio", "largest_ratio")
 
 
+def check_fuzz(result: dict) -> None:
+    clean, (planted,) = result["clean"], result["planted"]
+    assert clean["executions"] == 300 and clean["finding"] is None
+    assert 0.8 < clean["covered_lines"] / clean["lines"] <= 1
+    assert planted["is_found"] and "Error" in planted["finding"]
+
+
 def check_gate(result: dict) -> None:
     assert [(row["model"], row["samples"], row["experts"]) for row in result["rows"]] == [("mlp", 2, 2), ("mlp", 2, 3)]
     for row in result["rows"]:
@@ -198,6 +205,7 @@ CHECKS = {
     "contribution": check_contribution,
     "density": check_density,
     "fleets": check_fleets,
+    "fuzz": check_fuzz,
     "gate": check_gate,
     "leakage": check_leakage,
     "scale": check_scale,
