@@ -112,9 +112,9 @@ def assign_profiles(spec: str, clients: Sequence[ClientId], seed: int) -> dict[C
         If a profile is unknown or a share is not above 0.
     """
     parts = [_parse_part(spec, text.strip()) for text in spec.split(",")]
-    bounds = np.cumsum([share for _, share in parts])
-    if not np.isfinite(bounds[-1]):
+    if not math.isfinite(sum(share for _, share in parts)):
         raise UserError(f"devices {spec!r}: the sum of the shares is too large. Use smaller shares, as in pi:0.5.")
+    bounds = np.cumsum([share for _, share in parts])
     draws = np.array([derive_seed(seed, "device", client) for client in clients]) / 2**48  # seeds are uniform
     chosen = np.searchsorted(bounds, draws * bounds[-1], side="right").tolist()
     return {client: parts[i][0] for client, i in zip(clients, chosen, strict=True)}

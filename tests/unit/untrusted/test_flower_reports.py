@@ -10,6 +10,7 @@ from shoal.types import Plan, Report, Task
 flower = pytest.importorskip("shoal.fleet.flower")
 
 from flwr.app import Message, RecordDict  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from shoal.fleet.messages import _envelope, report_record  # noqa: E402
 
@@ -23,6 +24,9 @@ CONTENTS = {
 
 class OtherClients:
     """A Grid whose clients send the contents above."""
+
+    def __init__(self) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def send_and_receive(self, messages, *, timeout=None):
         for message, content in zip(messages, CONTENTS.values(), strict=True):

@@ -100,7 +100,7 @@ def test_well_formed_messages_of_wrong_content(leaves, meta):
 
 
 ENTRY = '{"dtype":"F64","shape":[],"data_offsets":[0,8]}'
-LONG = "a/" * 3000 + "a"
+DEEP_PATH = "a/" * 3000 + "a"
 
 
 HOSTILE = {
@@ -117,7 +117,7 @@ HOSTILE = {
     ),
     "a leaf that is also a tree": message({"a": torch.ones(1), "a/b": torch.ones(1)}, "null"),
     "the same name twice": message({"a": torch.ones(1), "%61": torch.ones(1)}, "null"),
-    "a very deep tree": message({LONG: torch.ones(1)}, "null"),
+    "a very deep tree": message({DEEP_PATH: torch.ones(1)}, "null"),
     "a seed of two numbers": message({"seed": torch.ones(2), "config": torch.ones(0), "counts": torch.ones(0)}, "[]"),
     "lone surrogate": message({"config": torch.ones(1).double(), "seed": torch.tensor(1)}, '["\\ud800"]'),
 }
