@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import HERE, signal_name
 
 DEFAULT_BENCHMARKS = ("compare", "fleets", "scale", "clusters", "serve")  # what `make bench` runs
-OTHER_BENCHMARKS = ("bandit", "contribution", "density", "durability", "gate", "leakage", "unseen")
+OTHER_BENCHMARKS = ("bandit", "contribution", "density", "durability", "fuzz", "gate", "leakage", "unseen")
 
 
 def run(name: str, tiny_out: Path | None) -> str | None:

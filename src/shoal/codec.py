@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from shoal import tree
+from shoal.errors import UserError, quote_reason
 from shoal.types import Params, Report, Task, Tree
 
 
@@ -36,12 +37,33 @@ def pack(t: Mapping[str, Any], meta: object = None) -> bytes:
     return save(flat, {"shoal": _text(meta)})
 
 
-def unpack(data: bytes) -> tuple[Tree, Any]:
-    """Returns the tree and the metadata of an encoding."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_bytes])
-    flat = load(data)
-    return tree.unflatten({k: flat[k] for k in sorted(flat)}), json.loads(header["__metadata__"]["shoal"])
+def unpack(data: bytes, source: str = "the message") -> tuple[Tree, Any]:
+    """Returns the tree and the metadata of an encoding. The bytes may come from anyone.
+
+    Parameters
+    ----------
+    data
+        The encoding.
+    source
+        What the bytes are, for the error.
+
+    Raises
+    ------
+    UserError
+        If the bytes are not an encoding.
+    """
+    try:
+        flat = load(data)  # reads no more than the bytes that are there, whatever the header claims
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        meta = json.loads(header["__metadata__"]["shoal"])
+    except KeyError as error:
+        raise UserError(f"{source} is damaged: {error} is missing.") from None
+    except Exception as error:  # safetensors and PyTorch raise errors of many kinds
+        raise UserError(f"{source} is damaged: {quote_reason(error)}.") from None
+    try:
+        return tree.unflatten({k: flat[k] for k in sorted(flat)}), meta
+    except UserError as error:
+        raise UserError(f"{source} is damaged: {error}") from None
 
 
 def _text(meta: object) -> str:
@@ -93,18 +115,22 @@ def decode_task(data: bytes, cached_models: Mapping[int, Params] | None = None) 
     ------
     MissingModel
         If the client lacks a model that the server expects to be cached.
+    UserError
+        If the message is not a task.
     """
     t, names = unpack(data)
-    models, digests, cached_models = t.get("models", {}), {}, cached_models or {}
+    models, digests, cached_models = _subtree(t, "models"), {}, cached_models or {}
+    _require(all(isinstance(model, dict) for model in models.values()), "'models' must have a tree for each model")
     if "digests" in t:
+        _require(isinstance(names, list) and len(names) == 2, "its metadata must be two lists of names")
         names, model_names = names
-        digests = dict(zip(model_names, t["digests"].tolist(), strict=True))
+        digests = _named(model_names, _numbers_of(t, "digests", torch.int64, 1), "digests")
     cached = frozenset(digests.keys() - models.keys())
     if any(digests[k] not in cached_models for k in cached):
         raise MissingModel
     models = {k: models[k] if k in models else cached_models[digests[k]] for k in sorted(models.keys() | cached)}
-    config = dict(zip(names, t["config"].tolist(), strict=True))
-    return Task(models, config, int(t["seed"]), digests, cached)
+    config = _named(names, _numbers_of(t, "config", torch.float64, 1), "config")
+    return Task(models, config, _numbers_of(t, "seed", torch.int64, 0), digests, cached)
 
 
 def task_bytes(task: Task) -> int:
@@ -130,15 +156,59 @@ def encode_report(report: Report) -> bytes:
 
 
 def decode_report(data: bytes) -> Report:
-    """Returns the report of a message."""
-    t, (metrics, counts) = unpack(data)
-    pairs = [(float(s), float(n)) for s, n in t["metrics"].tolist()]
+    """Returns the report of a message.
+
+    Only the form is checked here. Whether the numbers are plausible is a question to the aggregation.
+
+    Raises
+    ------
+    UserError
+        If the message is not a report.
+    """
+    t, names = unpack(data)
+    _require(isinstance(names, list) and len(names) == 2, "its metadata must be two lists of names")
+    pairs = _numbers_of(t, "metrics", torch.float64, 2)
+    _require(all(len(pair) == 2 for pair in pairs), "'metrics' must have two numbers for each metric")
     return Report(
-        t.get("tensors", {}),
-        dict(zip(metrics, pairs, strict=True)),
-        dict(zip(counts, t["counts"].tolist(), strict=True)),
-        int(t["flops"]),
+        _subtree(t, "tensors"),
+        _named(names[0], [(float(total), float(weight)) for total, weight in pairs], "metrics"),
+        _named(names[1], _numbers_of(t, "counts", torch.int64, 1), "counts"),
+        _numbers_of(t, "flops", torch.int64, 0),
     )
+
+
+def _require(is_valid: bool, sentence: str) -> None:
+    if not is_valid:
+        raise UserError(f"the message is damaged: {sentence}.")
+
+
+def _subtree(t: Tree, key: str) -> Tree:
+    """Returns the tree of a key. An empty tree has no bytes in a message, so the key may be missing."""
+    subtree = t.get(key, {})
+    _require(isinstance(subtree, dict), f"{key!r} must be a tree")
+    return subtree
+
+
+def _numbers_of(t: Tree, key: str, dtype: torch.dtype, num_axes: int) -> Any:
+    """Returns the numbers of a key, as lists for its axes."""
+    _require(key in t, f"{key!r} is missing")
+    numbers = t[key]
+    is_valid = isinstance(numbers, Tensor) and numbers.dtype == dtype and numbers.ndim == num_axes
+    _require(is_valid, f"{key!r} must be a tensor of {dtype} with {num_axes} axes")
+    return numbers.tolist()
+
+
+def _named(names: Any, values: list[Any], key: str) -> dict[str, Any]:
+    """Returns the values by name."""
+    is_valid = isinstance(names, list) and all(isinstance(name, str) and _is_unicode(name) for name in names)
+    _require(is_valid, f"the names of {key!r} must be a list of texts")
+    _require(len(names) == len(set(names)) == len(values), f"{key!r} must have one value for each name")
+    return dict(zip(names, values, strict=True))
+
+
+def _is_unicode(text: str) -> bool:
+    """Returns whether a text can be written. JSON permits halves of characters, which nothing else does."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def report_bytes(report: Report) -> int:

@@ -10,7 +10,10 @@ from urllib.parse import quote, unquote
 import torch
 from torch import Tensor
 
+from shoal.errors import UserError, shorten
 from shoal.types import Tree
+
+MAX_DEPTH = 32  # of a tree that is read; the trees of methods have a depth of 5
 
 
 @lru_cache(maxsize=100_000)
@@ -66,14 +69,26 @@ def flatten(t: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """Returns the tree of a dict from paths to leaves."""
+    """Returns the tree of a dict from paths to leaves.
+
+    Raises
+    ------
+    UserError
+        If the paths are not those of a tree. They may come from a message or from a damaged file.
+    """
     t: Tree = {}
     for path, v in flat.items():
-        *parents, leaf = path.split("/")
+        *parents, leaf = path.split("/", MAX_DEPTH)
+        if "/" in leaf:
+            raise UserError(f"{shorten(path)!r} is nested more than {MAX_DEPTH} times.")
         node = t
         for k in parents:
             node = node.setdefault(unquote(k), {})
-        node[unquote(leaf)] = v
+            if not isinstance(node, dict):
+                raise UserError(f"{unquote(k)!r} is both a tensor and a tree.")
+        if (name := unquote(leaf)) in node:
+            raise UserError(f"{name!r} occurs twice.")
+        node[name] = v
     return t
 
 

@@ -167,6 +167,13 @@ def check_durability(result: dict) -> None:
         assert row["stops"] == row["recoveries"] >= 1 and row["lost"] == {}
 
 
+def check_fuzz(result: dict) -> None:
+    clean, (planted,) = result["clean"], result["planted"]
+    assert clean["executions"] == 300 and clean["finding"] is None
+    assert 0.8 < clean["covered_lines"] / clean["lines"] <= 1
+    assert planted["is_found"] and "Error" in planted["finding"]
+
+
 def check_gate(result: dict) -> None:
     assert [(row["model"], row["samples"], row["experts"]) for row in result["rows"]] == [("mlp", 2, 2), ("mlp", 2, 3)]
     for row in result["rows"]:
@@ -208,6 +215,7 @@ CHECKS = {
     "density": check_density,
     "durability": check_durability,
     "fleets": check_fleets,
+    "fuzz": check_fuzz,
     "gate": check_gate,
     "leakage": check_leakage,
     "scale": check_scale,

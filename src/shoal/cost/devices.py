@@ -7,7 +7,6 @@ magnitude: for a result that depends on them, measure your own hardware and writ
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import UserError, did_you_mean, look_up
+from shoal.errors import UserError, did_you_mean, look_up, parse_toml
 from shoal.rng import derive_seed
 from shoal.types import ClientId
 
@@ -113,6 +112,8 @@ def assign_profiles(spec: str, clients: Sequence[ClientId], seed: int) -> dict[C
         If a profile is unknown or a share is not above 0.
     """
     parts = [_parse_part(spec, text.strip()) for text in spec.split(",")]
+    if not math.isfinite(sum(share for _, share in parts)):
+        raise UserError(f"devices {spec!r}: the sum of the shares is too large. Use smaller shares, as in pi:0.5.")
     bounds = np.cumsum([share for _, share in parts])
     draws = np.array([derive_seed(seed, "device", client) for client in clients]) / 2**48  # seeds are uniform
     chosen = np.searchsorted(bounds, draws * bounds[-1], side="right").tolist()
@@ -140,10 +141,10 @@ def find_profile(name: str) -> Profile:
 
 def _read_profile(path: Path, name: str) -> Profile:
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"device file {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"device file {path} is not TOML: {error}.") from error
     table_names = ", ".join(tables) or "no tables"
     if not name:

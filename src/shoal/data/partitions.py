@@ -350,12 +350,12 @@ def _assign_in_blocks(
 def _parse_label_groups(term: Term, num_classes: int) -> list[Indices]:
     """Reads text such as `0-2/3,5/4`, which is [[0, 1, 2], [3, 5], [4]]. Every class must be in exactly one group."""
     try:
-        groups = [
-            [label for span in group.split(",") for label in _parse_label_range(span)]
-            for group in term.argument.split("/")
-        ]
+        spans = [[_parse_label_range(span) for span in group.split(",")] for group in term.argument.split("/")]
     except ValueError as error:
         raise term.error("groups of class numbers need / between them") from error
+    # A range may be longer than the memory, so it is compared before its labels are listed.
+    is_within = all(not span or 0 <= span[0] <= span[-1] < num_classes for group in spans for span in group)
+    groups = [[label for span in group for label in span] for group in spans] if is_within else []
     if sorted(label for group in groups for label in group) != list(range(num_classes)) or [] in groups:
         raise term.error(f"each of the classes 0 to {num_classes - 1} must be in exactly one group")
     return [np.array(group) for group in groups]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.limits import allowed_bytes, check_memory
 from shoal.errors import UserError
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -107,7 +109,12 @@ def check_labels(path: Path, labels: NDArray[np.int64], num_classes: int) -> NDA
 def _read_content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if content[:2] == _GZIP_MAGIC else content
+        if content[:2] != _GZIP_MAGIC:
+            return content
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            unpacked = file.read(allowed_bytes(len(content)) + 1)
+        check_memory(path, len(unpacked), len(content))
+        return unpacked
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: truncated or damaged gzip file: {error}.") from error
     except OSError as error:

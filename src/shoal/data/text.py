@@ -1,4 +1,4 @@
-"""Text in files of users: read as UTF-8 or UTF-16, or refused with line and byte, and quoted safely in errors."""
+"""Text in files of users: read as UTF-8 or UTF-16, or refused with line and byte."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from shoal.errors import UserError
+from shoal.errors import UserError, shorten
 
 _HEAD_BYTES = 2**16  # longer than any line of column names
-_MAX_QUOTED_CHARACTERS = 300  # quoted from a file or from the error of a library
 _ADVICE = "Save the file as UTF-8; Excel calls it 'CSV UTF-8'."
 
 
@@ -55,16 +54,6 @@ def refuse_non_utf8(path: Path) -> None:
                 hint = f" (in Windows-1252 it is {letter!r})" if letter else ""
                 problem = f"0x{byte.hex().upper()} is not UTF-8{hint}"
                 raise UserError(f"{path}, line {number}, byte {error.start + 1}: {problem}. {_ADVICE}") from None
-
-
-def escape_control_characters(text: str) -> str:
-    """Returns text without control characters and line ends, which may come from a file into an error message."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def shorten(text: str) -> str:
-    """Returns at most the first 300 characters of a text, followed by dots if it is longer."""
-    return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
 def join_names(names: Iterable[str]) -> str:

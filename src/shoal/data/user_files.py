@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +17,15 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
 
 from shoal.data.dataset import Dataset, ReadOptions, validate
+from shoal.data.limits import MAX_IMAGE_PIXELS, check_memory
 from shoal.data.prepare import Preparation, channel_moments, encode_labels, held_out_mask, normalise_labels
-from shoal.data.text import detect_separator, escape_control_characters, join_names, open_utf8, refuse_non_utf8, shorten
-from shoal.errors import UserError
+from shoal.data.text import detect_separator, join_names, open_utf8, refuse_non_utf8
+from shoal.errors import UserError, escape_control_characters, quote_reason, shorten
 from shoal.rng import derive_seed
 from shoal.types import Samples
 
@@ -254,9 +259,11 @@ def _load_arrays(path: Path) -> dict[str, Array]:
             raise UserError(f"{path} contains a single array (.npy), but it must be an .npz file with x and y.")
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: truncated or not an .npz file.")
+    _check_members(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            contents = ((name, file[name]) for name in file.files)
+            return {name: array for name, array in contents if isinstance(array, np.ndarray)}
     except MemoryError as error:
         raise UserError(f"{path}: its arrays do not fit into memory: {error}.") from error
     except Exception as error:  # zipfile, zlib and NumPy each raise errors of their own for damaged files
@@ -266,6 +273,40 @@ def _load_arrays(path: Path) -> dict[str, Array]:
                 f"{path}: {reason}: arrays of Python objects are refused. Save numbers or fixed-length text."
             ) from error
         raise UserError(f"{path}: truncated or not an .npz file: {reason}.") from error
+
+
+def _check_members(path: Path) -> None:
+    """Refuses arrays that are much larger than the file, or larger than their headers say.
+
+    NumPy allocates what the header of an array announces, and zipfile what a member decompresses to.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            check_memory(path, sum(member.file_size for member in members), path.stat().st_size)
+            announced = {member: _announced_bytes(archive, member) for member in members}
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy each raise errors of their own for damaged files
+        raise UserError(f"{path}: truncated or not an .npz file: {quote_reason(error)}.") from error
+    for member, (num_payload, num_announced) in announced.items():
+        if num_announced is not None and num_announced != num_payload:
+            raise UserError(
+                f"{path}: its array {member.filename.removesuffix('.npy')} has {num_payload} bytes, but its header "
+                f"announces {num_announced}."
+            )
+
+
+def _announced_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[int, int | None]:
+    """Returns the bytes after the header of an array, and those that the header announces, if it has numbers."""
+    with archive.open(member) as stream:
+        if stream.read(6) != b"\x93NUMPY":
+            return member.file_size, None
+        stream.seek(0)
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(stream)
+        return member.file_size - stream.tell(), None if dtype.hasobject else math.prod(shape) * dtype.itemsize
 
 
 def _first_array(path: Path, arrays: dict[str, Array], names: Sequence[str], suffix: str = "") -> Array:
@@ -300,9 +341,9 @@ def _channels_first(path: Path, x: Array) -> Array:
 def _read_table(path: Path, options: ReadOptions) -> _RawData:
     table = _load_table(path)
     names = _column_names(path, table)
-    duplicate = next((name for name in names if names.count(name) > 1), None)
+    duplicate, count = next(((name, n) for name, n in Counter(names).items() if n > 1), (None, 0))
     if duplicate is not None:
-        raise UserError(f"{path}: there are {names.count(duplicate)} columns named {duplicate!r}; rename all but one.")
+        raise UserError(f"{path}: there are {count} columns named {duplicate!r}; rename all but one.")
     for kind, name in (
         ("label", options.label_column),
         ("client", options.client_column),
@@ -343,8 +384,8 @@ def _read_table(path: Path, options: ReadOptions) -> _RawData:
 
 def _load_table(path: Path) -> pa.Table:
     try:
-        return _load_csv(path) if path.suffix.lower() == ".csv" else pa.parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        return _load_csv(path) if path.suffix.lower() == ".csv" else _load_parquet(path)
+    except (pa.ArrowException, OSError, OverflowError) as error:
         if path.suffix.lower() == ".csv":
             refuse_non_utf8(path)
         reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
@@ -354,6 +395,24 @@ def _load_table(path: Path) -> pa.Table:
 def _load_csv(path: Path) -> pa.Table:
     with open_utf8(path) as file:
         return pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=detect_separator(file)))
+
+
+_BATCH_ROWS = 1024
+
+
+def _load_parquet(path: Path) -> pa.Table:
+    """Reads a parquet file in batches, because its columns may repeat a value without any bytes on disk."""
+    with pa.parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        num_values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+        check_memory(path, num_values * 8, path.stat().st_size)  # features become numbers of 8 bytes
+        check_memory(path, sum(group.total_byte_size for group in groups), path.stat().st_size)
+        batches, num_bytes = [], 0
+        for batch in file.iter_batches(_BATCH_ROWS):
+            num_bytes += batch.nbytes
+            check_memory(path, num_bytes, path.stat().st_size)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, file.schema_arrow)
 
 
 def _column_names(path: Path, table: pa.Table) -> list[str]:
@@ -407,6 +466,7 @@ def _read_key_column(path: Path, table: pa.Table, kind: str, name: str) -> Array
     column = table.column(name)
     if column.null_count:
         raise UserError(f"{path}: {column.null_count} rows have no {kind} in column {name!r}.")
+    _check_key_lengths(path, column, kind, name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
@@ -423,6 +483,22 @@ def _read_key_column(path: Path, table: pa.Table, kind: str, name: str) -> Array
     return keys
 
 
+_MAX_KEY_BYTES = 1000  # NumPy gives every row the width of the longest text
+
+
+def _check_key_lengths(path: Path, column: pa.ChunkedArray, kind: str, name: str) -> None:
+    is_dictionary = pa.types.is_dictionary(column.type)
+    value_type = column.type.value_type if is_dictionary else column.type
+    if not (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
+        return
+    for chunk in column.chunks:
+        longest = pa.compute.max(pa.compute.binary_length(chunk.dictionary if is_dictionary else chunk)).as_py() or 0
+        if longest > _MAX_KEY_BYTES:
+            raise UserError(
+                f"{path}: column {name!r} has a {kind} of {longest} bytes, but it may have at most {_MAX_KEY_BYTES}."
+            )
+
+
 def _read_folder(path: Path) -> _RawData:
     train, test = path / "train", path / "test"
     if train.is_dir() and test.is_dir():
@@ -437,7 +513,7 @@ _ImageFormat = tuple[Path, tuple[int, int], str]  # the first image, and its siz
 
 
 def _read_classes(folder: Path, expected_format: _ImageFormat | None) -> tuple[Array, Array, _ImageFormat]:
-    images, labels = [], []
+    images, labels, num_file_bytes = [], [], 0
     for class_folder in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."):
         files = sorted(file for file in class_folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
         if not files:
@@ -451,6 +527,8 @@ def _read_classes(folder: Path, expected_format: _ImageFormat | None) -> tuple[A
                     f"{_describe_format(expected_format)}. All images must have the same size and mode."
                 )
             images.append(pixels)
+            num_file_bytes += file.stat().st_size
+            check_memory(folder, len(images) * pixels.nbytes, num_file_bytes)
             labels.append(class_folder.name)
     if expected_format is None or not images:
         raise UserError(f"{folder}: no images in it. They are expected as class/*.png (or .jpg, .jpeg).")
@@ -465,7 +543,15 @@ def _describe_format(image_format: _ImageFormat) -> str:
 def _read_image(file: Path) -> tuple[NDArray[np.uint8], _ImageFormat]:
     """Reads an image as [C, H, W], with its format."""
     try:
-        with Image.open(file) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
+            image = Image.open(file)
+        with image:
+            if math.prod(image.size) > MAX_IMAGE_PIXELS:
+                raise UserError(
+                    f"{file}: it has {image.size[0]} x {image.size[1]} pixels, but an image may have at most "
+                    f"{MAX_IMAGE_PIXELS} pixels. Make it smaller."
+                )
             if image.mode not in _IMAGE_MODES:
                 raise UserError(f"{file}: mode {image.mode} is not one of {', '.join(_IMAGE_MODES)}.")
             pixels = np.asarray(image.convert(_IMAGE_MODES[image.mode]))

@@ -6,13 +6,12 @@ Each setting is declared once, here. `make docs` writes docs/settings.md and exp
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from shoal.errors import UserError, did_you_mean
+from shoal.errors import UserError, did_you_mean, parse_toml
 from shoal.experiment.declaration import declarations, setting
 
 
@@ -403,8 +402,8 @@ def parse_options(pairs: list[str]) -> dict[str, dict[str, Any]]:
 
 def _literal(text: str) -> Any:
     try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"x = {text}")["x"]
+    except UserError:
         return text
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shoal.errors import UserError, did_you_mean
+from shoal.errors import UserError, did_you_mean, parse_toml
 from shoal.experiment.job import Job, make_job
 from shoal.store.packaged import PackagedFiles
 
 RECIPES = PackagedFiles("recipes", ".toml")
+MAX_JOBS = 10_000  # of a grid
 
 
 class Recipe(BaseModel):
@@ -39,10 +40,10 @@ class Recipe(BaseModel):
 def read_toml(path: Path, kind: str = "recipe") -> dict[str, Any]:
     """Returns the content of a TOML file. `kind` names the file in errors."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{kind} {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{kind} {path} is not valid TOML: {error}") from None
 
 
@@ -68,6 +69,8 @@ def load_recipe(path: Path, overrides: Mapping[str, Any]) -> Recipe:
         raise UserError(f"recipe {path}: method is both a key and in the grid. Leave one of them out.")
     keys_in_file = _flatten(content) | grid
     grid = {k: v for k, v in grid.items() if k not in flags}  # a flag fixes what the grid would vary
+    if (num_jobs := math.prod(map(len, grid.values()))) > MAX_JOBS:
+        raise UserError(f"recipe {path}: the grid has {num_jobs} jobs, but it may have at most {MAX_JOBS}.")
     jobs: dict[str, Job] = {}
     for label, point in _grid_points(grid):
         if label in jobs:

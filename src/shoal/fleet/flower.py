@@ -83,5 +83,8 @@ class FlowerFleet:
             elif MODELS_MISSING in reply.content.config_records:
                 without_cache.append(client)
             else:
-                replies[client] = read_report(reply.content)
+                try:
+                    replies[client] = read_report(reply.content)
+                except UserError as error:  # a client can send any bytes, which must not end the run of all others
+                    log.warning("The report of client %s is refused: %s", client, error)
         return replies, without_cache

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from shoal.codec import decode_report, decode_task, encode_report, encode_task
+from shoal.errors import UserError
 from shoal.types import Params, Report, Task
 
 MODELS_MISSING = "lost"  # the config record of a reply from a client that lacks cached models
@@ -22,7 +23,10 @@ def _envelope(data: bytes, program: str) -> RecordDict:
 
 
 def _payload(content: RecordDict) -> bytes:
-    return content.array_records["payload"]["data"].data
+    try:
+        return content.array_records["payload"]["data"].data
+    except KeyError as error:
+        raise UserError(f"the message is damaged: it has no {error}.") from None
 
 
 def task_record(program: str, task: Task) -> RecordDict:

@@ -266,6 +266,9 @@ def _parse_json_samples(body: bytes) -> Any:
         raise InvalidInput(
             "body", 'body must be an object with the one key "samples", such as {"samples": [[0, 1], [2, 3]]}.'
         )
+    # NumPy would give every number the width of the longest text, so texts are refused before it sees them.
+    if body.count(b'"') > 2:
+        raise InvalidInput("samples", "samples has a value that is not a number. All values must be numbers.")
     if b"true" in body or b"false" in body:  # numpy would convert them to 1 and 0
         raise InvalidInput("samples", "samples has true or false. All values must be numbers, such as 1 and 0.")
     return content["samples"]

@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from shoal.data.prepare import Preparation
-from shoal.errors import UserError
+from shoal.errors import UserError, shorten
 
 MAX_SAMPLES = 1024  # in one request
 MAX_VALUE = 1e30  # as for training data, because squares of larger numbers overflow float32
@@ -108,7 +108,7 @@ class Inputs:
             version = npy.read_magic(stream)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, by_columns, dtype = read(stream)
-        except (ValueError, EOFError, SyntaxError, TypeError) as error:
+        except Exception as error:  # NumPy parses the header as Python, which fails in many ways
             raise InvalidInput("body", f"body is not a .npy array: {_first_line(error)}", is_malformed=True) from None
         if dtype.hasobject or dtype.kind not in "buif":
             raise InvalidInput(
@@ -121,8 +121,11 @@ class Inputs:
                 f"body has {num_payload_bytes} bytes after its header, which says {_shape_text(shape)} of {dtype}.",
                 True,
             )
-        flat = np.frombuffer(body, dtype, offset=stream.tell())
-        return flat.reshape(shape, order="F" if by_columns else "C")
+        flat = np.frombuffer(body, dtype, offset=stream.tell()) if num_payload_bytes else np.empty(0, dtype)
+        try:
+            return flat.reshape(shape, order="F" if by_columns else "C")
+        except (ValueError, OverflowError) as error:  # no samples, but of endless size
+            raise InvalidInput("body", f"body is not a .npy array: {_first_line(error)}", is_malformed=True) from None
 
     def read_image(self, body: bytes, media: str) -> NDArray[Any]:
         """Returns the pixels [channels, height, width] of an image. Raises `InvalidInput`.
@@ -189,4 +192,4 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return shorten((str(error).splitlines() or [type(error).__name__])[0])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from shoal import tree
 from shoal.codec import pack, unpack
-from shoal.errors import UserError
-from shoal.store import FORMAT, check_format
+from shoal.errors import UserError, quote_reason
+from shoal.store import FORMAT, FormatError, check_format
 from shoal.store.atomic_files import json_bytes, write_folder
 from shoal.types import ServerState
 
@@ -43,7 +45,8 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Returns the rounds that have a checkpoint, in ascending order."""
-        return sorted(int(p.name.split("-")[1]) for p in self.folder.glob("round-*"))
+        names = (re.fullmatch(r"round-([0-9]{6,9})", path.name) for path in self.folder.glob("round-*"))
+        return sorted(int(name[1]) for name in names if name)
 
     def fingerprint(self, round_index: int) -> tuple[int, ...]:
         """Returns numbers that change whenever the checkpoint is written again."""
@@ -83,36 +86,36 @@ class Checkpoints:
 
         Raises
         ------
-        OSError, ValueError, KeyError
-            If the checkpoint is damaged.
+        OSError
+            If a file of the checkpoint is missing or cannot be read.
         UserError
+            If the checkpoint is damaged.
+        FormatError
             If the checkpoint has the format of another version of shoal.
         """
         folder = self._path(round_index)
-        facts = json.loads((folder / "state.json").read_text())
-        if isinstance(facts["format"], int):
-            check_format(folder, facts)
+        facts = _read_facts(folder / "state.json")
+        check_format(folder, facts)
         tensors = (folder / "state.safetensors").read_bytes()
         if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
-            raise ValueError("its tensors do not match the checksum")
-        parts = unpack(tensors)[0]
-        state = ServerState(
-            int(facts["round"]),
-            # Only models move: stages keep their memory on the CPU.
-            tree.to_device(parts.get("models", {}), device),
-            membership=parts.get("membership", {}),
-            memory=parts.get("memory", {}),
-        )
-        return Checkpoint(state, [str(name) for name in facts["private"]])
+            raise UserError(f"{folder} is damaged: its tensors do not match the checksum.")
+        parts = unpack(tensors, str(folder))[0]
+        models, *others = (parts.get(key, {}) for key in ("models", "membership", "memory"))
+        trees = [models, *others, *(models.values() if isinstance(models, dict) else ())]
+        if not all(isinstance(part, dict) for part in trees):
+            raise UserError(f"{folder} is damaged: it has a tensor where a tree must be.")
+        # Only models move: stages keep their memory on the CPU.
+        state = ServerState(facts["round"], tree.to_device(models, device), membership=others[0], memory=others[1])
+        return Checkpoint(state, facts["private"])
 
     def latest(self, check: Callable[[Checkpoint], None], device: torch.device | str = "cpu") -> Checkpoint | None:
         """Returns the newest undamaged checkpoint, or None. A damaged one is skipped with a warning.
 
-        `check` must raise an OSError, ValueError or KeyError if the private files of the checkpoint are damaged.
+        `check` must raise an OSError or ValueError if the private files of the checkpoint are damaged.
 
         Raises
         ------
-        UserError
+        FormatError
             If a checkpoint has the format of another version of shoal. It is not damaged, and must not be discarded.
         """
         for round_index in reversed(self.rounds()):
@@ -120,10 +123,22 @@ class Checkpoints:
                 checkpoint = self.load(round_index, device)
                 check(checkpoint)
                 return checkpoint
-            except UserError:
+            except FormatError:
                 raise
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError) as error:
                 log.warning(
                     "The checkpoint of round %d is damaged (%s). The one before it is used.", round_index, error
                 )
         return None
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """Returns the facts of a checkpoint, or raises a UserError if they are not of the types that `save` writes."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {quote_reason(error)}.") from None
+    types = {"format": int, "round": int, "private": list, "sha256": str}
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), kind) for key, kind in types.items()):
+        raise UserError(f"{path} is damaged: it must have a format, a round, a list of private files, and a sha256.")
+    return facts | {"private": [str(name) for name in facts["private"]]}

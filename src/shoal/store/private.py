@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
@@ -20,14 +21,16 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from shoal import tree
 from shoal.codec import pack
+from shoal.errors import UserError, quote_reason, shorten
 from shoal.store.atomic_files import make_folder, sync_folder, write_bytes
 from shoal.types import ClientId, Tree
 
 MEMORY_BYTES = 2**29
+_NAME = re.compile(r"[0-9]{6,9}(-[0-9]{4,9})?")  # of a file: its round, and its part if it has one
 
 
 class PrivateStore(MutableMapping[ClientId, Tree]):
@@ -147,15 +150,16 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
                 leftover.unlink()
 
     def check(self, names: list[str]) -> None:
-        """Raises a ValueError if one of these files is missing or cut short."""
+        """Raises a UserError if one of these files is missing, damaged or cut short."""
         for name in names:
+            if not _NAME.fullmatch(name):
+                raise UserError(f"{shorten(name)!r} is not the name of a file of private state.")
             path = self._path(name)
             if not path.exists():
-                raise ValueError(f"{path.name} of the clients' private state is missing")
+                raise UserError(f"{path.name} of the clients' private state is missing")
             header, header_bytes = _read_header(path)
-            ends = [x["data_offsets"][1] for x in header.values()]
-            if path.stat().st_size != 8 + header_bytes + max(ends, default=0):
-                raise ValueError(f"{path.name} of the clients' private state is cut short")
+            if path.stat().st_size != 8 + header_bytes + max((end for _, end in header.values()), default=0):
+                raise UserError(f"{path.name} of the clients' private state is cut short")
 
     def restore(self, round_index: int, device: torch.device | str = "cpu") -> None:
         """Returns to the state after this round. Files of later rounds go, because those rounds will run again."""
@@ -164,6 +168,8 @@ class PrivateStore(MutableMapping[ClientId, Tree]):
         self.discard_unnamed_parts()
         for path in sorted(self.folder.glob("round-*.safetensors")):  # parts of a round come before its last file
             name = path.stem.removeprefix("round-")
+            if not _NAME.fullmatch(name):
+                continue
             if _round_of(name) > round_index:
                 path.unlink()
                 continue
@@ -204,7 +210,10 @@ class _PrivateFile:
 
     def __init__(self, path: Path, device: str) -> None:
         self.path = path
-        self._file: Any = safe_open(path, framework="pt", device=device)
+        try:
+            self._file: Any = safe_open(path, framework="pt", device=device)
+        except SafetensorError as error:
+            raise UserError(f"{path} is damaged: {quote_reason(error)}.") from None
         self._names = self._by_client()
 
     def _by_client(self) -> dict[str, list[str]]:
@@ -216,16 +225,28 @@ class _PrivateFile:
     def read_tree(self, client: ClientId) -> Tree:
         key = quote(client, safe="*")
         names = sorted(self._names.get(key, []))
-        return tree.unflatten({name.removeprefix(key + "/"): self._file.get_tensor(name).clone() for name in names})
+        try:
+            flat = {name.removeprefix(key + "/"): self._file.get_tensor(name).clone() for name in names}
+            return tree.unflatten(flat)
+        except (SafetensorError, UserError, KeyError) as error:  # KeyError: a type that PyTorch does not have
+            raise UserError(f"{self.path} is damaged: {quote_reason(error)}.") from None
 
 
 def _round_of(name: str) -> int:
     return int(name.split("-")[0])
 
 
-def _read_header(path: Path) -> tuple[dict[str, dict[str, list[int]]], int]:
+def _read_header(path: Path) -> tuple[dict[str, tuple[int, int]], int]:
+    """Returns where each tensor begins and ends, and the bytes of the header. The header may be damaged."""
     with path.open("rb") as f:
-        header_bytes = int.from_bytes(f.read(8), "little")
-        header = json.loads(f.read(header_bytes))
-    header.pop("__metadata__", None)
-    return header, header_bytes
+        header_bytes, file_bytes = int.from_bytes(f.read(8), "little"), path.stat().st_size
+        if header_bytes > file_bytes - 8:  # reading would allocate what the header claims
+            raise UserError(f"{path} is damaged: its header has {header_bytes} bytes, but the file has {file_bytes}.")
+        text = f.read(header_bytes)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        spans = {name: (int(x["data_offsets"][0]), int(x["data_offsets"][1])) for name, x in header.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise UserError(f"{path} is damaged: its header has no list of tensors ({quote_reason(error)}).") from None
+    return spans, header_bytes

@@ -363,6 +363,6 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(pyarrow.parquet, "read_table", refuse)
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", refuse)
     with pytest.raises(UserError, match=f"{name}: cannot be read.*Permission denied"):
         load(str(tmp_path / name))
