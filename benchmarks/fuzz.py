@@ -310,7 +310,7 @@ def main() -> int:
         run = {"lines": fuzz_lines, "atheris": fuzz_atheris}[options.engine]
         run(options.child, options.executions, options.seed)
         return 0
-    tiny = {"engine": "lines", "executions": 300, "fault_executions": 2000, "faults": ["types of numbers"]}
+    tiny = {"engine": "lines", "executions": 300, "fault_executions": 5000, "faults": ["number of names"]}
     options, run = harness.begin(parser, "fuzz.json", tiny)
     if options.engine == "atheris" and (absent := harness.missing(["atheris"], "install it, or use --engine lines")):
         parser.error(f"--engine is atheris, but {absent.reason}.")
