@@ -176,7 +176,7 @@ class Job(BaseModel):
         "that was trained on sensitive samples.",
         panel="Privacy",
         scope="partition",
-        unset_meaning="0.3 unless there is a sensitive column",
+        unset_meaning="0.3, unless there is a sensitive column",
         ge=0,
         lt=1,
     )
