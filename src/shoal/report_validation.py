@@ -127,9 +127,10 @@ def rejection_reason(spec: ReportSpec | None, report: Report) -> str | None:
 
 
 def has_only_finite_values(report: Report) -> bool:
-    """Returns whether all tensors of a report can be read and are finite."""
+    """Returns whether all tensors and metrics of a report can be read and are finite."""
     try:
-        return _reason_in_values(tree.flatten(report.tensors)) is None
+        metrics_are_finite = all(math.isfinite(x) for pair in report.metrics.values() for x in pair)
+        return metrics_are_finite and _reason_in_values(tree.flatten(report.tensors)) is None
     except Exception:
         return False
 
