@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shoal import metrics, model_cache, tree
+from shoal import metrics, model_cache, report_validation, tree
 from shoal.client.evaluate import Evaluate
 from shoal.client_table import ClientTable
 from shoal.cost.ledger import EDGE_CLOUD, Ledger, LedgerEntry, total_joules_by_part
@@ -26,6 +26,7 @@ from shoal.fleet.tracing import NEVER, Recorder
 from shoal.metrics import Score
 from shoal.rng import derive_seed, generator
 from shoal.types import (
+    CENTRALISED_CLIENT,
     UNLABELLED_SPLIT,
     ClientId,
     Fleet,
@@ -35,6 +36,7 @@ from shoal.types import (
     Report,
     Samples,
     ServerState,
+    Stage,
     Task,
     Tree,
 )
@@ -82,6 +84,7 @@ class RoundRecord:
     late_clients: tuple[ClientId, ...] = ()  # one entry for each report that arrived after the deadline
     depleted_clients: tuple[ClientId, ...] = ()  # clients whose battery became empty in this round
     bytes_edge_cloud: int | None = None  # both directions; None if there are no edge servers
+    rejected: Mapping[ClientId, str] = field(default_factory=dict)  # client -> why its report was not used
 
     @property
     def num_late_reports(self) -> int:
@@ -104,6 +107,7 @@ class RoundRecord:
             "num_late_reports": self.num_late_reports,
             "late_clients": list(self.late_clients),
             "depleted_clients": list(self.depleted_clients),
+            **({"rejected_reports": dict(self.rejected)} if self.rejected else {}),
             **({} if self.bytes_edge_cloud is None else {"bytes_edge_cloud": self.bytes_edge_cloud}),
             **evaluation_summary,
         }
@@ -428,6 +432,7 @@ def run_round(
     """
     round_number, server_s = state.round + 1, 0.0
     late_clients: list[ClientId] = []
+    rejected: dict[ClientId, str] = {}
     roster, size = _clients_with_energy(ledger, fleet), method.cohort_size
     state = replace(state, roster=roster, devices=ledger.costs.profiles, cohort_size=size, cohort=(), round_metrics={})
     round_metrics: dict[str, float] = {}
@@ -436,7 +441,8 @@ def run_round(
             continue
         stage_seed = derive_seed(seed, state.round, stage.name)
         with timer(f"{stage.name}: server") as planning:
-            plan = model_cache.mark_cached_models(stage.plan(state, stage_seed), state)
+            plan = replace(stage.plan(state, stage_seed), round=round_number, stage=stage.name)
+            plan = model_cache.mark_cached_models(plan, state)
         reports: Mapping[ClientId, Report] = {}
         if plan.tasks:
             with timer(f"{stage.name}: clients"):
@@ -444,8 +450,11 @@ def run_round(
             with timer("ledger"):
                 too_late = ledger.record_stage(round_number, stage.name, stage.purpose, plan, reports)
                 reports = {c: r for c, r in reports.items() if c not in too_late} if too_late else reports
-                round_metrics |= _mean_metrics(stage.name, reports)
             late_clients += [c for c in plan.tasks if c in too_late]
+            with timer(f"{stage.name}: server") as validation:
+                reports = _accepted_reports(stage, plan, reports, state.roster, rejected)
+                round_metrics |= _mean_metrics(stage.name, reports)
+            server_s += validation.cpu_s
         with timer(f"{stage.name}: server") as folding:
             state = model_cache.remember_sent_models(stage.fold(state, reports, stage_seed), plan, reports)
         if state.edge_exchanges:
@@ -459,9 +468,51 @@ def run_round(
         metrics=round_metrics | dict(state.round_metrics),
         late_clients=tuple(late_clients),
         depleted_clients=_depleted_clients(ledger, state.roster),
+        rejected=rejected,
     )
     state = replace(state, round=round_number, roster=(), devices={}, cohort_size=0, cohort=(), round_metrics={})
     return state, record, round(server_s, 6)
+
+
+def _accepted_reports(
+    stage: Stage,
+    plan: Plan,
+    reports: Mapping[ClientId, Report],
+    roster: Sequence[ClientId],
+    rejected: dict[ClientId, str],
+) -> Mapping[ClientId, Report]:
+    """Returns the reports that the stage may read, and adds the reasons for all others to `rejected`.
+
+    A client whose report is rejected counts as one that did not respond.
+    """
+    reasons = report_validation.rejection_reasons(plan, reports)
+    if not reasons:
+        return reports
+    if len(reasons) == len(reports):
+        _refuse_divergence_of_all(stage, plan, reports, roster)
+    for client, reason in reasons.items():
+        log.warning(
+            "Round %d: the report of client %s in stage %r is rejected: %s.", plan.round, client, stage.name, reason
+        )
+        rejected[client] = f"{rejected[client]}; {reason}" if client in rejected else reason
+    return {c: r for c, r in reports.items() if c not in reasons}
+
+
+def _refuse_divergence_of_all(
+    stage: Stage, plan: Plan, reports: Mapping[ClientId, Report], roster: Sequence[ClientId]
+) -> None:
+    """Raises UserError if training diverged on all clients of a stage, because then settings are to blame.
+
+    A single client of several does not end the run, although it may be the only one that trained.
+    """
+    is_single_of_several = len(reports) == 1 and len(roster) > 1 and CENTRALISED_CLIENT not in reports
+    if stage.purpose != "training" or is_single_of_several:
+        return
+    if not any(report_validation.has_only_finite_values(report) for report in reports.values()):
+        raise UserError(
+            f"training diverged: the reports of all clients in stage {stage.name!r} of round {plan.round} have values "
+            "that are not finite; a smaller --lr, or --set train.clip=1, may help"
+        )
 
 
 def _depleted_clients(ledger: Ledger, roster: Sequence[ClientId]) -> tuple[ClientId, ...]:

@@ -223,6 +223,8 @@ class Plan:
     cache_models: bool = False  # whether clients cache the models of their tasks, which are then not sent again
     edge_of_client: Mapping[ClientId, str] = field(default_factory=dict)  # empty if there are no edge servers
     program_of_client: Mapping[ClientId, ClientProgram] = field(default_factory=dict)  # if it is not `program`
+    round: int = 0  # counts from 1; the round loop fills in the round and the stage
+    stage: str = ""  # empty for an evaluation
 
     def by_program(self) -> list[Plan]:
         """Returns a plan for each program, because a fleet executes one program at a time."""

@@ -105,6 +105,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_stop_changes_nothing(method, f
     resume_run(tmp_path / "two")
     assert file_contents(tmp_path / "two") == straight
     one, two = (json.loads((tmp_path / x / "result.json").read_text()) for x in ("one", "two"))
+    assert one["num_rejected_reports"] == 0
     differ = {k for k in one if one[k] != two[k]}
     assert differ <= {
         "wall_s",

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from shoal.client.gate import FitGate
 from shoal.models import Model
+from shoal.report_validation import ReportSpec
 from shoal.types import Params, Phase, Predict, Report, Task, Tree
 
 
@@ -18,6 +19,7 @@ from shoal.types import Params, Phase, Predict, Report, Task, Tree
 class SendHead:
     """Reports the head that the client has trained. A client without a head of its own reports nothing."""
 
+    model: Model | None = None  # the model whose heads are reported; without it, their shapes are not checked
     name: str = "heads"
     batchable: bool = True
     phases: tuple[Phase, ...] = ()
@@ -27,6 +29,13 @@ class SendHead:
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         return Report(state), None
+
+    def report_spec(self, task: Task) -> ReportSpec | None:
+        """Returns the shapes of the model's head. The head itself is private, so a run without it shows nothing."""
+        if self.model is None:
+            return None
+        _, head = self.model.split_base_and_head(self.model.init(0))
+        return ReportSpec.from_report(Report({"head": head}), may_be_empty=True)
 
 
 def head_logits(model: Model, base: Params, heads: Params, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import prod
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.client.train import LocalTraining
+from shoal.report_validation import ReportSpec, expected_report
 from shoal.types import Params, Phase, Report, Task, Tree
 
 KEY, KEYS, SUM, UNRESPONSIVE = "key", "keys", "sum", "silent"
@@ -114,8 +116,7 @@ class TrainAndMaskUpdate:
         return self.training.phases
 
     def begin(self, task: Task, private: Tree) -> Tree:
-        model = {k: m for k, m in task.models.items() if k != KEYS}
-        return self.training.begin(replace(task, models=model), private) | {KEY: private[KEY]}
+        return self.training.begin(self._training_task(task), private) | {KEY: private[KEY]}
 
     def end(self, task: Task, state: Tree, counts: Mapping[str, int]) -> tuple[Report, Tree | None]:
         report, _ = self.training.end(task, state, counts)
@@ -134,6 +135,18 @@ class TrainAndMaskUpdate:
         )
         report = Report({SUM: {"covered": torch.from_numpy(masked)}}, {}, {"train": int(num_samples > 0)})
         return report, {OWN_MASK: as_tensor(own_mask_seed)}
+
+    def report_spec(self, task: Task) -> ReportSpec | None:
+        """Returns the length of the masked numbers, which follows from the model that `training` reports."""
+        trained = expected_report(self.training, self._training_task(task))
+        if trained is None:
+            return None
+        num_values = sum(prod(shape) for path, (shape, _) in trained.tensors.items() if path.startswith("model/"))
+        return ReportSpec({f"{SUM}/covered": ((num_values + NUM_TRAILING_VALUES,), torch.int64)})
+
+    def _training_task(self, task: Task) -> Task:
+        """Returns the task of `training`: the models without the keys of the other clients."""
+        return replace(task, models={k: m for k, m in task.models.items() if k != KEYS})
 
     def _sum_of_pair_masks(self, task: Task, private_key: bytes, length: int) -> FixedPoint:
         """Returns the sum of the masks shared with other clients; in each pair one client adds, one subtracts."""
@@ -168,3 +181,10 @@ class RevealMasks:
         unresponsive = task.models.get(UNRESPONSIVE, {})
         seeds = {c: as_tensor(pair_seed(key, as_bytes(k), name)) for c, k in unresponsive.items()}
         return Report({"own": {"seed": state[OWN_MASK]}, "seeds": seeds}), {OWN_MASK: torch.zeros_like(state[OWN_MASK])}
+
+    def report_spec(self, task: Task) -> ReportSpec:
+        """Returns one seed of the client itself and one for each client that did not respond."""
+        seed = torch.empty(SEED_BYTES, dtype=torch.uint8)
+        return ReportSpec.from_report(
+            Report({"own": {"seed": seed}, "seeds": dict.fromkeys(task.models.get(UNRESPONSIVE, {}), seed)})
+        )

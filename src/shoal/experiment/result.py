@@ -224,6 +224,7 @@ def summarise_run(experiment: Experiment, result: Result, path: Path, clock: Rou
         "completed_rounds": len(result.rounds),
         "stop_reason": result.stop_reason,
         "num_late_reports": sum(r.num_late_reports for r in result.rounds),
+        "num_rejected_reports": sum(len(r.rejected) for r in result.rounds),
         "num_depleted_clients": sum(len(r.depleted_clients) for r in result.rounds),
         "wall_s": round(clock.wall_s, 3),
         "run_dir": str(path),

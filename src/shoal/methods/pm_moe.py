@@ -45,7 +45,7 @@ def pm_moe(setting: Setting) -> Method:
         model=setting.model,
         gate=setting.make("gate", Gate, calibrate=False, denoise=True, shortlist=0),
     )
-    gather = GatherHeads(SendHead(), setting.rounds, setting.eval_every)
+    gather = GatherHeads(SendHead(setting.model), setting.rounds, setting.eval_every)
     mix = Personalise(MixHeads(fit), heads_for, setting.rounds, setting.eval_every)
     return replace(
         base,

@@ -184,16 +184,20 @@ def comparability_warning(records: Sequence[RunRecord]) -> str:
 def run_remarks(records: Sequence[RunRecord]) -> list[str]:
     """Returns sentences on what the numbers do not show.
 
-    They name runs that ended early, late reports, depleted clients and the notes of methods. Failed runs have none.
+    They name runs that ended early, late reports, rejected reports, depleted clients and the notes of methods. Failed
+    runs have none.
     """
     run_notes, notes = [], dict[str, list[str]]()
     for name, run in [(n, r) for n, r in zip(run_labels(records), records, strict=True) if r.failure is None]:
         num_late_reports = sum(line.get("num_late_reports", 0) for line in run.rounds)
+        num_rejected_reports = sum(len(line.get("rejected_reports", ())) for line in run.rounds)
         num_depleted_clients = sum(len(line.get("depleted_clients", ())) for line in run.rounds)
         facts = [run.status] if run.status != "finished" else []
         facts += [f"{_count_text(num_late_reports, 'late report')}"] if num_late_reports else []
+        facts += [f"{_count_text(num_rejected_reports, 'rejected report')}"] if num_rejected_reports else []
         facts += [f"{_count_text(num_depleted_clients, 'depleted client')}"] if num_depleted_clients else []
-        details = " (rounds.jsonl names the clients)" if num_late_reports or num_depleted_clients else ""
+        has_details = num_late_reports or num_rejected_reports or num_depleted_clients
+        details = " (rounds.jsonl names the clients)" if has_details else ""
         run_notes += [f"{name}: {', '.join(facts)}{details}."] if facts else []
         for note in (run.result or {}).get("notes", ()):
             notes.setdefault(note, []).append(name)

@@ -373,6 +373,7 @@ def round_record_from_json(line: Mapping[str, Any], evaluation: Evaluation | Non
         late_clients=tuple(line["late_clients"]),
         depleted_clients=tuple(line["depleted_clients"]),
         bytes_edge_cloud=line.get("bytes_edge_cloud"),
+        rejected=line.get("rejected_reports", {}),
     )
 
 

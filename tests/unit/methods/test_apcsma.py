@@ -490,8 +490,8 @@ class TestMissingReports:
 
     def test_if_all_diverge_the_error_is_that_of_any_method(self, tiny):
         for method in ("apcsma", "fedavg"):
-            built = build(method, setting(lr=1e6, rounds=3))
-            with pytest.raises(UserError, match=r"is no longer finite .* a smaller --lr"):
+            built = build(method, setting(lr=1e30, rounds=3))
+            with pytest.raises(UserError, match=r"are not finite; a smaller --lr"):
                 engine.run(built, PlainFleet(tiny), rounds=3, seed=0)
 
     def test_a_client_that_did_not_respond_is_selected_again_within_the_cohort(self, tiny):

@@ -111,14 +111,14 @@ def test_wall_time_has_no_best_run(write_run):
     assert best_rows(rows, COLUMN["wall_s"]) == set()
 
 
-def test_remarks_name_late_reports_depleted_clients_and_the_reason_of_an_early_end(write_course):
+def test_remarks_name_late_and_rejected_reports_depleted_clients_and_the_reason_of_an_early_end(write_course):
     path = write_course("a", [0.1, 0.2], stopped="every battery is empty")
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    lines[0] |= {"num_late_reports": 1, "late_clients": ["b"], "depleted_clients": []}
+    lines[0] |= {"num_late_reports": 1, "late_clients": ["b"], "rejected_reports": {"a": "a reason"}}
     lines[1] |= {"num_late_reports": 2, "late_clients": ["b", "c"], "depleted_clients": ["a"]}
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run_remarks([read_run(path), read_run(write_course("b", [0.1], "local"))]) == [
-        "fedavg: finished (every battery is empty at round 2), 3 late reports, 1 depleted client "
+        "fedavg: finished (every battery is empty at round 2), 3 late reports, 1 rejected report, 1 depleted client "
         "(rounds.jsonl names the clients)."
     ]
 
