@@ -24,22 +24,10 @@ from crashes import (
     run_undisturbed,
 )
 
-from shoal.experiment.job import Job
 from shoal.experiment.run import resume_run, run_job
 
-# Private state, several files per checkpoint, quick rounds: most moments fall into some write.
-JOB = Job(
-    method="fedavg-ft",
-    data="digits",
-    clients=5,
-    max_train_samples=200,
-    rounds=12,
-    cohort=2,
-    epochs=1,
-    eval_every=3,
-    fleet="plain",
-    set={"personalise": {"epochs": 1}},
-)
+# More rounds than SMALL_JOB, so that a random moment falls into some round.
+JOB = SMALL_JOB.model_copy(update={"rounds": 12, "keep_checkpoints": 3})
 MOMENTS = 8  # the tests below stop runs at chosen changes of the disk
 
 
